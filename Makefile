@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 0
+RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
+
+.PHONY: quickstart test test-all lint warm-start clean
+
+# Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
+quickstart: $(VENV)/.installed
+	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=$(RUN) --config.seed=$(SEED) \
+		$(if $(wildcard $(RUN)/config.json),--resume)
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Makes the warm start that ships in the package (about 40 minutes on two cores).
+warm-start: $(VENV)/.installed
+	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
+
+$(VENV)/.installed: setup.py
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable ".[scann]"
+	touch $@
+
+$(VENV)/.installed-dev: setup.py $(VENV)/.installed
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable ".[scann,notebooks,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,66 @@
+"""Packaging. Lower bounds are versions that were tested; newer ones are expected to work."""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+
+REQUIRED = [
+    "absl-py>=2.1",
+    "array_record>=0.8",
+    "clu>=0.0.12",
+    "filelock>=3.13",
+    "flax>=0.12.8",
+    "gguf>=0.19",
+    "grain>=0.2.18",
+    "huggingface_hub>=1.0",
+    "importlib_resources>=6.0",  # tensorflow-datasets needs it and does not say so
+    "jax>=0.10.2",
+    "jaxtyping>=0.3",
+    "matplotlib>=3.9",
+    "ml_collections>=1.1",
+    "ml_dtypes>=0.5",
+    "numpy>=2.0",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "rich>=13.0",
+    "safetensors>=0.6",
+    "tensorflow-datasets>=4.9.10",
+    "tensorstore>=0.1.80",
+    "tokenizers>=0.22",
+    "tqdm>=4.66",
+    "transformers>=5.0",
+]
+
+EXTRAS = {
+    "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
+    "tpu": ["jax[tpu]>=0.10.2"],
+    "cuda": ["jax[cuda12]>=0.10.2"],
+    "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
+    "dev": [
+        "pyright>=1.1.390",
+        "pytest>=8.0",
+        "ruff>=0.8",
+        "torch==2.13.0",  # parity tests and benchmarks only
+    ],
+}
+
+setup(
+    name="routerl_jax",
+    version="0.1.0",
+    description="Reinforcement learning of when, where and what to retrieve, in JAX, on TPU pods and GPUs",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["routerl_jax*", "launch*", "configs*"]),
+    package_data={"routerl_jax.data.atlas": ["facts.json", "warm_start/*"]},
+    python_requires=">=3.11",
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
