@@ -1,0 +1,72 @@
+"""routerl_jax: reinforcement learning of when, where and what to retrieve, in JAX.
+
+    import routerl_jax as rj
+    model = rj.load_pretrained(path_or_id)
+    engine = rj.Engine(model, rows=64, max_length=2048)
+    kb = rj.load_kb(directory)
+    episodes = rj.run(agent, examples, engine, {"text": kb}, samples=8)
+
+Names are resolved on first use, so that programs that need no JAX start fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from routerl_jax.agents.agent import Agent
+    from routerl_jax.agents.driver import run
+    from routerl_jax.agents.search_agent import SearchAgent
+    from routerl_jax.core.types import Episode, Example, Passage
+    from routerl_jax.generation.engine import Engine
+    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.knowledge.load import load_kb
+    from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+    from routerl_jax.parallel.mesh import make_mesh
+    from routerl_jax.rewards import metrics
+
+_HOMES = {
+    "Agent": "agents.agent",
+    "Engine": "generation.engine",
+    "Episode": "core.types",
+    "Example": "core.types",
+    "Passage": "core.types",
+    "Sampling": "generation.sampling",
+    "SearchAgent": "agents.search_agent",
+    "load_kb": "knowledge.load",
+    "load_pretrained": "models.huggingface",
+    "make_mesh": "parallel.mesh",
+    "metrics": "rewards.metrics",
+    "run": "agents.driver",
+    "save_pretrained": "models.huggingface",
+}
+
+__all__ = [
+    "Agent",
+    "Engine",
+    "Episode",
+    "Example",
+    "Passage",
+    "Sampling",
+    "SearchAgent",
+    "load_kb",
+    "load_pretrained",
+    "make_mesh",
+    "metrics",
+    "run",
+    "save_pretrained",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'routerl_jax' has no attribute {name!r}")
+    module = importlib.import_module(f"routerl_jax.{_HOMES[name]}")
+    return module if _HOMES[name].endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

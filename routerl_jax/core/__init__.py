@@ -1,0 +1,1 @@
+"""The few types that everything passes, tokenization, configuration and registries."""

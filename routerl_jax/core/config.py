@@ -1,0 +1,131 @@
+"""Typed configuration: dataclasses are the schema, ml_collections carries overrides, and no key is ever ignored.
+
+A config file returns a `ConfigDict` made by `to_config_dict` from dataclass defaults; `--config.a.b=v` changes it; then
+`from_config_dict` turns it back into frozen dataclasses and rejects whatever the schema does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import ml_collections
+from ml_collections import config_dict
+
+T = TypeVar("T")
+
+
+def to_config_dict(value: Any) -> Any:
+    """Recursively turns dataclasses (and mappings) into ConfigDicts; a leaf that may be None keeps its type open."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        config = ml_collections.ConfigDict()
+        hints = typing.get_type_hints(type(value))
+        for field in dataclasses.fields(value):
+            leaf = to_config_dict(getattr(value, field.name))
+            if leaf is None:
+                leaf = config_dict.placeholder(_scalar_type(hints[field.name]))
+            config[field.name] = leaf
+        return config
+    if isinstance(value, Mapping):
+        return ml_collections.ConfigDict({str(key): to_config_dict(item) for key, item in value.items()})
+    return value
+
+
+def from_config_dict(cls: type[T], config: Any, path: str = "config") -> T:
+    """Builds the dataclass `cls`. Raises ValueError that names the key for unknown keys and values of the wrong type."""
+    return _convert(cls, config, path)
+
+
+def _scalar_type(hint: Any) -> type:
+    for option in typing.get_args(hint) or (hint,):
+        if option in (int, float, str, bool):
+            return option
+    return object
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, ml_collections.FieldReference):
+        value = value.get()
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            if type(None) in arguments:
+                return None
+            raise ValueError(f"{path} must be set")
+        options = [option for option in arguments if option is not type(None)]
+        return _convert(options[0], value, path) if len(options) == 1 else _first_match(options, value, path)
+    if dataclasses.is_dataclass(hint):
+        return _convert_dataclass(typing.cast(type, hint), value, path)
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(value, Mapping | ml_collections.ConfigDict):
+            raise ValueError(f"{path} must be a mapping of names to sections, got {value!r}")
+        return {key: _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if origin is tuple:
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise ValueError(f"{path} must be a sequence, got {value!r}")
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(f"{path}={value!r} is not one of {', '.join(map(repr, arguments))}")
+        return value
+    return _convert_scalar(hint, value, path)
+
+
+def _first_match(options: list[Any], value: Any, path: str) -> Any:
+    errors = []
+    for option in options:
+        try:
+            return _convert(option, value, path)
+        except ValueError as error:
+            errors.append(str(error))
+    raise ValueError("; ".join(errors))
+
+
+def _convert_scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{path}={value!r} must be of type {hint.__name__}")
+    return value
+
+
+def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(value) and isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping | ml_collections.ConfigDict):
+        raise ValueError(f"{path} must be a section, got {value!r}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    for key in value:
+        if key not in fields:
+            raise ValueError(unknown_key(path, key, fields))
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.name not in value
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{path}.{missing[0]} is missing")
+    try:
+        return cls(**{key: _convert(hints[key], value[key], f"{path}.{key}") for key in value})
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(
+            message if message.startswith("config") or path in message else f"{path}: {message}"
+        ) from error
+
+
+def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
+    """The message for a key that the schema does not have."""
+    known = sorted(known)
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {path}.{close[0]}?" if close else f"known keys: {', '.join(known)}"
+    return f"unknown config key {path}.{key}; {hint}"

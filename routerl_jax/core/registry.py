@@ -1,0 +1,52 @@
+"""Registries for the extension points: a short name, or a dotted path `package.module:attribute` from any package."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Maps names to objects. `get` also takes `package.module:attribute`, so that no fork is needed to add one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that adds an object under `name`; a second registration of a name is an error."""
+
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> T:
+        """Returns the entry; raises ValueError that lists the known names (and the closest one) otherwise."""
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            try:
+                return getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"cannot load {self.kind} {name!r}: {error}") from error
+        close = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise ValueError(
+            f"unknown {self.kind} {name!r}{hint} Known: {', '.join(sorted(self._entries)) or 'none'}; "
+            f"or give a dotted path 'package.module:attribute'."
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries

@@ -1,0 +1,138 @@
+"""A thin tokenizer: ids in and out without surprises, chat templates, and the bytes behind every token."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from routerl_jax.core.types import Message
+
+
+class Tokenizer:
+    """Wraps a Hugging Face fast tokenizer.
+
+    `encode` never adds special tokens and `decode` never drops or cleans anything, so that text -> ids -> text is
+    lossless for byte-level vocabularies and what the policy sampled is exactly what is parsed.
+    """
+
+    def __init__(self, hf) -> None:
+        if not getattr(hf, "is_fast", False):
+            raise TypeError(f"{type(hf).__name__} is not a fast tokenizer (tokenizer.json is missing)")
+        self.hf = hf
+        self._backend = hf.backend_tokenizer
+        self._backend.no_padding()  # some files (MiniLM's) carry a padding and truncation set-up of their own
+        self._backend.no_truncation()
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Tokenizer:
+        """Loads from a directory or hub id. Raises ValueError if it holds no fast tokenizer."""
+        from transformers import AutoTokenizer
+
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(path)))
+        except Exception as error:  # transformers and tokenizers raise whatever comes up, bare Exception included
+            raise ValueError(
+                f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json"
+            ) from error
+
+    def save(self, directory: str | pathlib.Path) -> None:
+        """Writes tokenizer files that `AutoTokenizer.from_pretrained` loads."""
+        self.hf.save_pretrained(str(directory))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; special tokens in the text are recognised, none are added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, special tokens included."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def encode_for_model(self, text: str, max_length: int) -> list[int]:
+        """Ids with the special tokens that the model was trained with (an encoder's [CLS] ... [SEP]), cut to fit."""
+        ids = self._backend.encode(text, add_special_tokens=True).ids
+        if len(ids) <= max_length:
+            return ids
+        extra = self._backend.num_special_tokens_to_add(False)
+        body = self._backend.encode(text, add_special_tokens=False)
+        body.truncate(max_length - extra)
+        return self._backend.post_process(body).ids
+
+    def chat(self, messages: Sequence[Message], *, continue_final: bool = False) -> list[int]:
+        """Ids of a chat rendered with the model's template, ready for the assistant's next words."""
+        if self.hf.chat_template is None:
+            raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
+        text = self.hf.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in messages],
+            tokenize=False,
+            add_generation_prompt=not continue_final,
+            continue_final_message=continue_final,
+        )
+        return self.encode(text)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if `chat` can be used."""
+        return self.hf.chat_template is not None
+
+    @functools.cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a turn: the tokenizer's eos and, where the vocabulary has them, the usual end-of-turn tokens."""
+        ids = {self.hf.eos_token_id} if self.hf.eos_token_id is not None else set()
+        vocabulary = self.hf.get_vocab()
+        ids |= {
+            vocabulary[t] for t in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>") if t in vocabulary
+        }
+        return frozenset(ids)
+
+    @property
+    def pad_id(self) -> int:
+        """An id for padding; only ever seen under masks."""
+        for candidate in (self.hf.pad_token_id, self.hf.eos_token_id):
+            if candidate is not None:
+                return int(candidate)
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.hf)
+
+    @functools.cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each id contributes to decoded text, [V]. Special tokens count as their literal text."""
+        added = {int(i): token.content for i, token in self.hf.added_tokens_decoder.items()}
+        size = len(self)
+        spec = json.loads(self._backend.to_str())
+        lift = _byte_level if _is_byte_level(spec) else _metaspace
+        pieces = self.hf.convert_ids_to_tokens(list(range(size)))
+        return [
+            added[i].encode() if i in added else (lift(piece) if piece is not None else b"")
+            for i, piece in enumerate(pieces)
+        ]
+
+
+def _is_byte_level(spec: dict) -> bool:
+    decoder = spec.get("decoder") or {}
+    parts = decoder.get("decoders", [decoder])
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes, inverted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    table = {chr(b): b for b in printable}
+    table.update({chr(256 + i): b for i, b in enumerate(others)})
+    return table
+
+
+def _byte_level(piece: str) -> bytes:
+    alphabet = _byte_alphabet()
+    return bytes(alphabet[c] for c in piece) if all(c in alphabet for c in piece) else piece.encode()
+
+
+def _metaspace(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()

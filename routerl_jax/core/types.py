@@ -1,0 +1,165 @@
+"""The values that travel through the house: questions, passages, tool calls, turns, episodes and token sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+StopReason = Literal["stop", "eos", "length"]
+ActionKind = Literal["search", "answer", "invalid"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """One question with its accepted answers. `metadata` is free-form (supporting passages, question type, ...)."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    images: tuple[Any, ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message of a chat, as chat templates take it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passage:
+    """One retrieved unit of a knowledge base. `score` is the retriever's own scale, higher is better."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One tool call and its reply. A failed call has `error` set and no passages; it never raises in an agent."""
+
+    tool: str
+    query: str
+    passages: tuple[Passage, ...] = ()
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Action:
+    """What a turn asks for: `search` (`tool`, `query`), `answer` (`answer`) or `invalid` (`error` says why)."""
+
+    kind: ActionKind
+    tool: str = ""
+    query: str = ""
+    answer: str = ""
+    thought: str = ""
+    error: str = ""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Turn:
+    """One stretch of text that the policy sampled and what followed from it.
+
+    Attributes:
+      text: the sampled text, special tokens included.
+      stop_reason: "stop" (a stop string), "eos", or "length" (the turn's or the conversation's token limit).
+      tokens: number of sampled tokens.
+      forced: text fed right before this turn to force its form (a final answer when the budget was spent), else "".
+      action: the parsed action; set by the agent.
+      well_formed: the text obeys the agent's grammar to the letter (a parser may accept more); set by the agent.
+      calls: the tool calls made in this turn.
+      observation: the text that was fed back, "" if none.
+    """
+
+    text: str
+    stop_reason: StopReason
+    tokens: int
+    forced: str = ""
+    action: Action | None = None
+    well_formed: bool = False
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    observation: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequence:
+    """Tokens exactly as the engine fed and sampled them; the learner's unit of work.
+
+    Attributes:
+      tokens: ids, [T].
+      loss_mask: True where the policy sampled the token, [T]. Nothing else is ever trained on.
+      logprobs: behaviour log-probability of each sampled token at the sampling temperature (full support), 0 elsewhere.
+      positions: rotary positions on three axes (time, height, width), [3, T]; equal axes for text.
+      versions: policy version that sampled the token, -1 for fed tokens.
+    """
+
+    tokens: Int32[np.ndarray, " T"]
+    loss_mask: Bool[np.ndarray, " T"]
+    logprobs: Float32[np.ndarray, " T"]
+    positions: Int32[np.ndarray, "3 T"]
+    versions: Int32[np.ndarray, " T"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Episode:
+    """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
+
+    `rewards` holds named terms; recipes decide how they combine and store the sum under `total`.
+    `truncated` is True when a token limit, not the agent, ended it.
+    """
+
+    example: Example
+    sample: int
+    answer: str | None
+    turns: list[Turn]
+    sequences: list[Sequence]
+    prompt: str = ""
+    truncated: bool = False
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[Call]:
+        """All tool calls in order."""
+        return [call for turn in self.turns for call in turn.calls]
+
+    @property
+    def invalid_actions(self) -> int:
+        """Number of turns that held no executable action."""
+        return sum(turn.action is not None and turn.action.kind == "invalid" for turn in self.turns)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens the policy sampled."""
+        return int(sum(sequence.loss_mask.sum() for sequence in self.sequences))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemonstrationStep:
+    """One retrieval step of a gold or demonstrated path: a thought, a sub-question, the tool and what it returned."""
+
+    thought: str
+    query: str
+    tool: str
+    passages: tuple[Passage, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """A worked example for supervised learning: steps, then a final thought and answer. An agent renders it to tokens."""
+
+    example: Example
+    steps: tuple[DemonstrationStep, ...]
+    thought: str
+    answer: str

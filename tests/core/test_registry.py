@@ -1,0 +1,66 @@
+"""Registries: names, dotted paths, and errors that tell what to write instead."""
+
+import collections
+
+import pytest
+
+from routerl_jax.core.registry import Registry
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry: Registry = Registry("tool")
+    registry.register("search")(1)
+    registry.register("answer")(2)
+    return registry
+
+
+def test_names(registry: Registry) -> None:
+    assert (registry.get("search"), registry.get("answer")) == (1, 2)
+    assert list(registry) == ["answer", "search"]
+    assert "search" in registry
+    assert "collections:OrderedDict" not in registry  # loadable, but not registered
+
+
+def test_register_is_a_decorator_that_returns_its_object() -> None:
+    registry: Registry = Registry("loss")
+
+    @registry.register("clip")
+    def clip() -> str:
+        return "clipped"
+
+    assert clip() == "clipped"
+    assert registry.get("clip") is clip
+
+
+def test_twice_is_an_error_and_keeps_the_first(registry: Registry) -> None:
+    with pytest.raises(ValueError, match=r"^tool 'search' is registered twice$"):
+        registry.register("search")(3)
+    assert registry.get("search") == 1
+
+
+def test_dotted_paths(registry: Registry) -> None:
+    assert registry.get("collections:OrderedDict") is collections.OrderedDict
+
+
+ADVICE = "or give a dotted path 'package.module:attribute'."
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("serach", f"unknown tool 'serach'; did you mean 'search'? Known: answer, search; {ADVICE}"),
+        ("zzz", f"unknown tool 'zzz'. Known: answer, search; {ADVICE}"),
+        ("collections:Nothing", "cannot load tool 'collections:Nothing': module 'collections' has no attribute"),
+        ("no.such.package:thing", "cannot load tool 'no.such.package:thing': No module named 'no'"),
+    ],
+)
+def test_errors(registry: Registry, name: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        registry.get(name)
+    assert str(error.value).startswith(message)
+
+
+def test_an_empty_registry_says_so() -> None:
+    with pytest.raises(ValueError, match=r"unknown reward 'x'\. Known: none; or give a dotted path"):
+        Registry("reward").get("x")

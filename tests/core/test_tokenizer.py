@@ -1,0 +1,196 @@
+"""The tokenizer: lossless both ways, and the bytes behind every id, against the tokenizers library's own decoder."""
+
+import functools
+import pathlib
+import random
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Message
+from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.pretrained import resolve
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two  spaces\tand\ttabs \n\nlines\r\n ",
+    "In 1984, 3.14159 and 007; v2 x86_64 ½ ² ١٢٣",
+    "naïve café über Ångström e\u0301 \u00a0nbsp \u00ad",
+    "中文分词 日本語テスト 한국어 ภาษาไทย हिन्दी",
+    "👩‍👩‍👧 🇯🇵 🤖\ufe0f \U0010ffff \ue000 \ufffd",
+    "مرحبا \u202eright to left\u202c",
+    "\x00\x01\x1f\x7f control",
+    "def f(x):\n\treturn {'a': x ** 2}  # <search>not a tag</search>\n",
+    "$\\int_0^1 x^2 \\, dx = \\tfrac{1}{3}$",
+]
+
+
+def trained() -> Tokenizer:
+    return train_tokenizer([*TEXTS * 3, "the cat sat on the mat " * 20], 320, ["<search>", "</search>"], context=64)
+
+
+def llama3_style() -> Tokenizer:
+    """Another rule for words, a special token put in front of every text, and a token with a space inside."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    split = tokenizers.Regex(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.add_special_tokens([AddedToken("<|begin|>", special=True), AddedToken("<|eot_id|>", special=True)])
+    backend.add_tokens([AddedToken("<two words>", special=False, normalized=False)])
+    begin = backend.token_to_id("<|begin|>")
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", pair="<|begin|> $A $B", special_tokens=[("<|begin|>", begin)]
+    )
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>"))
+
+
+def metaspace() -> Tokenizer:
+    """Llama 2 and Gemma: a visible space character, and bytes as `<0x..>` where the vocabulary has no character."""
+    vocab = {piece: i for i, piece in enumerate(["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+
+
+@functools.cache
+def smollm2() -> Tokenizer:
+    return Tokenizer.load(resolve("SmolLM2-135M-Instruct"))
+
+
+MAKERS = {"trained": trained, "llama3_style": llama3_style, "metaspace": metaspace, "smollm2": smollm2}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return MAKERS[request.param]()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_lossless(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
+
+
+def test_token_bytes_of_any_ids_are_what_decode_shows(tokenizer: Tokenizer) -> None:
+    """A policy samples ids that no text encodes to, cut characters included; both sides then show U+FFFD."""
+    generator = random.Random(0)
+    assert len(tokenizer.token_bytes) == len(tokenizer)
+    for _ in range(300):
+        ids = [generator.randrange(len(tokenizer)) for _ in range(generator.randint(1, 12))]
+        joined = b"".join(tokenizer.token_bytes[i] for i in ids)
+        try:
+            expected = joined.decode()
+        except UnicodeDecodeError:
+            if any(tokenizer.hf.convert_ids_to_tokens(i).startswith("<0x") for i in ids):
+                continue  # byte fallback gives one U+FFFD per byte of a run, not one per broken character
+            expected = joined.decode(errors="replace")
+        assert tokenizer.decode(ids) == expected
+
+
+def test_special_tokens_are_kept_and_never_added() -> None:
+    tokenizer = llama3_style()
+    names = ["<|begin|>", "<|eot_id|>", "<two words>"]
+    ids = {name: tokenizer.hf.convert_tokens_to_ids(name) for name in names}
+    text = "a<|begin|> b<two words><|eot_id|>"
+    encoded = tokenizer.encode(text)
+    assert [i for i in encoded if i in ids.values()] == [ids["<|begin|>"], ids["<two words>"], ids["<|eot_id|>"]]
+    assert tokenizer.decode(encoded) == text
+    assert ids["<|begin|>"] not in tokenizer.encode("a b")
+    assert tokenizer.encode_for_model("a b", 100) == [ids["<|begin|>"], *tokenizer.encode("a b")]
+    assert tokenizer.encode_for_model("a b c d", 3) == [ids["<|begin|>"], *tokenizer.encode("a b c d")[:2]]
+
+
+def test_padding_and_truncation_in_the_file_are_ignored(tmp_path: pathlib.Path) -> None:
+    plain = llama3_style()
+    backend = tokenizers.Tokenizer.from_str(plain.hf.backend_tokenizer.to_str())
+    backend.enable_padding(length=20)
+    backend.enable_truncation(4)
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>").save_pretrained(tmp_path)
+    padded = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    assert padded.padding is not None
+    assert padded.truncation is not None
+    loaded = Tokenizer.load(tmp_path)
+    for text in ["a", "one two three four five six seven eight nine ten eleven twelve"]:
+        assert loaded.encode(text) == plain.encode(text)
+        assert loaded.encode_for_model(text, 100) == plain.encode_for_model(text, 100)
+
+
+def test_save_and_load(tmp_path: pathlib.Path) -> None:
+    original = trained()
+    original.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert [loaded.encode(text) for text in TEXTS] == [original.encode(text) for text in TEXTS]
+    assert loaded.token_bytes == original.token_bytes
+    assert (loaded.eos_ids, loaded.pad_id, len(loaded)) == (original.eos_ids, original.pad_id, len(original))
+    # as anybody else loads it
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[5]) == original.encode(TEXTS[5])
+
+
+def test_end_and_padding_ids() -> None:
+    tokenizer = trained()
+    assert tokenizer.eos_ids == {tokenizer.hf.eos_token_id} == set(tokenizer.encode("<|endoftext|>"))
+    assert tokenizer.pad_id == tokenizer.hf.pad_token_id
+    llama3 = llama3_style()  # has no eos of its own, but a token that ends turns by its name
+    assert llama3.eos_ids == set(llama3.encode("<|eot_id|>"))
+    assert metaspace().eos_ids == set()
+    assert metaspace().pad_id == 0
+    real = smollm2()
+    ends = [real.encode(name) for name in ("<|im_end|>", "<|endoftext|>")]
+    assert real.eos_ids == {i for ids in ends for i in ids}
+    assert len(real.eos_ids) == 2
+
+
+def test_chat_rendering() -> None:
+    """The template as SmolLM2's model card prints it; turn marks become single ids."""
+    tokenizer = smollm2()
+    assert tokenizer.has_chat_template
+    system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    user = "<|im_start|>user\nWho wrote 1984?<|im_end|>\n"
+    question = Message(role="user", content="Who wrote 1984?")
+    ids = tokenizer.chat([question])
+    assert tokenizer.decode(ids) == f"{system}{user}<|im_start|>assistant\n"
+    assert ids.count(tokenizer.encode("<|im_start|>")[0]) == 3
+    own = [Message(role="system", content="Be brief."), question]
+    assert tokenizer.decode(tokenizer.chat(own)) == (
+        f"<|im_start|>system\nBe brief.<|im_end|>\n{user}<|im_start|>assistant\n"
+    )
+    begun = [question, Message(role="assistant", content="<think>It")]
+    assert tokenizer.decode(tokenizer.chat(begun, continue_final=True)) == (
+        f"{system}{user}<|im_start|>assistant\n<think>It"
+    )
+
+
+def test_no_chat_template() -> None:
+    tokenizer = trained()
+    assert not tokenizer.has_chat_template
+    with pytest.raises(ValueError, match="no chat template: give the prompt as text"):
+        tokenizer.chat([Message(role="user", content="hi")])
+
+
+@pytest.mark.parametrize("content", [None, "{broken", "{}"])
+def test_load_errors_name_the_place(tmp_path: pathlib.Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"(?s)^{tmp_path}: no usable tokenizer .* Expected tokenizer.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_only_fast_tokenizers() -> None:
+    with pytest.raises(TypeError, match="is not a fast tokenizer"):
+        Tokenizer(object())
