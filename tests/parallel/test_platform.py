@@ -1,0 +1,63 @@
+"""Process settings, each in a Python of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def python(*arguments: str, unset: tuple[str, ...] = (), **settings: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"PYTHONPATH": str(ROOT), **settings}
+    outcome = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    return outcome.stdout
+
+
+# Prints a line at every start and one when it gets past tune_process.
+PROGRAM = """
+import json, os, sys
+print(json.dumps(["start", os.getpid(), sys.argv[1:], os.environ.get("GLIBC_TUNABLES")]), flush=True)
+from routerl_jax.parallel.platform import tune_process
+tune_process()
+assert "jax" not in sys.modules
+print(json.dumps(["on", os.getpid(), sys.flags.optimize, os.environ.get("GLIBC_TUNABLES")]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's setting")
+def test_tune_process_restarts_once(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    for start in ([str(file)], ["-c", PROGRAM]):  # the interpreter's own options survive too
+        output = python("-O", *start, "an argument", "--flag=1", unset=("GLIBC_TUNABLES",))
+        first, second, last = map(json.loads, output.splitlines())
+        arguments = ["an argument", "--flag=1"]
+        assert first[2:] == [arguments, None]
+        assert second[2:] == [arguments, "glibc.malloc.hugetlb=1"]
+        assert last[2:] == [1, "glibc.malloc.hugetlb=1"]
+        assert first[1] == second[1] == last[1]  # replaced, not left waiting behind a child
+
+
+@pytest.mark.parametrize("value", ["", "glibc.malloc.arena_max=2"])
+def test_tune_process_leaves_a_choice_alone(value: str) -> None:
+    output = python("-c", PROGRAM, GLIBC_TUNABLES=value)
+    assert [line[0] for line in map(json.loads, output.splitlines())] == ["start", "on"]
+    assert json.loads(output.splitlines()[1])[3] == value
+
+
+COUNT = "from routerl_jax.parallel.platform import split_cpu; split_cpu({}); import jax; print(jax.device_count())"
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "devices"), [(3, {}, 3), (0, {}, 1), (1, {}, 1), (3, {"JAX_NUM_CPU_DEVICES": "2"}, 2)]
+)
+def test_split_cpu(asked: int, environment: dict[str, str], devices: int) -> None:
+    output = python("-c", COUNT.format(asked), unset=("JAX_NUM_CPU_DEVICES",), JAX_PLATFORMS="cpu", **environment)
+    assert int(output) == devices
