@@ -1,0 +1,201 @@
+"""One decoder for Llama 3, SmolLM2, Qwen2.5 and Qwen3.
+
+Parameters of all layers are stacked on a leading `layers` axis: scanned in training and prefill, indexed in decoding.
+Dimensions: B batch, T time, D residual stream, L layers, N query heads, K key/value heads, H head width, F feed-forward,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.attention import causal_mask, self_attention
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.layers import Initializer, rms_norm, rope_angles, rotate
+
+# attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer) -> (output [B,T,N,H], new cache of this layer)
+Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+Remat = Literal["none", "full", "dots"]
+
+_REMAT_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class Blocks(nnx.Module):
+    """All transformer blocks. `__call__` runs the block whose parameters it currently holds (one slice of the stack)."""
+
+    def __init__(self, config: DecoderConfig, init: Initializer) -> None:
+        layers, embed, heads, kv_heads, width = (
+            config.layers,
+            config.embed,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+        )
+        self.config = config
+        self.attention_norm = init.ones((layers, embed), ("layers", None))
+        self.q = init.normal((layers, embed, heads, width), ("layers", "embed", "heads", "head_dim"))
+        self.k = init.normal((layers, embed, kv_heads, width), ("layers", "embed", "kv_heads", "head_dim"))
+        self.v = init.normal((layers, embed, kv_heads, width), ("layers", "embed", "kv_heads", "head_dim"))
+        self.o = init.normal((layers, heads, width, embed), ("layers", "heads", "head_dim", "embed"))
+        if config.qkv_bias:
+            self.q_bias = init.zeros((layers, heads, width), ("layers", "heads", "head_dim"))
+            self.k_bias = init.zeros((layers, kv_heads, width), ("layers", "kv_heads", "head_dim"))
+            self.v_bias = init.zeros((layers, kv_heads, width), ("layers", "kv_heads", "head_dim"))
+        if config.output_bias:
+            self.o_bias = init.zeros((layers, embed), ("layers", None))
+        if config.qk_norm:
+            self.q_norm = init.ones((layers, width), ("layers", None))
+            self.k_norm = init.ones((layers, width), ("layers", None))
+        self.mlp_norm = init.ones((layers, embed), ("layers", None))
+        self.gate = init.normal((layers, embed, config.mlp), ("layers", "embed", "mlp"))
+        self.up = init.normal((layers, embed, config.mlp), ("layers", "embed", "mlp"))
+        self.down = init.normal((layers, config.mlp, embed), ("layers", "mlp", "embed"))
+
+    def __call__(
+        self, x_BTD: Array, rope: tuple[Array, Array], attend: Attend, cache: Any, dtype: jnp.dtype
+    ) -> tuple[Array, Any]:
+        config = self.config
+        h = rms_norm(x_BTD, self.attention_norm[...], config.norm_eps)
+        q = jnp.einsum("BTD,DNH->BTNH", h, self.q[...].astype(dtype))
+        k = jnp.einsum("BTD,DKH->BTKH", h, self.k[...].astype(dtype))
+        v = jnp.einsum("BTD,DKH->BTKH", h, self.v[...].astype(dtype))
+        if config.qkv_bias:
+            q, k, v = (
+                q + self.q_bias[...].astype(dtype),
+                k + self.k_bias[...].astype(dtype),
+                v + self.v_bias[...].astype(dtype),
+            )
+        if config.qk_norm:
+            q, k = rms_norm(q, self.q_norm[...], config.norm_eps), rms_norm(k, self.k_norm[...], config.norm_eps)
+        out, cache = attend(rotate(q, rope), rotate(k, rope), v, cache)
+        out = jnp.einsum("BTNH,NHD->BTD", out, self.o[...].astype(dtype))
+        if config.output_bias:
+            out = out + self.o_bias[...].astype(dtype)
+        x_BTD = x_BTD + out
+        h = rms_norm(x_BTD, self.mlp_norm[...], config.norm_eps)
+        h = jax.nn.silu(h @ self.gate[...].astype(dtype)) * (h @ self.up[...].astype(dtype))
+        return x_BTD + h @ self.down[...].astype(dtype), cache
+
+
+class Decoder(nnx.Module):
+    """A causal language model. `model(tokens)` gives float32 logits; `hidden` and `unembed` are its two halves.
+
+    Weights may be stored in one dtype and computed with in another (`compute_dtype`); logits and softmax are float32.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        key: jax.Array,
+        *,
+        param_dtype: jnp.dtype = jnp.float32,
+        compute_dtype: jnp.dtype | None = None,
+    ) -> None:
+        init = Initializer(key, config.init_scale, param_dtype)
+        self.config = config
+        self.tokenizer: Tokenizer | None = None
+        self.compute_dtype = jnp.dtype(param_dtype if compute_dtype is None else compute_dtype)
+        self.embedding = init.normal((config.vocab_size, config.embed), ("vocab", "embed"))
+        self.blocks = Blocks(config, init)
+        self.final_norm = init.ones((config.embed,), (None,))
+        if not config.tied_embeddings:
+            self.head = init.normal((config.embed, config.vocab_size), ("embed", "vocab"))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits, float32.
+
+        Args:
+          tokens: ids.
+          positions: rotary positions; default 0, 1, 2, ... in every row.
+          segment_ids: packed sequences; a token sees only its own segment. Default: one segment.
+        """
+        return self.unembed(self.hidden(tokens, positions, segment_ids))
+
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+        *,
+        remat: Remat = "none",
+    ) -> Float[Array, "B T D"]:
+        """Normed hidden states before the output projection. `remat` trades compute for memory in the backward pass."""
+        tokens = jnp.asarray(tokens)
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        mask = causal_mask(jnp.ones_like(tokens) if segment_ids is None else segment_ids)
+
+        def attend(q: Array, k: Array, v: Array, cache: None) -> tuple[Array, None]:
+            return self_attention(q, k, v, mask), cache
+
+        return self.run(tokens, positions, attend, None, remat=remat)[0]
+
+    def run(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        attend: Attend,
+        caches: Any,
+        *,
+        unroll: bool = False,
+        remat: Remat = "none",
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Runs all blocks with a given attention, which may read and replace a per-layer cache.
+
+        Args:
+          attend: see `Attend`.
+          caches: None, or per-layer caches: a tree whose leaves have a leading layer axis; with `unroll`, a list of trees.
+          unroll: Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
+
+        Returns:
+          Normed hidden states [B, T, D] and the new caches in the same arrangement.
+        """
+        dtype = self.compute_dtype
+        x = self.embedding[...].astype(dtype)[tokens]
+        rope = rope_angles(positions, self.config)
+        graph, stacked = nnx.split(self.blocks)
+
+        def block(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any]:
+            return nnx.merge(graph, params)(x, rope, attend, cache, dtype)
+
+        if remat != "none":
+            block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
+        if unroll:
+            new_caches = []
+            for i in range(self.config.layers):
+                x, cache = block(x, jax.tree.map(lambda p, i=i: p[i], stacked), None if caches is None else caches[i])
+                new_caches.append(cache)
+        else:
+            x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer), x, (stacked, caches))
+        return rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches
+
+    def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Float32 logits of normed hidden states."""
+        hidden = hidden.astype(self.compute_dtype)
+        if self.config.tied_embeddings:
+            weight, spec = self.embedding[...], "...D,VD->...V"
+        else:
+            weight, spec = self.head[...], "...D,DV->...V"
+        return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+
+
+def abstract_decoder(config: DecoderConfig, param_dtype: jnp.dtype, compute_dtype: jnp.dtype | None = None) -> Decoder:
+    """A Decoder whose parameters are shapes without values."""
+    create = functools.partial(Decoder, config, param_dtype=param_dtype, compute_dtype=compute_dtype)
+    return nnx.eval_shape(lambda: create(jax.random.key(0)))

@@ -1,0 +1,131 @@
+"""config.json: what is not implemented is refused by name, with what is; what is implemented is read as it is meant."""
+
+from typing import Any
+
+import pytest
+
+from routerl_jax.models.config import (
+    DecoderConfig,
+    RopeScaling,
+    UnsupportedModelError,
+    decoder_from_hf,
+    decoder_to_hf,
+    encoder_from_hf,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+BERT = LLAMA | {"model_type": "bert", "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; decoders: llama, qwen2, qwen3; encoders: bert"),
+        ({"model_type": None}, "model_type None is not supported; decoders: llama, qwen2, qwen3; encoders: bert"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window is not supported; set it to false"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type 'yarn' is not supported; supported: default, linear, llama3",
+        ),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "rope_type 'dynamic' is not supported; supported: default, linear, llama3",
+        ),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported; supported: False"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported: 'silu'"),
+    ],
+)
+def test_unsupported_decoders(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        decoder_from_hf(LLAMA | changes, "dir/config.json")
+    assert str(error.value).startswith(f"dir/config.json: {message}")
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act='relu' is not supported; supported: 'gelu'"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type='relative_key' is not supported; supported: 'absolute'",
+        ),
+    ],
+)
+def test_unsupported_encoders(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        encoder_from_hf(BERT | changes, "dir/config.json")
+    assert str(error.value) == f"dir/config.json: {message}"
+
+
+def test_defaults_of_sparse_files() -> None:
+    config = decoder_from_hf(LLAMA)
+    assert (config.kv_heads, config.head_dim, config.rope_theta, config.norm_eps) == (4, 12, 10_000.0, 1e-6)
+    assert (config.bos_id, config.eos_ids, config.rope_scaling, config.tied_embeddings) == (None, (), None, False)
+    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (False, False, False)
+    encoder = encoder_from_hf(BERT)
+    assert (encoder.type_vocab_size, encoder.norm_eps, encoder.pooling, encoder.normalize) == (2, 1e-12, "mean", True)
+
+
+def test_what_a_family_fixes() -> None:
+    qwen2 = decoder_from_hf(LLAMA | {"model_type": "qwen2"})
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
+    qwen3 = decoder_from_hf(LLAMA | {"model_type": "qwen3"})
+    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm) == (False, False, True)
+    biased = decoder_from_hf(LLAMA | {"attention_bias": True})
+    assert (biased.qkv_bias, biased.output_bias, biased.qk_norm) == (True, True, False)
+
+
+def test_one_or_several_end_tokens() -> None:
+    assert decoder_from_hf(LLAMA | {"eos_token_id": 0}).eos_ids == (0,)
+    assert decoder_from_hf(LLAMA | {"eos_token_id": [7, 9]}).eos_ids == (7, 9)
+
+
+def make(**changes: Any) -> DecoderConfig:
+    fields = {"model_type": "llama", "vocab_size": 10, "embed": 8, "layers": 1, "heads": 4, "kv_heads": 2}
+    return DecoderConfig(**{**fields, "head_dim": 4, "mlp": 8, "max_length": 16, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
+        ({"head_dim": 5}, "head_dim=5 must be even"),
+        ({"model_type": "mistral"}, "model_type='mistral' is not supported; decoders: llama, qwen2, qwen3"),
+        ({"model_type": "qwen3"}, "qk_norm=False makes no qwen3; set qk_norm=True"),
+        ({"qk_norm": True}, "qk_norm=True makes no llama; set qk_norm=False"),
+        ({"model_type": "qwen2"}, "qkv_bias=False makes no qwen2; set qkv_bias=True"),
+        ({"qkv_bias": True}, "output_bias=False makes no llama; set output_bias=True"),
+        ({"output_bias": True}, "output_bias=True makes no llama; set output_bias=False"),
+    ],
+)
+def test_impossible_architectures(changes: dict[str, Any], message: str) -> None:
+    """A combination that config.json can't express would load as another model after its export."""
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "qwen2", "qkv_bias": True, "tied_embeddings": True, "eos_ids": (3,), "bos_id": 0},
+        {"model_type": "qwen3", "qk_norm": True, "eos_ids": (3, 4), "norm_eps": 1e-5, "init_scale": 0.1},
+        {"qkv_bias": True, "output_bias": True, "rope_theta": 5e5},
+        {"rope_scaling": RopeScaling(kind="linear", factor=2.0)},
+        {"rope_scaling": RopeScaling(kind="llama3", factor=8.0, low_freq_factor=2.0, original_max_length=64)},
+    ],
+)
+def test_round_trip(changes: dict[str, Any]) -> None:
+    config = make(**changes)
+    written = decoder_to_hf(config, "float32")
+    assert decoder_from_hf(written) == config
+    del written["rope_parameters"]  # what transformers 4 reads instead
+    assert decoder_from_hf(written) == config

