@@ -1,0 +1,1 @@
+"""Datasets and their readers, and Atlas, the embedded world of real facts."""

@@ -1,0 +1,107 @@
+"""Atlas questions as a tensorflow-datasets builder, read without TensorFlow through `tfds.data_source`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from filelock import FileLock
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.atlas import extract, world
+from routerl_jax.models.pretrained import cache_directory
+
+_SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
+
+
+class Atlas(tfds.core.GeneratorBasedBuilder):
+    """Questions about real countries and chemical elements, split by entity, with gold retrieval paths."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "Text, table and elements knowledge bases."}  # noqa: RUF012 - tfds wants a plain dict
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return self.dataset_info_from_configs(
+            description=__doc__,
+            features=tfds.features.FeaturesDict(
+                {
+                    "id": tfds.features.Text(),
+                    "question": tfds.features.Text(),
+                    "answer": tfds.features.Text(),
+                    "kind": tfds.features.ClassLabel(names=["none", "single", "multi"]),
+                    "entities": tfds.features.Sequence(tfds.features.Text()),
+                    "path": tfds.features.Text(),  # JSON list of hops: kb, passage_id, query, value
+                }
+            ),
+            disable_shuffling=True,  # world.real_questions has shuffled them already, the same way everywhere
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        return {split: self._generate_examples(split) for split in _SPLITS}
+
+    def _generate_examples(self, split: world.Split) -> Iterator[tuple[int, dict[str, Any]]]:
+        for key, question in enumerate(world.real_questions(split)):
+            hops = [
+                {"kb": hop.kb, "passage_id": hop.passage_id, "query": hop.query, "value": hop.value}
+                for hop in question.hops
+            ]
+            yield (
+                key,
+                {
+                    "id": question.id,
+                    "question": question.text,
+                    "answer": question.answer,
+                    "kind": question.kind,
+                    "entities": list(question.entities),
+                    "path": json.dumps(hops),
+                },
+            )
+
+
+class AtlasExamples:
+    """A split of Atlas as random-access Examples, in a fixed shuffled order.
+
+    `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single or multi.
+    """
+
+    def __init__(self, split: world.Split) -> None:
+        self._source = _prepared().as_data_source(split=split)  # type: ignore[call-arg]
+        self._kinds = ("none", "single", "multi")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Example:
+        row = self._source[index]
+        return Example(
+            id=self._text(row["id"]),
+            question=self._text(row["question"]),
+            answers=(self._text(row["answer"]),),
+            metadata={
+                "kind": self._kinds[int(row["kind"])],
+                "entities": [self._text(name) for name in np.atleast_1d(row["entities"])],
+                "path": json.loads(self._text(row["path"])),
+            },
+        )
+
+    @staticmethod
+    def _text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _prepared() -> Atlas:
+    """The builder, its array_record files written on first use."""
+    # The digest keeps a cache made by another version of the world from being taken for this one.
+    code = b"".join(path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__)))
+    directory = cache_directory() / "tensorflow_datasets" / hashlib.sha256(code).hexdigest()[:12]
+    directory.mkdir(parents=True, exist_ok=True)
+    tfds.display_progress_bar(False)
+    with FileLock(directory / "atlas.lock"):
+        builder = Atlas(data_dir=str(directory), file_format="array_record")
+        builder.download_and_prepare()
+    return builder

@@ -1,0 +1,126 @@
+"""Worked examples for the supervised warm start: they show the grammar and how to read, never where to look.
+
+The knowledge base of every search is drawn uniformly, independent of the question and of what earlier searches found, so
+the warm start has no routing to speak of; what the searched knowledge base returns is simulated from the world's records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas.invented import invented_world
+
+_PER_WORLD = 64  # demonstrations drawn from one invented world before the next is made
+UNKNOWN = "unknown"  # what a demonstration answers when it gives up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemonstrationSource:
+    """A random-access, reproducible stream of demonstrations (item i is a function of seed and i).
+
+    Attributes:
+      size: nominal length.
+      seed: root of the randomness; use different seeds for training and validation.
+      invented: share of items from invented worlds; the rest is about real entities of the training split.
+      k: passages per search.
+      max_searches: searches before a demonstration must answer.
+      persistence: chance to search again after a miss instead of giving up.
+      recall: chance that the right knowledge base returns the right passage.
+    """
+
+    size: int
+    seed: int = 0
+    invented: float = 0.7
+    k: int = 2
+    max_searches: int = 3
+    persistence: float = 0.6
+    recall: float = 0.95
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Demonstration:
+        rng = np.random.default_rng([1, self.seed, index])
+        made_up = rng.random() < self.invented
+        scene = _invented_scene(self.seed * 1_000_003 + index // _PER_WORLD) if made_up else _real_scene()
+        question = scene.pick(rng)
+        example = Example(id=f"demo-{self.seed}-{index}", question=question.text, answers=(question.answer,))
+        return self._demonstrate(example, question, scene, rng)
+
+    def _demonstrate(
+        self, example: Example, question: world.Question, scene: _Scene, rng: np.random.Generator
+    ) -> Demonstration:
+        if not question.hops:
+            return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
+        steps: list[DemonstrationStep] = []
+        thought = f"I need the {question.hops[0].noun}."
+        for i, hop in enumerate(question.hops):
+            found = False
+            while not found:
+                give_up = bool(steps) and thought.startswith("It is not") and rng.random() > self.persistence
+                if len(steps) == self.max_searches or give_up:
+                    return Demonstration(
+                        example=example, steps=tuple(steps), thought="I could not find it.", answer=UNKNOWN
+                    )
+                kb = str(rng.choice(world.KNOWLEDGE_BASES))
+                passages = scene.retrieve(hop, kb, self.k, self.recall, rng)
+                steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
+                found = any(passage.id == hop.passage_id for passage in passages)
+                thought = "It is not there."
+            if i + 1 < len(question.hops):
+                thought = f"It is {hop.value}. I need its {question.hops[i + 1].noun}."
+        return Demonstration(example=example, steps=tuple(steps), thought="That is it.", answer=question.answer)
+
+
+class _Scene:
+    """A world's questions, and a stand-in for searching its knowledge bases."""
+
+    def __init__(self, entities: Sequence[world.Entity]) -> None:
+        questions = world.questions(entities)
+        self.by_kind = {
+            kind: [question for question in questions if question.kind == kind] for kind in ("none", "single", "multi")
+        }
+        records = world.records(entities)
+        self.records = {record.passage.id: record for record in records}
+        self.by_kb = {kb: [record for record in records if record.kb == kb] for kb in world.KNOWLEDGE_BASES}
+
+    def pick(self, rng: np.random.Generator) -> world.Question:
+        """A question: one tenth hold their answer, the rest are single- and multi-hop in equal parts."""
+        kind = str(rng.choice(["none", "single", "multi"], p=[0.1, 0.45, 0.45]))
+        pool = self.by_kind[kind] or self.by_kind["single"]
+        return pool[int(rng.integers(len(pool)))]
+
+    def retrieve(self, hop: world.Hop, kb: str, k: int, recall: float, rng: np.random.Generator) -> tuple[Passage, ...]:
+        """What a search of `kb` might return: the right passage if it lies there, and near misses."""
+        gold = self.records[hop.passage_id]
+        pool = self.by_kb[kb]
+        same_entity = [record for record in pool if record.entity == gold.entity and record is not gold]
+        result = []
+        if kb == gold.kb and rng.random() < recall:
+            result.append(gold)
+        while len(result) < k:
+            near = same_entity if same_entity and rng.random() < 0.6 else pool
+            record = near[int(rng.integers(len(near)))]
+            if record not in result and (record is not gold):
+                result.append(record)
+            elif len(pool) <= k:
+                break
+        if rng.random() < 0.15:
+            rng.shuffle(result)
+        return tuple(record.passage for record in result)
+
+
+@functools.lru_cache(maxsize=4)
+def _invented_scene(seed: int) -> _Scene:
+    return _Scene(invented_world(seed))
+
+
+@functools.cache
+def _real_scene() -> _Scene:
+    return _Scene([entity for entity in world.real_entities() if entity.split == "train"])

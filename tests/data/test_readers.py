@@ -1,0 +1,195 @@
+"""Questions from files: both formats, real files, and errors that lead to the line."""
+
+import gzip
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.readers import DATASETS, FileExamples, Subset, open_dataset
+
+ROWS = [
+    {"id": "dev_0", "question": "Who wrote 1984?", "golden_answers": ["George Orwell", "Eric Blair"], "hops": 1},
+    {"id": 7, "question": "Où est Lomé ?", "answers": ["Togo"], "metadata": {"type": "bridge"}},
+    {"question": "Yes or no?", "answer": "yes", "supporting_facts": [["Title", 0]]},
+]
+EXAMPLES = [
+    Example(id="dev_0", question="Who wrote 1984?", answers=("George Orwell", "Eric Blair"), metadata={"hops": 1}),
+    Example(id="7", question="Où est Lomé ?", answers=("Togo",), metadata={"metadata": {"type": "bridge"}}),
+    Example(id="3", question="Yes or no?", answers=("yes",), metadata={"supporting_facts": [["Title", 0]]}),
+]
+
+
+def write(path: pathlib.Path, content: str | bytes) -> pathlib.Path:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def jsonl(*rows: Any) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["q.jsonl", "q.jsonl.gz", "q.json", "q.json.gz", "q.txt"])
+def test_formats(tmp_path: pathlib.Path, name: str) -> None:
+    content = json.dumps(ROWS, indent=1) if ".json" in name and ".jsonl" not in name else jsonl(*ROWS)
+    examples = FileExamples(write(tmp_path / name, content))
+    assert len(examples) == 3
+    assert [examples[i] for i in range(3)] == EXAMPLES
+
+
+def test_blank_lines_count_as_lines(tmp_path: pathlib.Path) -> None:
+    """A row without an id is known by its line, so that the line can be found."""
+    row = {"question": "?", "answer": "x"}
+    examples = FileExamples(write(tmp_path / "q.jsonl", "\n" + jsonl(row) + "  \n\n" + jsonl(row | {"id": None})))
+    assert [examples[i].id for i in range(2)] == ["2", "5"]
+
+
+def test_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "q.jsonl", jsonl(ROWS[0]))
+    assert len(FileExamples("~/q.jsonl")) == 1
+
+
+GOOD = jsonl(ROWS[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "what"),
+    [
+        (GOOD + "{broken\n", ":2: ", "not JSON (Expecting property name"),
+        (GOOD + '"text"\n', ":2: ", "expected an object, got str"),
+        (GOOD + "[1]\n", ":2: ", "expected an object, got list"),
+        (GOOD + '{"answer": "x"}', ":2: ", "key 'question' is missing or empty"),
+        (GOOD + '{"question": " ", "answer": "x"}', ":2: ", "key 'question' is missing or empty"),
+        (GOOD + '{"question": 5, "answer": "x"}', ":2: ", "key 'question' is missing or empty"),
+        (GOOD + '{"question": "?"}', ":2: ", "no answers; give them under 'golden_answers'"),
+        (GOOD + '{"question": "?", "golden_answers": []}', ":2: ", "no answers; give them under 'golden_answers'"),
+        (GOOD + '{"question": "?", "answer": 5}', ":2: ", "key 'answer' must be a string or a list of strings"),
+        (GOOD + '{"question": "?", "answers": ["a", 5]}', ":2: ", "key 'answers' must be a string or a list of"),
+        (GOOD + "\n" + GOOD, ":3: ", "id 'dev_0' occurs twice; ids must be distinct"),
+        (b"\xef\xbb\xbf" + GOOD.encode(), ":1: ", "not JSON (Unexpected UTF-8 BOM"),
+    ],
+)
+def test_errors_name_file_line_and_key(tmp_path: pathlib.Path, content: str | bytes, where: str, what: str) -> None:
+    for name in ("q.jsonl", "q.jsonl.gz"):
+        path = write(tmp_path / name, content)
+        with pytest.raises(ValueError) as error:
+            FileExamples(path)
+        assert str(error.value).startswith(f"{path}{where}{what}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"question": "?", "answer": "x"},\n {"question": "?"}]', ":2: no answers; give them under"),
+        ('[{"question": "?",\n  "answer" "x"}]', ":2: not JSON (Expecting ':' delimiter)"),
+        ('{"question": "?", "answer": "x"}', ": expected a list of questions"),
+        (
+            '[{"id": 1, "question": "?", "answer": "x"},{"id": "1", "question": "?", "answer": "x"}]',
+            ":2: id '1' occurs",
+        ),
+    ],
+)
+def test_errors_in_lists_name_the_item(tmp_path: pathlib.Path, content: str, message: str) -> None:
+    path = write(tmp_path / "q.json", content)
+    with pytest.raises(ValueError) as error:
+        FileExamples(path)
+    assert str(error.value).startswith(f"{path}{message}")
+
+
+def test_files_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
+    many = gzip.compress(jsonl(*({"question": f"number {i}?", "answer": "x"} for i in range(5000))).encode())
+    damaged = bytearray(many)
+    damaged[10:14] = b"\xff" * 4  # the first block after the header
+    cases = {
+        "short.jsonl.gz": (many[:-50], "cannot be read after line .* ended before the end-of-stream"),
+        "damaged.jsonl.gz": (bytes(damaged), "cannot be read after line 0: Error -3 while decompressing"),
+        "plain.jsonl.gz": (GOOD.encode(), "cannot be read after line 0: Not a gzipped file"),
+        "latin1.jsonl": (b'{"question": "caf\xe9?", "answer": "x"}\n', "cannot be read after line 0: 'utf-8' codec"),
+        "latin1.json": (b'["caf\xe9"]', "cannot be read after line 0: 'utf-8' codec"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/{name}: {message}"):
+            FileExamples(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_empty_files(tmp_path: pathlib.Path, content: str) -> None:
+    path = write(tmp_path / "q.jsonl", content)
+    with pytest.raises(ValueError, match=rf"^questions file {path} holds no questions$"):
+        FileExamples(path)
+
+
+def test_missing_files(tmp_path: pathlib.Path) -> None:
+    for path in (tmp_path / "absent.jsonl", tmp_path):
+        with pytest.raises(ValueError, match=rf"^questions file {path} does not exist$"):
+            FileExamples(path)
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "musique", "popqa", "bamboogle"])
+def test_real_files(shared_data: Callable[[str], pathlib.Path], name: str) -> None:
+    path = shared_data(f"{name}/questions_dev.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    examples = open_dataset(str(path))
+    assert len(examples) == len(rows)
+    assert len({examples[i].id for i in range(len(rows))}) == len(rows)
+    for i, row in enumerate(rows):
+        assert examples[i].question == row["question"]
+        assert list(examples[i].answers) == row["golden_answers"]
+
+
+def test_subset(tmp_path: pathlib.Path) -> None:
+    source = FileExamples(write(tmp_path / "q.jsonl", jsonl(*({"question": f"{i}?", "answer": "x"} for i in range(5)))))
+    middle = Subset(source, 1, 4)
+    assert [middle[i].question for i in range(len(middle))] == ["1?", "2?", "3?"]
+    assert [Subset(source, 2)[i].question for i in range(3)] == ["2?", "3?", "4?"]
+    assert [Subset(middle, 1)[i].question for i in range(2)] == ["2?", "3?"]  # of a subset
+    for index in (-1, 3):  # the source has such items, the subset has not
+        with pytest.raises(IndexError):
+            middle[index]
+    for limits in [(3, 3), (4, 2), (0, 6), (-1, 3), (5, None)]:
+        with pytest.raises(ValueError, match=r"items .* were asked for, but the source has 5"):
+            Subset(source, *limits)
+
+
+class ThreeQuestions:
+    """A dataset of another package, as it would be named in a configuration."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(id=str(index), question="?", answers=("x",))
+
+
+def test_open_dataset(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "q.jsonl", jsonl(*ROWS))
+    assert [open_dataset(str(path))[i] for i in range(3)] == EXAMPLES
+    assert len(open_dataset(f"{__name__}:ThreeQuestions")) == 3
+    monkeypatch.setitem(DATASETS._entries, "three", ThreeQuestions)
+    assert isinstance(open_dataset("three"), ThreeQuestions)
+    odd = write(tmp_path / "a:b.jsonl", jsonl(*ROWS))  # a file whose name looks like a dotted path
+    assert len(open_dataset(str(odd))) == 3
+    splits = [open_dataset(f"atlas/{split}") for split in ("train", "validation", "test")]
+    ids = [{split[i].id for i in range(len(split))} for split in splits]
+    assert len(set.union(*ids)) == sum(map(len, ids)) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("atlas/dev", r"dataset 'atlas/dev': Atlas has the splits train, validation and test"),
+        ("hotpotqa", r"questions file hotpotqa does not exist"),
+        ("no.such.module:Data", r"cannot load dataset 'no\.such\.module:Data': No module named 'no'"),
+        ("json:Nothing", r"cannot load dataset 'json:Nothing': module 'json' has no attribute 'Nothing'"),
+    ],
+)
+def test_unknown_datasets(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_dataset(name)
