@@ -1,0 +1,1 @@
+"""Answer normalisers, metrics, format checks and the reward terms that recipes combine."""

@@ -1,0 +1,117 @@
+"""Answer metrics: pure functions of a prediction and its accepted answers, each a float in [0, 1].
+
+All take the gold answers as one string or a sequence of strings, and a normaliser's name; the best gold answer counts.
+A prediction of None (no answer) scores 0. A text that a normaliser would erase ("The", "A") is compared by its
+lower-cased words, so that an empty prediction never matches and not every prediction covers such a gold answer. No gold
+answer at all, or an unknown normaliser, is a ValueError.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from routerl_jax.rewards.normalize import NORMALIZERS, r1_searcher
+
+Golds = str | Sequence[str]
+Words = tuple[str, ...]
+
+# R1-Searcher (and HotpotQA): one of these answers shares no credit with a different text.
+_CLOSED_ANSWERS: frozenset[Words] = frozenset({("yes",), ("no",), ("noanswer",)})
+
+
+def exact_match(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """EM: 1 if the normalised prediction equals a normalised gold answer, else 0 (SQuAD, Rajpurkar et al. 2016)."""
+    predicted, accepted = _normalized(prediction, golds, normalizer)
+    return float(bool(predicted) and predicted in accepted)
+
+
+def f1(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """F1 of the two bags of words, the best over gold answers, in [0, 1] (SQuAD, Rajpurkar et al. 2016).
+
+    With `r1_searcher`, yes, no and noanswer score 0 against anything else, on either side, as in its released scorer.
+    """
+    return _best_overlap(prediction, golds, normalizer)[0]
+
+
+def cover_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """CEM (ACC_R of R1-Searcher, section 3.1): 1 if every word of a gold answer is among the predicted words, else 0.
+
+    Order, adjacency and repetition don't count.
+    """
+    predicted, accepted = _normalized(prediction, golds, normalizer)
+    return float(any(gold and set(gold) <= set(predicted) for gold in accepted))
+
+
+def substring_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """SubEM (Search-R1, MMSearch-R1): 1 if a normalised gold answer is a substring of the prediction, else 0.
+
+    Characters are compared: "art" is in "party", as in the released scorers.
+    """
+    predicted, accepted = _normalized(prediction, golds, normalizer)
+    return float(any(gold and " ".join(gold) in " ".join(predicted) for gold in accepted))
+
+
+def f1_recall(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """F1-Recall (R1-Router, eq. 23): the share of a gold answer's words that were predicted, in [0, 1].
+
+    Among several gold answers the one with the best F1 (the first of equals) counts, not the one with the best recall.
+    Extra words are free, so compare outputs of like length only. R1-Router itself normalises with `vqa`.
+    """
+    return _best_overlap(prediction, golds, normalizer)[1]
+
+
+def accuracy(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """R1-Router's released answer reward: 1 if `f1_recall` is 1, else 0; a single gold answer of more than five
+    space-separated words gives `f1_recall` itself. In [0, 1]; R1-Router itself normalises with `vqa`.
+    """
+    recall = f1_recall(prediction, golds, normalizer)
+    accepted = _as_tuple(golds)
+    graded = len(accepted) == 1 and len(accepted[0].split()) > 5
+    return recall if graded else float(recall == 1.0)
+
+
+# What `launch.score` reports and recipes reward, by its short name.
+ANSWER_METRICS: Mapping[str, Callable[[str | None, Golds, str], float]] = {
+    "em": exact_match,
+    "cover_em": cover_em,
+    "substring_em": substring_em,
+    "f1": f1,
+    "f1_recall": f1_recall,
+}
+
+
+def _as_tuple(golds: Golds) -> tuple[str, ...]:
+    accepted = (golds,) if isinstance(golds, str) else tuple(golds)
+    if not accepted:
+        raise ValueError("golds is empty: give at least one accepted answer")
+    for gold in accepted:
+        if not isinstance(gold, str):
+            raise TypeError(f"golds must be strings, got {gold!r}")
+    return accepted
+
+
+def _normalized(prediction: str | None, golds: Golds, normalizer: str) -> tuple[Words, list[Words]]:
+    return _words(prediction or "", normalizer), [_words(gold, normalizer) for gold in _as_tuple(golds)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(text: str, normalizer: str) -> Words:
+    return tuple(NORMALIZERS.get(normalizer)(text).split() or text.lower().split())
+
+
+def _best_overlap(prediction: str | None, golds: Golds, normalizer: str) -> tuple[float, float]:
+    """(F1, recall) against the gold answer with the best F1, the first of equals."""
+    predicted, accepted = _normalized(prediction, golds, normalizer)
+    guarded = NORMALIZERS.get(normalizer) is r1_searcher
+    return max((_overlap(predicted, gold, guarded) for gold in accepted), key=lambda scores: scores[0])
+
+
+def _overlap(predicted: Words, gold: Words, guarded: bool) -> tuple[float, float]:
+    if guarded and predicted != gold and (predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
+        return 0.0, 0.0
+    common = (Counter(predicted) & Counter(gold)).total()
+    if not common:
+        return 0.0, 0.0
+    return 2 * common / (len(predicted) + len(gold)), common / len(gold)

@@ -1,0 +1,163 @@
+"""Scores a file of predictions, whoever made them: reads rows, applies every answer metric, bootstraps intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.normalize import NORMALIZERS
+
+_PREDICTION_KEYS = ("prediction", "pred_answer")
+_RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One answer to score. `group` holds the row's values of the fields that the caller groups by."""
+
+    id: str | None
+    prediction: str | None
+    golds: tuple[str, ...]
+    group: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Mean of each metric over `n` predictions, in [0, 1], with its 95% bootstrap interval (low, high)."""
+
+    n: int
+    means: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"n", <metric>: mean, ..., "intervals": {<metric>: [low, high]}}`."""
+        intervals = {name: list(interval) for name, interval in self.intervals.items()}
+        return {"n": self.n, **self.means, "intervals": intervals}
+
+
+def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> list[Prediction]:
+    """Reads `{id, prediction | pred_answer, golden_answers, ...}` rows from a .jsonl or .jsonl.gz file.
+
+    A prediction may be null (no answer); golden_answers is a string or a list of strings; blank lines are skipped.
+
+    Raises:
+      ValueError: names the file, the line, the key and the fix. An id may come once, or once per group.
+    """
+    rows: list[Prediction] = []
+    lines: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(_read_lines(pathlib.Path(path)), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        row = _parse_row(line, group, where)
+        if row.id is not None:
+            first = lines.setdefault((row.id, *row.group), number)
+            if first != number:
+                raise ValueError(
+                    f"{where}: duplicate id {row.id!r}, first seen in line {first}; keep one row per question, "
+                    "or group by the field that tells the systems apart (--group=model)"
+                )
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no predictions; write one JSON object per line")
+    return rows
+
+
+def score_rows(rows: Sequence[Prediction], normalizer: str, progress: bool = False) -> Float[np.ndarray, "N M"]:
+    """Every metric of `ANSWER_METRICS`, in its order, of every row; `progress` shows a bar on stderr after a second."""
+    NORMALIZERS.get(normalizer)
+    bar = tqdm(rows, desc="scoring", unit="row", delay=1.0, leave=False, file=sys.stderr, disable=not progress)
+    metrics = ANSWER_METRICS.values()
+    return np.asarray([[metric(row.prediction, row.golds, normalizer) for metric in metrics] for row in bar])
+
+
+def bootstrap_intervals(
+    scores: Float[np.ndarray, "N M"], resamples: int = _RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "2 M"]:
+    """95% percentile bootstrap interval of each column's mean over rows: low, high."""
+    rng = np.random.default_rng(seed)
+    n = len(scores)
+    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ scores / n for _ in range(resamples)]
+    return np.quantile(np.asarray(means), (0.025, 0.975), axis=0)
+
+
+def summarize(scores: Float[np.ndarray, "N M"]) -> Report:
+    """Means and intervals of `score_rows`' result."""
+    low, high = bootstrap_intervals(scores).tolist()
+    return Report(
+        n=len(scores),
+        means=dict(zip(ANSWER_METRICS, scores.mean(axis=0).tolist())),
+        intervals=dict(zip(ANSWER_METRICS, zip(low, high))),
+    )
+
+
+def summarize_groups(rows: Sequence[Prediction], scores: Float[np.ndarray, "N M"]) -> dict[str, Report]:
+    """One report per distinct group, named by its values joined with "/", sorted; empty if the rows have no groups."""
+    members: dict[tuple[str, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.group:
+            members.setdefault(row.group, []).append(index)
+    return {"/".join(key): summarize(scores[members[key]]) for key in sorted(members)}
+
+
+def _read_lines(path: pathlib.Path) -> list[str]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            # Only newlines end a JSON line: str.splitlines would also cut at U+2028, which JSON strings may hold.
+            return file.read().decode("utf-8-sig").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path}: {cause}; give a UTF-8 .jsonl or .jsonl.gz file") from error
+
+
+def _parse_row(line: str, group: Sequence[str], where: str) -> Prediction:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error}); write one object per line") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    missing = [key for key in group if row.get(key) is None]
+    if missing:
+        raise ValueError(
+            f"{where}: key {missing[0]!r} of --group is missing; add it to the row or drop it from --group"
+        )
+    return Prediction(
+        id=None if row.get("id") is None else str(row["id"]),
+        prediction=_parse_prediction(row, where),
+        golds=_parse_golds(row, where),
+        group=tuple(str(row[key]) for key in group),
+    )
+
+
+def _parse_prediction(row: Mapping[str, Any], where: str) -> str | None:
+    keys = [key for key in _PREDICTION_KEYS if key in row]
+    if len(keys) != 1:
+        fault = "both are present" if keys else "neither is present"
+        raise ValueError(f"{where}: give one of the keys {' and '.join(map(repr, _PREDICTION_KEYS))}; {fault}")
+    value = row[keys[0]]
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{where}: key {keys[0]!r} must be a string, or null for no answer, got {value!r}")
+    return value
+
+
+def _parse_golds(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    value = row.get("golden_answers")
+    golds = (value,) if isinstance(value, str) else value
+    if not isinstance(golds, list | tuple) or not all(isinstance(gold, str) for gold in golds):
+        fault = "is missing" if "golden_answers" not in row else f"is {value!r}"
+        raise ValueError(f"{where}: key 'golden_answers' {fault}; give a string or a list of strings")
+    if not any(gold.strip() for gold in golds):
+        raise ValueError(f"{where}: key 'golden_answers' holds no answer; give at least one")
+    return tuple(golds)

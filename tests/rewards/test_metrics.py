@@ -1,0 +1,185 @@
+"""Metrics against hand-computed values, algebraic properties and independent scores of real R1-Searcher rollouts."""
+
+import itertools
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from routerl_jax.rewards import metrics, scoring
+from routerl_jax.rewards.normalize import NORMALIZERS
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("The Eiffel Tower!", "eiffel tower", 1.0),
+        ("Eiffel", "eiffel tower", 0.0),
+        ("NYC", ["New York City", "nyc"], 1.0),
+        ("Beyoncé", ["beyoncé"], 1.0),
+        ("Beyonce", ["beyoncé"], 0.0),
+        (None, ["x"], 0.0),
+        ("", ["x"], 0.0),
+        ("", ["the"], 0.0),
+        ("", [""], 0.0),
+        ("a", ["the"], 0.0),
+        ("The", ["the"], 1.0),
+    ],
+)
+def test_exact_match(prediction: str | None, golds: str | list[str], expected: float) -> None:
+    assert metrics.exact_match(prediction, golds) == expected
+
+
+def test_exact_match_depends_on_the_normalizer() -> None:
+    values = {name: metrics.exact_match("well known", "well-known", name) for name in NORMALIZERS}
+    assert values == {"search_r1": 0.0, "r1_searcher": 1.0, "vqa": 1.0}
+    values = {name: metrics.exact_match("2", "two", name) for name in NORMALIZERS}
+    assert values == {"search_r1": 0.0, "r1_searcher": 0.0, "vqa": 1.0}
+    values = {name: metrics.exact_match("True", "yes", name) for name in NORMALIZERS}
+    assert values == {"search_r1": 0.0, "r1_searcher": 1.0, "vqa": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("Nidal Malik Hasan", "Nidal Hasan", 0.8),  # precision 2/3, recall 1
+        ("new york new york", "new york", 2 / 3),  # a repeated word counts once per repetition of the gold answer
+        ("york new", "new york", 1.0),
+        ("Paris", ["London", "Paris, France", "paris"], 1.0),
+        ("Berlin", ["Paris"], 0.0),
+        (None, ["Paris"], 0.0),
+        ("the", ["a"], 0.0),
+        ("", [""], 0.0),
+    ],
+)
+def test_f1(prediction: str | None, golds: str | list[str], expected: float) -> None:
+    assert metrics.f1(prediction, golds) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "guarded", "unguarded"),
+    [
+        ("yes it is", "yes", 0.0, 0.5),
+        ("no", "no way", 0.0, 2 / 3),
+        ("noanswer", "noanswer given", 0.0, 2 / 3),
+        ("yes", "yes", 1.0, 1.0),
+        ("True", "yes", 1.0, 0.0),
+        ("no", "False", 1.0, 0.0),
+        ("yes sir", "yes madam", 0.5, 0.5),  # neither side is a bare yes
+    ],
+)
+def test_f1_yes_no_guard(prediction: str, gold: str, guarded: float, unguarded: float) -> None:
+    assert metrics.f1(prediction, gold, "r1_searcher") == pytest.approx(guarded)
+    assert metrics.f1(prediction, gold, "search_r1") == pytest.approx(unguarded)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "bag", "substring"),
+    [
+        ("It was Barack Obama.", "Barack Obama", 1.0, 1.0),
+        ("Obama, Barack", "Barack Obama", 1.0, 0.0),  # order doesn't count in the bag
+        ("Barack Hussein Obama", "Barack Obama", 1.0, 0.0),  # nor does adjacency
+        ("New York", "New York New York", 1.0, 0.0),  # nor does repetition
+        ("party", "art", 0.0, 1.0),  # the substring is one of characters
+        ("Paris", ["London", "paris"], 1.0, 1.0),
+        ("anything at all", "the", 0.0, 0.0),
+        ("anything at all", "", 0.0, 0.0),
+        ("the", "a", 0.0, 0.0),
+        ("", "the", 0.0, 0.0),
+        (None, "x", 0.0, 0.0),
+    ],
+)
+def test_cover_and_substring(prediction: str | None, golds: str | list[str], bag: float, substring: float) -> None:
+    assert metrics.cover_em(prediction, golds) == bag
+    assert metrics.substring_em(prediction, golds) == substring
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("Paris in France", "Paris", 1.0),
+        ("Paris", "Paris in France", 1 / 3),
+        # F1 is 2/3 against the first gold answer (recall 1/2) and 2/5 against the second (recall 1): best F1 decides.
+        ("red blue green pink", ["red blue green pink " * 2, "red"], 0.5),
+        # F1 is 1/2 against either; the first counts: one of its two words, or two of its six.
+        ("red blue", ["red x", "red blue x x x x"], 1 / 2),
+        ("red blue", ["red blue x x x x", "red x"], 1 / 3),
+        (None, "Paris", 0.0),
+    ],
+)
+def test_f1_recall(prediction: str | None, golds: str | list[str], expected: float) -> None:
+    assert metrics.f1_recall(prediction, golds) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("it is Paris of course", "Paris", 1.0),
+        ("Paris", "Paris in France", 0.0),  # up to five words: all or nothing
+        ("one two three", "one two three four five six", 0.5),  # a single long gold answer is graded
+        ("one two three", ["one two three four five six", "seven"], 0.0),  # several are not
+        ("1", ["one", "uno"], 1.0),
+        (None, "Paris", 0.0),
+    ],
+)
+def test_accuracy(prediction: str | None, golds: str | list[str], expected: float) -> None:
+    assert metrics.accuracy(prediction, golds, "vqa") == pytest.approx(expected)
+
+
+ALL = [*metrics.ANSWER_METRICS.values(), metrics.accuracy]
+TEXTS = ["Paris", "the Paris of 1,000 nights", "yes", "True", "nights of paris", "A", "", "São Paulo’s 10-year plan"]
+PAIRS = list(itertools.product(TEXTS, TEXTS))
+
+
+@pytest.mark.parametrize("normalizer", list(NORMALIZERS))
+def test_exact_match_implies_every_other_metric(normalizer: str) -> None:
+    for prediction, gold in PAIRS:
+        values = [metric(prediction, gold, normalizer) for metric in ALL]
+        assert all(0.0 <= value <= 1.0 and isinstance(value, float) for value in values)
+        if metrics.exact_match(prediction, gold, normalizer) == 1.0:
+            assert values == [1.0] * len(ALL)
+
+
+@pytest.mark.parametrize("normalizer", list(NORMALIZERS))
+def test_f1_is_symmetric(normalizer: str) -> None:
+    for prediction, gold in PAIRS:
+        assert metrics.f1(prediction, gold, normalizer) == metrics.f1(gold, prediction, normalizer)
+
+
+@pytest.mark.parametrize("metric", [metrics.exact_match, metrics.f1, metrics.cover_em, metrics.substring_em])
+def test_more_gold_answers_never_hurt_and_their_order_does_not_count(metric: Callable[..., float]) -> None:
+    for prediction, (first, second) in itertools.product(TEXTS, PAIRS):
+        both = metric(prediction, [first, second])
+        assert both == metric(prediction, [second, first]) == max(metric(prediction, first), metric(prediction, second))
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_bad_gold_answers_are_errors(metric: Callable[..., float]) -> None:
+    with pytest.raises(ValueError, match="golds is empty"):
+        metric("x", [])
+    with pytest.raises(TypeError, match="golds must be strings, got 3"):
+        metric("x", [3])
+    with pytest.raises(ValueError, match="unknown normalizer"):
+        metric("x", ["x"], "squad")
+
+
+# EM, CEM and F1 in percent of 1,194 real rollouts, as an independent implementation gives them.
+TRACE_SCORES = {
+    "2wiki/qwen": (342, 57.02, 64.91, 65.05),
+    "bamboogle/llama": (88, 42.05, 47.73, 54.02),
+    "bamboogle/qwen": (88, 45.45, 52.27, 58.38),
+    "hotpotqa/llama": (338, 58.88, 63.02, 69.94),
+    "hotpotqa/qwen": (338, 58.58, 63.91, 71.45),
+}
+
+
+def test_r1_searcher_traces(shared_data: Callable[[str], pathlib.Path]) -> None:
+    rows = scoring.read_predictions(shared_data("r1searcher_traces/traces_dev.jsonl.gz"), group=("dataset", "model"))
+    reports = scoring.summarize_groups(rows, scoring.score_rows(rows, "r1_searcher"))
+    assert reports.keys() == TRACE_SCORES.keys()
+    for name, (n, *expected) in TRACE_SCORES.items():
+        report = reports[name]
+        assert report.n == n
+        measured = [100 * report.means[metric] for metric in ("em", "cover_em", "f1")]
+        np.testing.assert_allclose(measured, expected, atol=0.006)  # the expected values are rounded to 0.01

@@ -1,0 +1,104 @@
+"""Format checks, reward terms and their weighted sum on hand-made episodes."""
+
+import pytest
+
+from routerl_jax.core.types import Action, Call, Episode, Example, Turn
+from routerl_jax.rewards import format as formats
+from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction
+
+
+def turn(kind: str = "search", *, well_formed: bool = True, calls: tuple[Call, ...] = ()) -> Turn:
+    action = Action(kind=kind)  # pyright: ignore[reportArgumentType]
+    return Turn(text="...", stop_reason="stop", tokens=3, action=action, well_formed=well_formed, calls=list(calls))
+
+
+def episode(answer: str | None, *turns: Turn, golds: tuple[str, ...] = ("Paris",)) -> Episode:
+    example = Example(id="1", question="Where?", answers=golds)
+    return Episode(example=example, sample=0, answer=answer, turns=list(turns), sequences=[])
+
+
+GOOD = Call(tool="wiki", query="paris")
+FAILED = Call(tool="wiki", query="paris", error="timeout")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        (episode("Paris", turn(calls=(GOOD,)), turn("answer")), True),
+        (episode("Paris", turn("answer")), True),
+        (episode(None, turn(), turn()), False),
+        (episode("  ", turn("answer")), False),
+        (episode("Paris", turn(well_formed=False), turn("answer")), False),
+        (episode("Paris", turn("invalid"), turn("answer")), False),
+    ],
+)
+def test_well_formed(candidate: Episode, expected: bool) -> None:
+    assert formats.well_formed(candidate) is expected
+    assert REWARD_TERMS.get("format")(candidate) == float(expected)
+
+
+@pytest.mark.parametrize(("answer", "answered", "words"), [(None, False, 0), ("", False, 0), (" a  b\nc ", True, 3)])
+def test_answer(answer: str | None, answered: bool, words: int) -> None:
+    candidate = episode(answer)
+    assert formats.answered(candidate) is answered
+    assert formats.answer_words(candidate) == words
+
+
+def test_every_term_by_hand() -> None:
+    candidate = episode(
+        "in Paris, France",
+        turn(calls=(GOOD, FAILED)),
+        turn("invalid", well_formed=False),
+        turn(calls=(GOOD,)),
+        turn("answer"),
+        golds=("Paris", "paris texas"),
+    )
+    assert {name: REWARD_TERMS.get(name)(candidate) for name in REWARD_TERMS} == {
+        "em": 0.0,
+        "searched": 1.0,
+        "f1": 0.5,  # precision 1/3, recall 1
+        "cover_em": 1.0,
+        "substring_em": 1.0,
+        "f1_recall": 1.0,
+        "format": 0.0,
+        "answered": 1.0,
+        "searches": 3.0,
+        "search_failures": 1.0,
+        "invalid_actions": 1.0,
+    }
+
+
+def test_reward_is_the_weighted_sum_of_its_terms() -> None:
+    reward = RewardFunction(terms={"em": 1.0, "format": 0.1, "searches": -0.05})
+    rewards = reward(episode("paris", turn(calls=(GOOD, GOOD)), turn("answer")))
+    assert rewards == pytest.approx({"em": 1.0, "format": 0.1, "searches": -0.1, "total": 1.0})
+
+
+def test_reward_without_an_answer() -> None:
+    rewards = RewardFunction(terms={"f1": 1.0, "answered": 0.5, "invalid_actions": -0.2})(
+        episode(None, turn("invalid"))
+    )
+    assert rewards == pytest.approx({"f1": 0.0, "answered": 0.0, "invalid_actions": -0.2, "total": -0.2})
+
+
+def test_normalizer_reaches_the_answer_terms() -> None:
+    candidate = episode("well known", golds=("well-known",))
+    assert RewardFunction(terms={"em": 1.0}, normalizer="search_r1")(candidate)["total"] == 0.0
+    assert RewardFunction(terms={"em": 1.0}, normalizer="r1_searcher")(candidate)["total"] == 1.0
+
+
+def answer_length(candidate: Episode) -> float:
+    """A third-party term: any function of an episode, named by its dotted path."""
+    return float(formats.answer_words(candidate))
+
+
+def test_term_by_dotted_path() -> None:
+    name = f"{__name__}:answer_length"
+    assert RewardFunction(terms={name: -1.0})(episode("two words")) == {name: -2.0, "total": -2.0}
+
+
+def test_unknown_names_are_errors_that_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'formats'.*'format'.*cover_em, em, f1, f1_recall, format"):
+        RewardFunction(terms={"formats": 1.0})
+    with pytest.raises(ValueError, match=r"'squad'.*r1_searcher, search_r1, vqa"):
+        RewardFunction(terms={"em": 1.0}, normalizer="squad")
