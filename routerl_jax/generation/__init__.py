@@ -1,0 +1,1 @@
+"""Batched multi-turn generation on persistent KV-cache rows."""

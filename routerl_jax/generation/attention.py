@@ -1,0 +1,35 @@
+"""Attention of new tokens against what a row has cached and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+# keys, values and a mask that says which of them each query may see
+Block = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"], Bool[Array, "#B #S T"]]
+
+
+def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> Float[Array, "B S N H"]:
+    """Grouped-query softmax attention over the union of several key/value blocks, without concatenating them.
+
+    Scores and softmax are float32. Every query must see at least one key.
+    """
+    batch, steps, heads, width = q.shape
+    kv_heads = blocks[0][0].shape[1]
+    grouped = q.reshape(batch, steps, kv_heads, heads // kv_heads, width)
+    scores = []
+    for keys, _, mask in blocks:
+        score = jnp.einsum("BSKGH,BKTH->BKGST", grouped, keys, preferred_element_type=jnp.float32) * width**-0.5
+        scores.append(jnp.where(mask[:, None, None], score, -jnp.inf))
+    peak = scores[0].max(axis=-1, keepdims=True)
+    for score in scores[1:]:
+        peak = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
+    weights = [jnp.exp(score - peak) for score in scores]
+    total = sum(weight.sum(axis=-1, keepdims=True) for weight in weights)
+    out = sum(
+        jnp.einsum("BKGST,BKTH->BSKGH", (weight / total).astype(values.dtype), values)
+        for weight, (_, values, _) in zip(weights, blocks)
+    )
+    return jnp.asarray(out).reshape(batch, steps, heads, width).astype(q.dtype)

@@ -1,0 +1,519 @@
+"""The generation engine: many conversations, each on its own KV-cache row, advanced together on the device mesh.
+
+The host decides what runs (this file), three jitted programs do it (programs.py). A conversation is a `Stream`: its token
+ledger, its row, and how much of the ledger the row holds. Rows are a cache: a stream that loses its row is simply fed
+again, so there may be more conversations than rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from tqdm.auto import tqdm
+
+from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import StopReason
+from routerl_jax.generation import programs
+from routerl_jax.generation.rows import RowTable, ladder, round_up
+from routerl_jax.generation.sampling import GREEDY, Sampling
+from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, build_automaton
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated, single_device_mesh
+
+
+@dataclasses.dataclass(kw_only=True)
+class Request:
+    """One turn to be sampled."""
+
+    stops: tuple[str, ...]
+    sampling: Sampling
+    remaining: int  # tokens this turn may still sample
+    automaton_state: int = 0
+    sampled: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A finished turn: its token ids, why it ended and, if a stop string ended it, which."""
+
+    tokens: list[int]
+    stop_reason: StopReason
+    stop: str | None
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Stream:
+    """One conversation as the engine sees it."""
+
+    identity: tuple[int, int]  # (hash of the example id, sample index): what its randomness depends on
+    ledger: Ledger
+    turn: int = 0
+    row: tuple[int, int] | None = None
+    cached: int = 0  # tokens of the ledger that the row holds
+    request: Request | None = None
+    last_used: int = 0
+
+
+@dataclasses.dataclass
+class EngineStats:
+    """Counters since the last reset."""
+
+    prefilled_tokens: int = 0
+    forked_tokens: int = 0  # prompt tokens that group members shared instead of prefilling
+    decoded_tokens: int = 0
+    decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy
+    evictions: int = 0
+
+
+class Engine:
+    """Batched multi-turn generation.
+
+    Args:
+      model: a decoder; its weights' sharding is kept.
+      rows: conversations that are held in the KV cache at once, rounded up to the mesh's shards.
+      max_length: most tokens of one conversation.
+      mesh: devices; default: those that the model's weights live on.
+      tokenizer: default `model.tokenizer`.
+      segment: decode steps per program call.
+      leave_fraction: a decode call returns when no more than this share of its rows still runs, so that finished rows can
+        call their tools and others can take their place.
+      seed: root of all sampling randomness.
+
+    Raises:
+      ValueError: max_length exceeds the model's context, or there is no tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        rows: int = 64,
+        max_length: int = 2048,
+        mesh: Mesh | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        segment: int = 32,
+        leave_fraction: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        if max_length > model.config.max_length:
+            raise ValueError(
+                f"max_length={max_length} exceeds the model's context of {model.config.max_length} tokens; lower max_length"
+            )
+        tokenizer = tokenizer or model.tokenizer
+        if tokenizer is None:
+            raise ValueError("the engine needs a tokenizer: load the model with load_pretrained or pass tokenizer=")
+        self.tokenizer = tokenizer
+        self.config = model.config
+        self.mesh = mesh or _mesh_of(model)
+        self.max_length = max_length
+        self.segment = segment
+        self.leave_fraction = leave_fraction
+        self.seed = seed
+        self.version = 0
+        self.stats = EngineStats()
+        self._graph, self._params = nnx.split(model)
+        shards = batch_shards(self.mesh)
+        rows_per_shard = -(-rows // shards)
+        self._table = RowTable(shards, rows_per_shard)
+        # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
+        self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
+        self._decode_spans = ladder(min(256, max_length), max_length, 2)
+        self._extend_rows = ladder(min(8, rows_per_shard), rows_per_shard, 4)
+        self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
+        self._extend_spans = ladder(min(512, max_length), max_length, 4)
+        cache_sharding = batch_sharding(self.mesh)
+        self._cache = programs.KVCache.create(model, shards, rows_per_shard, max_length, cache_sharding)
+        self._streams: list[Stream] = []
+        self._clock = 0
+        self._automaton = _Automata(self)
+        small = replicated(self.mesh)
+        self._extend = jax.jit(
+            functools.partial(programs.extend, self._graph),
+            static_argnames=("span",),
+            donate_argnames=("cache",),
+            out_shardings=cache_sharding,
+        )
+        self._fork = jax.jit(
+            programs.fork, static_argnames=("span",), donate_argnames=("cache",), out_shardings=cache_sharding
+        )
+        self._decode = jax.jit(
+            functools.partial(programs.decode, self._graph),
+            static_argnames=("steps", "span", "truncate"),
+            donate_argnames=("cache",),
+            out_shardings=(cache_sharding, small),
+        )
+
+    # --- conversations -------------------------------------------------------------------------------------------------
+
+    def open(self, prompt: Sequence[int], example_id: str = "", sample: int = 0) -> Stream:
+        """Starts a conversation from prompt ids. Its randomness depends on (example_id, sample) and nothing else.
+
+        Raises:
+          ValueError: the prompt is empty or leaves no room to generate.
+        """
+        if not prompt:
+            raise ValueError(f"the prompt of example {example_id!r} is empty")
+        if len(prompt) >= self.max_length:
+            raise ValueError(
+                f"the prompt of example {example_id!r} has {len(prompt)} tokens, but a conversation may hold "
+                f"{self.max_length} (the model's context is {self.config.max_length}): shorten it or raise max_length"
+            )
+        stream = Stream(identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger())
+        stream.ledger.feed(prompt)
+        self._streams.append(stream)
+        return stream
+
+    def room(self, stream: Stream) -> int:
+        """Tokens that the conversation may still take."""
+        return self.max_length - len(stream.ledger)
+
+    def feed(self, stream: Stream, tokens: Sequence[int]) -> None:
+        """Appends tokens that the policy did not sample; they are prefilled with the next request.
+
+        Raises:
+          ValueError: they do not fit (nothing is ever cut here).
+        """
+        if len(tokens) > self.room(stream):
+            raise ValueError(f"{len(tokens)} tokens do not fit: the conversation has room for {self.room(stream)}")
+        stream.ledger.feed(tokens)
+
+    def request(
+        self, stream: Stream, *, stops: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling = GREEDY
+    ) -> None:
+        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit."""
+        if stream.request is not None:
+            raise ValueError("the conversation has a turn under way already")
+        room = self.room(stream)
+        if room < 1:
+            raise ValueError("the conversation is full; check `room` before asking for a turn")
+        self._automaton.add(stops)
+        remaining = room if max_tokens is None else min(max_tokens, room)
+        stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining)
+
+    def fork(self, stream: Stream, sample: int) -> Stream:
+        """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""
+        if stream.request is not None:
+            raise ValueError("cannot fork a conversation while a turn is under way")
+        copy = Stream(identity=(stream.identity[0], sample), ledger=stream.ledger.copy(), turn=stream.turn)
+        self._streams.append(copy)
+        if stream.row is not None and stream.cached:
+            row = self._table.take(near=stream.row[0])
+            if row is not None and row[0] == stream.row[0]:
+                copy.row, copy.cached = row, stream.cached
+                self._run_fork([(stream, copy)])
+            elif row is not None:
+                self._table.release(row)
+        return copy
+
+    def close(self, stream: Stream) -> None:
+        """Ends a conversation and frees its row. Its ledger stays readable."""
+        if stream.row is not None:
+            self._table.release(stream.row)
+        stream.row, stream.request, stream.cached = None, None, 0
+        self._streams.remove(stream)
+
+    @property
+    def rows(self) -> int:
+        """Conversations that are held in the KV cache at once."""
+        return self._table.shards * self._table.rows_per_shard
+
+    @property
+    def busy(self) -> bool:
+        """True if a turn is waiting or under way."""
+        return any(stream.request is not None for stream in self._streams)
+
+    # --- weights -------------------------------------------------------------------------------------------------------
+
+    def update(self, params: nnx.State, version: int) -> None:
+        """Takes new weights (same structure and sharding, no copy). Cached keys and values of live streams are dropped."""
+        self._params = params
+        self.version = version
+        for stream in self._streams:
+            self._evict(stream)
+
+    # --- running -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[tuple[Stream, Generated]]:
+        """Feeds what is new, decodes one segment, and returns the turns that finished in it."""
+        self._clock += 1
+        running = self._schedule()
+        if not running:
+            return []
+        self._extend_all(running)
+        return self._decode_segment(running)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        stops: Sequence[str] = (),
+        max_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        progress: bool = False,
+    ) -> list[Generated]:
+        """One turn for each prompt, in order: the simple way in, without agents or tools."""
+        streams = [self.open(prompt, example_id=str(i)) for i, prompt in enumerate(prompts)]
+        results: dict[int, Generated] = {}
+        places = {id(stream): i for i, stream in enumerate(streams)}
+        try:
+            for stream in streams:
+                self.request(stream, stops=stops, max_tokens=max_tokens, sampling=sampling)
+            with tqdm(total=len(streams), desc="generating", unit="turn", disable=not progress) as bar:
+                while self.busy:
+                    for stream, generated in self.step():
+                        results[places[id(stream)]] = generated
+                        self.close(stream)
+                        bar.update()
+        finally:
+            for stream in [s for s in streams if s in self._streams]:
+                self.close(stream)
+        return [results[i] for i in range(len(prompts))]
+
+    @property
+    def compilations(self) -> int:
+        """Number of device programs compiled so far; bounded by the ladders of shapes."""
+        return compiled_programs(self._extend, self._fork, self._decode)
+
+    def _schedule(self) -> list[Stream]:
+        """Streams that get to run now: those with a request and a row, rows given in order of arrival."""
+        wanting = [stream for stream in self._streams if stream.request is not None]
+        shard_of: dict[tuple[int, ...], int] = {}  # streams with one prompt go to one shard, so that they can share it
+        for stream in wanting:
+            if stream.row is not None:
+                continue
+            prompt = tuple(stream.ledger.tokens)
+            row = self._table.take(shard_of.get(prompt))
+            if row is None and self._evict_idle():
+                row = self._table.take(shard_of.get(prompt))
+            if row is None:
+                break
+            shard_of[prompt] = row[0]
+            stream.row = row
+        running = [stream for stream in wanting if stream.row is not None]
+        for stream in running:
+            stream.last_used = self._clock
+        return running
+
+    def _evict_idle(self) -> bool:
+        """Takes the row of the stream that has waited longest for its tool; it will be fed again when it goes on."""
+        idle = [stream for stream in self._streams if stream.row is not None and stream.request is None]
+        if not idle:
+            return False
+        victim = min(idle, key=lambda stream: stream.last_used)
+        self._evict(victim)
+        self.stats.evictions += 1
+        return True
+
+    def _evict(self, stream: Stream) -> None:
+        if stream.row is not None:
+            self._table.release(stream.row)
+        stream.row, stream.cached = None, 0
+
+    def _extend_all(self, running: list[Stream]) -> None:
+        """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""
+        leaders: dict[tuple[int, tuple[int, ...]], Stream] = {}
+        followers: list[tuple[Stream, Stream]] = []
+        pending: list[Stream] = []
+        for stream in running:
+            target = len(stream.ledger) - 1
+            if stream.cached >= target:
+                continue
+            assert stream.row is not None
+            key = (stream.row[0], tuple(stream.ledger.tokens[:target]))
+            if stream.cached == 0 and key in leaders:
+                followers.append((leaders[key], stream))
+                continue
+            if stream.cached == 0:
+                leaders[key] = stream
+            pending.append(stream)
+        longest = self._extend_steps[-1]
+        while pending:
+            groups: dict[int, list[Stream]] = {}
+            for stream in pending:
+                missing = min(len(stream.ledger) - 1 - stream.cached, longest)
+                groups.setdefault(round_up(missing, self._extend_steps), []).append(stream)
+            for steps, streams in sorted(groups.items()):
+                self._run_extend(streams, steps)
+            pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
+        for leader, follower in followers:
+            follower.cached = leader.cached
+            self.stats.forked_tokens += leader.cached
+        if followers:
+            self._run_fork(followers)
+
+    def _run_extend(self, streams: list[Stream], steps: int) -> None:
+        layout = _Layout(self._table, self._extend_rows, streams)
+        tokens = np.zeros((*layout.shape, steps), np.int32)
+        counts = np.zeros(layout.shape, np.int32)
+        for place, stream in layout:
+            new = stream.ledger.tokens[stream.cached : min(stream.cached + steps, len(stream.ledger) - 1)]
+            tokens[place][: len(new)] = new
+            counts[place] = len(new)
+        starts = layout.gather(lambda stream: stream.cached)
+        longest = int(starts.max())
+        span = round_up(longest, self._extend_spans) if longest else 0
+        self._cache = self._extend(
+            params=self._params,
+            cache=self._cache,
+            rows=layout.rows,
+            starts=starts,
+            tokens=tokens,
+            counts=counts,
+            span=span,
+        )
+        for place, stream in layout:
+            stream.cached += int(counts[place])
+        self.stats.prefilled_tokens += int(counts.sum())
+
+    def _run_fork(self, pairs: list[tuple[Stream, Stream]]) -> None:
+        layout = _Layout(self._table, self._extend_rows, [target for _, target in pairs])
+        source_of = {id(target): source for source, target in pairs}
+        sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
+        for place, target in layout:
+            row = source_of[id(target)].row
+            assert row is not None
+            sources[place] = row[1]
+        span = round_up(max(target.cached for _, target in pairs), self._decode_spans)
+        self._cache = self._fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
+
+    def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
+        layout = _Layout(self._table, self._decode_rows, running)
+        automaton, transition, hits = self._automaton.current()
+        requests = [stream.request for stream in running if stream.request is not None]
+        truncate = any(request.sampling.truncated for request in requests)
+        identity = np.zeros((*layout.shape, 3), np.uint32)
+        for place, stream in layout:
+            identity[place] = (*stream.identity, stream.turn)
+        starts = layout.gather(lambda stream: stream.cached)
+        inputs = programs.DecodeInputs(
+            rows=layout.rows,
+            starts=starts,
+            tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
+            limits=layout.gather(lambda stream: stream.request.remaining),
+            states=layout.gather(lambda stream: stream.request.automaton_state),
+            stop_masks=layout.gather(lambda stream: automaton.mask(stream.request.stops), np.uint32),
+            identity=identity,
+            temperature=layout.gather(lambda stream: stream.request.sampling.temperature, np.float32),
+            top_p=layout.gather(lambda stream: stream.request.sampling.top_p, np.float32),
+            top_k=layout.gather(lambda stream: stream.request.sampling.top_k),
+        )
+        leave_at = int(len(running) * self.leave_fraction)
+        self._cache, outputs = self._decode(
+            params=self._params,
+            cache=self._cache,
+            inputs=inputs,
+            transition=transition,
+            hits=hits,
+            seed=np.int32(self.seed),
+            leave_at=np.int32(leave_at),
+            steps=self.segment,
+            span=round_up(max(int(starts.max()), 1), self._decode_spans),
+            truncate=truncate,
+        )
+        host = jax.device_get(outputs)
+        self.stats.decode_slots += int(np.prod(layout.shape)) * int(host.counts.max())
+        finished = []
+        for place, stream in layout:
+            done = self._record(stream, host, place, automaton)
+            if done is not None:
+                finished.append((stream, done))
+        return finished
+
+    def _record(
+        self, stream: Stream, outputs: programs.DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
+    ) -> Generated | None:
+        """Books one row's new tokens; returns the turn if it is over."""
+        request = stream.request
+        assert request is not None
+        count = int(outputs.counts[place])
+        stream.ledger.sample(
+            outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), self.version
+        )
+        stream.cached += count
+        request.sampled += count
+        request.remaining -= count
+        request.automaton_state = int(outputs.states[place])
+        self.stats.decoded_tokens += count
+        stopped = int(outputs.stopped[place])
+        if not stopped and request.remaining > 0:
+            return None
+        reason: StopReason = "length"
+        stop = None
+        names = [name for i, name in enumerate(automaton.stops) if stopped >> i & 1]
+        if names:
+            reason, stop = "stop", names[0]
+        elif stopped & int(EOS_BIT):
+            reason = "eos"
+        stream.request = None
+        stream.turn += 1
+        return Generated(tokens=stream.ledger.tokens[-request.sampled :], stop_reason=reason, stop=stop)
+
+
+class _Layout:
+    """Places streams into the [shards, active rows] arrays of a program call."""
+
+    def __init__(self, table: RowTable, sizes: tuple[int, ...], streams: Sequence[Stream]) -> None:
+        by_shard: list[list[Stream]] = [[] for _ in range(table.shards)]
+        for stream in streams:
+            assert stream.row is not None
+            by_shard[stream.row[0]].append(stream)
+        active = round_up(max(len(group) for group in by_shard), sizes)
+        self.shape = (table.shards, active)
+        self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
+        self._places = [((shard, i), stream) for shard, group in enumerate(by_shard) for i, stream in enumerate(group)]
+        for place, stream in self._places:
+            assert stream.row is not None
+            self.rows[place] = stream.row[1]
+
+    def __iter__(self):
+        return iter(self._places)
+
+    def gather(self, value: Any, dtype: Any = np.int32) -> np.ndarray:
+        """value(stream) at each stream's place, 0 elsewhere."""
+        result = np.zeros(self.shape, dtype)
+        for place, stream in self._places:
+            result[place] = value(stream)
+        return result
+
+
+class _Automata:
+    """The union of all stop strings seen so far, on the device."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stops: tuple[str, ...] = ()
+        self._built: tuple[StopAutomaton, jax.Array, jax.Array] | None = None
+
+    def add(self, stops: Sequence[str]) -> None:
+        new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
+        if new:
+            self._stops += new
+            self._built = None
+
+    def current(self) -> tuple[StopAutomaton, jax.Array, jax.Array]:
+        if self._built is None:
+            engine = self._engine
+            eos = sorted(engine.tokenizer.eos_ids | set(engine.config.eos_ids))
+            automaton = build_automaton(self._stops, engine.tokenizer.token_bytes, eos, engine.config.vocab_size)
+            everywhere = replicated(engine.mesh)
+            tables = jax.device_put((automaton.transition, automaton.hits), everywhere)
+            self._built = (automaton, *tables)
+        return self._built
+
+
+def _mesh_of(model: Decoder) -> Mesh:
+    """The mesh that the weights were placed on."""
+    for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):
+        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
+            return cast(Mesh, leaf.sharding.mesh)
+    return single_device_mesh()

@@ -1,0 +1,118 @@
+"""Sampling one token per row: temperature, top-k, top-p, greedy; a pure function of the row's logits and its key."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+_BLOCK = 128  # the cumulative distribution is searched in two levels: which block of ids, then which id in it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a turn is sampled. `temperature=0` is greedy; `top_k=0` and `top_p=1` switch truncation off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature} must not be negative")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be in (0, 1]")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k} must not be negative")
+
+    @property
+    def truncated(self) -> bool:
+        """True if some tokens can never be sampled."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def row_keys(seed: Int[Array, ""], identity: UInt32[Array, "B 3"]) -> Array:
+    """One PRNG key per row from (seed, example hash, sample index, turn), independent of slots and neighbours, [B]."""
+
+    def one(parts: Array) -> Array:
+        key = jax.random.key(seed)
+        for i in range(3):
+            key = jax.random.fold_in(key, parts[i])
+        return key
+
+    return jax.vmap(one)(identity)
+
+
+def sample_tokens(
+    logits: Float[Array, "B V"],
+    keys: Array,
+    positions: Int[Array, " B"],
+    temperature: Float[Array, " B"],
+    top_p: Float[Array, " B"] | None = None,
+    top_k: Int[Array, " B"] | None = None,
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Samples a token per row.
+
+    Args:
+      logits: float32.
+      keys: row keys; the draw at `positions[b]` uses fold_in(keys[b], positions[b]).
+      temperature: 0 means greedy.
+      top_p, top_k: both given, or both None for no truncation (then no sort is compiled).
+
+    Returns:
+      Token ids, and their log-probabilities under the full softmax at the row's temperature (1 for greedy rows): what
+      the learner recomputes. Truncation changes which tokens can be drawn, not this value.
+    """
+    greedy = temperature <= 0
+    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    peak = scaled.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scaled - peak)
+    total = weights.sum(axis=-1)
+    kept = weights if top_p is None or top_k is None else _truncate(weights, total, top_p, top_k)
+    uniforms = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,)))(
+        keys, positions
+    )
+    drawn = _inverse_cdf(kept, uniforms)
+    token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
+    return token, chosen - peak[:, 0] - jnp.log(total)
+
+
+def _truncate(
+    weights: Float[Array, "B V"], total: Float[Array, " B"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]
+) -> Float[Array, "B V"]:
+    """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept)."""
+    size = weights.shape[-1]
+    descending = -jnp.sort(-weights, axis=-1)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
+    kth = jnp.take_along_axis(descending, k[:, None] - 1, axis=-1)
+    descending = jnp.where(descending >= kth, descending, 0.0)
+    mass = descending.sum(axis=-1, keepdims=True)
+    before = jnp.cumsum(descending, axis=-1) - descending
+    needed = (before < top_p[:, None] * mass) & (descending > 0)
+    lowest = jnp.min(jnp.where(needed, descending, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(weights >= jnp.maximum(lowest, kth), weights, 0.0)
+
+
+def _inverse_cdf(weights: Float[Array, "B V"], uniforms: Float[Array, "B 2"]) -> Int[Array, " B"]:
+    """Draws ids in proportion to non-negative weights, with one uniform for the block and one inside it."""
+    rows, size = weights.shape
+    width = min(_BLOCK, size)
+    blocks = -(-size // width)
+    grouped = jnp.pad(weights, ((0, 0), (0, blocks * width - size))).reshape(rows, blocks, width)
+    block = _search(grouped.sum(axis=-1), uniforms[:, 0])
+    inside = jnp.take_along_axis(grouped, block[:, None, None], axis=1)[:, 0]
+    return block * width + _search(inside, uniforms[:, 1])
+
+
+def _search(weights: Float[Array, "B K"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The index at which the running sum passes `uniform` of the total; never an index of weight zero."""
+    running = jnp.cumsum(weights, axis=-1)
+    index = (running <= (uniform * running[:, -1])[:, None]).sum(axis=-1)
+    last = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
+    return jnp.minimum(index, last)

@@ -1,0 +1,100 @@
+"""Stop strings matched on the device: an Aho-Corasick automaton over bytes, lifted to whole tokens."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32, UInt32
+
+MAX_STOPS = 31
+EOS_BIT = np.uint32(1 << 31)
+_STATE_BUCKET = 64  # automata are padded to multiples of this, so that new stop strings rarely change a compiled shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopAutomaton:
+    """Reads sampled tokens and tells which stop strings have just been completed, wherever token borders fall.
+
+    Attributes:
+      stops: the stop strings, in the order of their bits.
+      transition: next state after reading a token, [Q, V]. State 0 is the start.
+      hits: bit i is set if stop i is completed inside the token; the highest bit marks end-of-sequence tokens, [Q, V].
+    """
+
+    stops: tuple[str, ...]
+    transition: Int32[np.ndarray, "Q V"]
+    hits: UInt32[np.ndarray, "Q V"]
+
+    def mask(self, stops: Sequence[str]) -> np.uint32:
+        """The bits of some of the stop strings, end-of-sequence included."""
+        bits = int(EOS_BIT)
+        for stop in stops:
+            bits |= 1 << self.stops.index(stop)
+        return np.uint32(bits)
+
+
+def build_automaton(
+    stops: Sequence[str], token_bytes: Sequence[bytes], eos_ids: Sequence[int], size: int
+) -> StopAutomaton:
+    """Builds the automaton for a vocabulary.
+
+    Args:
+      stops: distinct non-empty strings, at most 31.
+      token_bytes: the bytes behind each id.
+      eos_ids: ids that always end a turn.
+      size: vocabulary size of the model (may exceed the tokenizer's; the rest match nothing).
+    """
+    stops = tuple(stops)
+    if len(stops) > MAX_STOPS or any(not stop for stop in stops) or len(set(stops)) != len(stops):
+        raise ValueError(f"stop strings must be distinct, not empty and at most {MAX_STOPS}; got {stops}")
+    byte_next, byte_hits = _aho_corasick([stop.encode() for stop in stops])
+    states = len(byte_next)
+    padded = -(-states // _STATE_BUCKET) * _STATE_BUCKET
+    transition = np.zeros((padded, size), np.int32)
+    hits = np.zeros((padded, size), np.uint32)
+    transition[:states] = np.arange(states)[:, None]
+    by_position: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+    for token, text in enumerate(token_bytes[:size]):
+        for position, byte in enumerate(text):
+            by_position[position].append((token, byte))
+    for position in sorted(by_position):
+        tokens, byte_values = np.asarray(by_position[position]).T
+        current = transition[:states, tokens]
+        reached = byte_next[current, byte_values]
+        transition[:states, tokens] = reached
+        hits[:states, tokens] |= byte_hits[reached]
+    for token in eos_ids:
+        if token < size:
+            hits[:, token] |= EOS_BIT
+    return StopAutomaton(stops=stops, transition=transition, hits=hits)
+
+
+def _aho_corasick(patterns: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Byte transitions [Q, 256] and, per state, the bit set of patterns that end there [Q]."""
+    children: list[dict[int, int]] = [{}]
+    ends: list[int] = [0]
+    for bit, pattern in enumerate(patterns):
+        state = 0
+        for byte in pattern:
+            if byte not in children[state]:
+                children[state][byte] = len(children)
+                children.append({})
+                ends.append(0)
+            state = children[state][byte]
+        ends[state] |= 1 << bit
+    table = np.zeros((len(children), 256), np.int32)
+    fallback = [0] * len(children)
+    queue = collections.deque([0])
+    while queue:
+        state = queue.popleft()
+        if state:
+            table[state] = table[fallback[state]]
+            ends[state] |= ends[fallback[state]]
+        for byte, child in children[state].items():
+            fallback[child] = int(table[state, byte]) if state else 0
+            table[state, byte] = child
+            queue.append(child)
+    return table, np.asarray(ends, np.uint32)

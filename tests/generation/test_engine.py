@@ -1,0 +1,286 @@
+"""The engine against generation by whole forward passes, and its books."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routerl_jax.generation.engine import Engine, EngineStats
+from routerl_jax.generation.rows import RowTable, ladder, round_up
+from routerl_jax.generation.sampling import GREEDY, Sampling
+from tests import tiny
+
+
+def prompts(count, seed=0, shortest=3, longest=30):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, tiny.VOCABULARY, rng.integers(shortest, longest)).tolist() for _ in range(count)]
+
+
+def greedy_reference(model, tokens, steps):
+    """Greedy continuation by one whole forward pass per token."""
+    tokens = list(tokens)
+    forward = jax.jit(lambda t: model(t))
+    for _ in range(steps):
+        padded = jnp.asarray([tokens + [0] * (256 - len(tokens))])
+        tokens.append(int(np.asarray(forward(padded))[0, len(tokens) - 1].argmax()))
+    return tokens
+
+
+def finish(engine):
+    """Runs until no turn is under way; finished turns by stream."""
+    done = {}
+    while engine.busy:
+        for stream, generated in engine.step():
+            done[id(stream)] = generated
+    return done
+
+
+def test_greedy_multi_turn_generation_equals_whole_forward_passes():
+    model = tiny.model()
+    engine = Engine(model, rows=4, max_length=200)
+    for prompt, observation in zip(prompts(3), prompts(3, seed=1, longest=60)):
+        stream = engine.open(prompt)
+        engine.request(stream, max_tokens=9)
+        first = finish(engine)[id(stream)]
+        expected = greedy_reference(model, prompt, 9)
+        assert prompt + first.tokens == expected
+        engine.feed(stream, observation)
+        engine.request(stream, max_tokens=7)
+        second = finish(engine)[id(stream)]
+        assert second.tokens == greedy_reference(model, expected + observation, 7)[-7:]
+        assert stream.ledger.tokens == expected + observation + second.tokens
+        engine.close(stream)
+
+
+def test_log_probs_equal_a_forward_pass_over_the_ledger():
+    model = tiny.model(devices=2)
+    engine = Engine(model, rows=6, max_length=200)
+    streams = [engine.open(p, str(i)) for i, p in enumerate(prompts(5))]
+    for turn in range(3):
+        for stream in streams:
+            engine.request(stream, max_tokens=5 + turn, sampling=Sampling(temperature=0.7))
+        finish(engine)
+        for stream, extra in zip(streams, prompts(5, seed=turn + 10)):
+            engine.feed(stream, extra)
+    for stream in streams:
+        sequence = stream.ledger.sequence()
+        logits = np.asarray(model(jnp.asarray(sequence.tokens[None])))[0] / 0.7
+        expected = jax.nn.log_softmax(logits)[np.arange(len(sequence) - 1), sequence.tokens[1:]]
+        mask = sequence.loss_mask[1:]
+        assert mask.sum() == 5 + 6 + 7
+        np.testing.assert_allclose(sequence.logprobs[1:][mask], np.asarray(expected)[mask], atol=1e-4)
+
+
+def test_every_token_is_prefilled_once_and_group_prompts_are_shared():
+    engine = Engine(tiny.model(), rows=8, max_length=200)
+    prompt = prompts(1, shortest=20)[0]
+    streams = [engine.open(prompt, "q", sample) for sample in range(8)]
+    for stream in streams:
+        engine.request(stream, max_tokens=6, sampling=Sampling())
+    finish(engine)
+    # The last prompt token is fed by the first decode step, so a prompt of n tokens is prefilled as n - 1.
+    assert engine.stats.prefilled_tokens == len(prompt) - 1
+    assert engine.stats.forked_tokens == 7 * (len(prompt) - 1)
+    engine.stats = EngineStats()
+    for stream in streams:
+        engine.feed(stream, [1, 2, 3, 4])
+        engine.request(stream, max_tokens=3, sampling=Sampling())
+    finish(engine)
+    # Per stream: the last sampled token and three of the four new ones; never the conversation so far.
+    assert engine.stats.prefilled_tokens == 8 * 4
+
+
+def test_samples_of_a_group_differ_and_repeat():
+    def sample(rows):
+        engine = Engine(tiny.model(), rows=rows, max_length=128, seed=3)
+        streams = [engine.open([5, 6, 7], "q", sample) for sample in range(6)]
+        for stream in streams:
+            engine.request(stream, max_tokens=10, sampling=Sampling())
+        finish(engine)
+        return [tuple(stream.ledger.tokens) for stream in streams]
+
+    first = sample(8)
+    assert len(set(first)) == 6
+    assert sample(8) == first
+
+
+def test_more_conversations_than_rows_give_the_same_tokens():
+    def texts(rows):
+        engine = Engine(tiny.model(), rows=rows, max_length=200)
+        streams = [engine.open(p, str(i)) for i, p in enumerate(prompts(10))]
+        for turn in range(2):
+            for stream in streams:
+                engine.request(stream, max_tokens=8, sampling=Sampling())
+            finish(engine)
+            for stream, extra in zip(streams, prompts(10, seed=turn + 50)):
+                engine.feed(stream, extra)
+        return [stream.ledger.tokens for stream in streams], engine.stats
+
+    roomy, stats = texts(10)
+    assert stats.evictions == 0
+    crowded, stats = texts(3)
+    assert stats.evictions > 0
+    assert crowded == roomy
+
+
+def test_result_does_not_depend_on_batch_composition():
+    """Each conversation alone, all together, and on eight devices: the same tokens and (to 1e-5) log-probs."""
+
+    def run(devices, rows, order):
+        engine = Engine(tiny.model(devices), rows=rows, max_length=128, seed=1)
+        made = {}
+        for i in order:
+            stream = engine.open(prompts(6)[i], f"example {i}", sample=i % 2)
+            engine.request(stream, stops=["Day"], max_tokens=20, sampling=Sampling(top_p=0.9))
+            made[i] = stream
+            if rows == 1:
+                finish(engine)
+                engine.close(stream)
+        finish(engine)
+        return [made[i].ledger.sequence() for i in range(6)]
+
+    together = run(1, 8, range(6))
+    for other in (run(1, 1, range(6)), run(1, 8, [3, 1, 5, 0, 2, 4]), run(8, 16, range(6))):
+        for a, b in zip(together, other):
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_stop_strings_end_turns_and_stay_in_the_text():
+    model = tiny.model()
+    engine = Engine(model, rows=4, max_length=128)
+    free = engine.generate(prompts(4), max_tokens=30, sampling=Sampling(temperature=1.0))
+    text = model.tokenizer.decode(free[0].tokens)
+    stop = re.search(r"[ -~]{3,}", text[3:])[0][:4]  # some plain characters from the middle of what it will write
+    stopped = engine.generate(prompts(4), max_tokens=30, stops=[stop, "never"], sampling=Sampling(temperature=1.0))
+    assert (stopped[0].stop_reason, stopped[0].stop) == ("stop", stop)
+    ended = model.tokenizer.decode(stopped[0].tokens)
+    assert text.startswith(ended)
+    assert stop in ended
+    assert stop not in model.tokenizer.decode(stopped[0].tokens[:-1])  # it ended with the token that completed the stop
+
+
+def test_end_tokens_and_limits_end_turns():
+    model = tiny.model()
+    eos = next(iter(model.tokenizer.eos_ids))
+    engine = Engine(model, rows=2, max_length=40)
+    stream = engine.open([1, 2, 3])
+    engine.request(stream, max_tokens=1000, sampling=Sampling(temperature=5.0))
+    generated = finish(engine)[id(stream)]
+    if generated.stop_reason == "eos":
+        assert generated.tokens[-1] == eos
+    else:
+        assert len(stream.ledger) == 40
+    assert engine.room(stream) == 40 - len(stream.ledger)
+
+
+def test_a_fork_continues_like_its_source():
+    model = tiny.model()
+    engine = Engine(model, rows=4, max_length=128)
+    source = engine.open(prompts(1)[0], "q", 0)
+    engine.request(source, max_tokens=5)
+    finish(engine)
+    prefilled = engine.stats.prefilled_tokens
+    copy = engine.fork(source, sample=1)
+    for stream in (source, copy):
+        engine.feed(stream, [9, 8, 7])
+        engine.request(stream, max_tokens=6)
+    done = finish(engine)
+    assert done[id(source)].tokens == done[id(copy)].tokens  # greedy
+    assert engine.stats.prefilled_tokens - prefilled == 2 * 3  # the shared history was not fed again
+    engine.feed(copy, [1])
+    assert len(copy.ledger) == len(source.ledger) + 1
+
+
+def test_new_weights_take_effect_and_are_recorded():
+    from flax import nnx
+
+    engine = Engine(tiny.model(), rows=2, max_length=128)
+    stream = engine.open(prompts(1)[0])
+    engine.request(stream, max_tokens=4)
+    finish(engine)
+    other = tiny.model(seed=1)
+    engine.update(nnx.state(other, nnx.Param), version=5)
+    engine.request(stream, max_tokens=4)
+    turn = finish(engine)[id(stream)]
+    assert turn.tokens == greedy_reference(other, stream.ledger.tokens[:-4], 4)[-4:]
+    sequence = stream.ledger.sequence()
+    assert sequence.versions[sequence.loss_mask].tolist() == [0] * 4 + [5] * 4
+
+
+def test_compilations_are_bounded_and_stop_after_warm_up():
+    engine = Engine(tiny.model(), rows=16, max_length=256)
+
+    def workload(seed):
+        rng = np.random.default_rng(seed)
+        streams = [engine.open(p, f"{seed}-{i}") for i, p in enumerate(prompts(16, seed, 3, 60))]
+        for turn in range(3):
+            for stream in streams[: 16 if turn < 2 else int(rng.integers(1, 17))]:
+                engine.request(stream, stops=["Day"], max_tokens=int(rng.integers(4, 30)), sampling=Sampling())
+            finish(engine)
+            for stream in streams:
+                engine.feed(stream, rng.integers(0, tiny.VOCABULARY, rng.integers(1, 30)).tolist())
+        for stream in streams:
+            engine.close(stream)
+
+    for seed in range(6):
+        workload(seed)
+    warm = engine.compilations
+    ladders = len(engine._decode_rows) * len(engine._decode_spans)
+    ladders += len(engine._extend_rows) * (len(engine._extend_steps) * (len(engine._extend_spans) + 1) + 1)
+    assert warm <= ladders
+    for seed in range(6, 12):
+        workload(seed)
+    assert engine.compilations == warm
+
+
+def test_bad_requests_are_refused():
+    model = tiny.model()
+    with pytest.raises(ValueError, match="exceeds the model's context of 256 tokens"):
+        Engine(model, max_length=300)
+    engine = Engine(model, rows=2, max_length=32)
+    with pytest.raises(ValueError, match="prompt of example 'q7' has 40 tokens, but a conversation may hold 32"):
+        engine.open([1] * 40, "q7")
+    with pytest.raises(ValueError, match="prompt of example 'q8' is empty"):
+        engine.open([], "q8")
+    stream = engine.open([1] * 20)
+    with pytest.raises(ValueError, match="13 tokens do not fit: the conversation has room for 12"):
+        engine.feed(stream, [1] * 13)
+    assert len(stream.ledger) == 20
+    engine.request(stream, max_tokens=1)
+    with pytest.raises(ValueError, match="a turn under way already"):
+        engine.request(stream)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        Engine(model, max_length=32)
+
+
+def test_generate_keeps_order_and_frees_rows():
+    engine = Engine(tiny.model(), rows=3, max_length=128)
+    wanted = prompts(7)
+    results = engine.generate(wanted, max_tokens=5, sampling=GREEDY)
+    assert [len(r.tokens) for r in results] == [5] * 7
+    for prompt, result in zip(wanted, results):
+        assert greedy_reference(tiny.model(), prompt, 5)[-5:] == result.tokens
+    assert engine._table.free() == engine.rows
+
+
+def test_row_table_and_ladders():
+    table = RowTable(2, 2)
+    assert [table.take(), table.take(), table.take(near=0), table.take(near=0), table.take()] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        None,
+    ]
+    table.release((1, 0))
+    assert table.free() == 1
+    with pytest.raises(ValueError, match="free already"):
+        table.release((1, 0))
+    assert ladder(8, 100) == (8, 16, 32, 64, 100)
+    assert round_up(17, (8, 32)) == 32
+    with pytest.raises(ValueError, match="exceeds the largest"):
+        round_up(33, (8, 32))

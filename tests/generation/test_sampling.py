@@ -1,0 +1,102 @@
+"""Sampling against the distributions that it should follow."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routerl_jax.generation.sampling import Sampling, row_keys, sample_tokens
+
+DRAWS = 20_000
+
+
+def draw(logits, temperature=1.0, top_p=None, top_k=None, seed=0):
+    """DRAWS samples from one row of logits, each with a key of its own."""
+    identity = np.stack([np.arange(DRAWS), np.zeros(DRAWS), np.zeros(DRAWS)], axis=1).astype(np.uint32)
+    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (DRAWS, len(logits)))
+    full = lambda value, dtype: None if value is None else jnp.full(DRAWS, value, dtype)  # noqa: E731
+    if (top_p is None) != (top_k is None):
+        top_p, top_k = (1.0 if top_p is None else top_p), (0 if top_k is None else top_k)
+    return jax.jit(sample_tokens)(
+        rows,
+        row_keys(jnp.int32(seed), jnp.asarray(identity)),
+        jnp.zeros(DRAWS, jnp.int32),
+        jnp.full(DRAWS, temperature, jnp.float32),
+        full(top_p, jnp.float32),
+        full(top_k, jnp.int32),
+    )
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+@pytest.mark.parametrize("size", [5, 128, 300])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_frequencies_follow_the_softmax(size, temperature):
+    logits = np.random.default_rng(size).normal(size=size) * 2
+    tokens, logprobs = draw(logits, temperature)
+    expected = softmax(logits / temperature)
+    counts = np.bincount(np.asarray(tokens), minlength=size)
+    # Pearson's statistic over the frequent ids: mean df, standard deviation sqrt(2 df); six of these is never met by luck.
+    frequent = expected * DRAWS > 20
+    statistic = ((counts - expected * DRAWS) ** 2 / (expected * DRAWS))[frequent].sum()
+    df = frequent.sum()
+    assert statistic < df + 6 * np.sqrt(2 * df)
+    np.testing.assert_allclose(logprobs, np.log(expected)[np.asarray(tokens)], atol=1e-5)
+
+
+def test_greedy_is_argmax_and_reports_log_probs_at_temperature_one():
+    logits = np.random.default_rng(1).normal(size=50)
+    tokens, logprobs = draw(logits, temperature=0.0)
+    assert set(np.asarray(tokens).tolist()) == {int(np.argmax(logits))}
+    np.testing.assert_allclose(logprobs, np.log(softmax(logits)).max(), atol=1e-5)
+
+
+def support(logits, top_p, top_k):
+    """The ids that nucleus sampling after top-k may draw: the smallest most-probable set that holds mass p."""
+    p = softmax(logits)
+    order = np.argsort(-p)
+    order = order[:top_k] if top_k else order
+    mass = np.cumsum(p[order]) / p[order].sum()
+    return set(order[: int(np.searchsorted(mass, top_p)) + 1].tolist())
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.7, 0), (1.0, 5), (0.8, 10), (0.05, 0), (1.0, 1), (0.95, 300)])
+def test_truncation_keeps_exactly_the_right_support(top_p, top_k):
+    logits = np.random.default_rng(2).normal(size=40) * 1.5
+    tokens, logprobs = draw(logits, top_p=top_p, top_k=top_k)
+    allowed = support(logits, top_p, min(top_k, 40))
+    seen = set(np.asarray(tokens).tolist())
+    p = softmax(logits)
+    likely = {i for i in allowed if p[i] > 20 / DRAWS}
+    assert likely <= seen <= allowed
+    np.testing.assert_allclose(logprobs, np.log(p)[np.asarray(tokens)], atol=1e-5)  # of the full distribution
+
+
+def test_ids_of_probability_zero_are_never_drawn():
+    logits = np.full(200, -np.inf)
+    logits[[3, 150]] = 0.0
+    tokens, _ = draw(logits)
+    assert set(np.asarray(tokens).tolist()) == {3, 150}
+
+
+def test_a_row_depends_on_its_own_logits_and_key_only():
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(size=(6, 300)), jnp.float32)
+    identity = jnp.asarray(rng.integers(0, 2**32, (6, 3), dtype=np.uint32))
+    positions = jnp.arange(6)
+    sample = jax.jit(sample_tokens)
+    together, _ = sample(logits, row_keys(jnp.int32(7), identity), positions, jnp.ones(6))
+    order = np.asarray([4, 1, 5, 0, 3, 2])
+    shuffled, _ = sample(logits[order], row_keys(jnp.int32(7), identity[order]), positions[order], jnp.ones(6))
+    np.testing.assert_array_equal(np.asarray(together)[order], shuffled)
+    moved, _ = sample(logits, row_keys(jnp.int32(8), identity), positions, jnp.ones(6))
+    assert (np.asarray(moved) != np.asarray(together)).any()
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -2}])
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Sampling(**bad)
