@@ -1,0 +1,1 @@
+"""Knowledge bases: built from a corpus or tables, stored on disk, searched by many queries at once."""

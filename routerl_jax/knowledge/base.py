@@ -1,0 +1,64 @@
+"""What a knowledge base is to everybody else, and the registry of kinds that `load_kb` opens."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Protocol
+
+from jax.sharding import Mesh
+
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.store import Store
+
+
+class KnowledgeBase(abc.ABC):
+    """Passages that can be searched by many queries at once; safe to use from several threads.
+
+    A kind implements `_search`; what is common to all, the checks and the treatment of empty queries, is here.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Number of passages."""
+
+    @abc.abstractmethod
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """Results for queries that are not blank."""
+
+    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Passage]]:
+        """The k best passages for each query (all, if there are fewer), best first, with their scores.
+
+        A blank query finds nothing. What a query finds doesn't depend on the others of the call.
+
+        Raises:
+          ValueError: k is not a whole number of at least 1, or `queries` is not a list of strings.
+        """
+        if isinstance(queries, str):
+            raise ValueError(f"search takes a list of queries, got one string; write search([{queries!r}])")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k={k!r} must be a whole number of at least 1")
+        for i, query in enumerate(queries):
+            if not isinstance(query, str):
+                raise ValueError(f"query {i} is of type {type(query).__name__}, expected a string")
+        asked = [i for i, query in enumerate(queries) if query.strip()]
+        results: list[list[Passage]] = [[] for _ in queries]
+        if asked:
+            for i, found in zip(asked, self._search([queries[i] for i in asked], k)):
+                results[i] = found
+        return results
+
+
+class Opener(Protocol):
+    """Makes a knowledge base of an opened store; `index` and `encoder` stand in for those of the manifest."""
+
+    def __call__(
+        self, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None
+    ) -> KnowledgeBase: ...
+
+
+KB_KINDS: Registry[Opener] = Registry("kind of knowledge base")

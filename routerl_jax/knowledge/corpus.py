@@ -1,0 +1,166 @@
+"""Readers of text corpora: JSON Lines (plain or gzip) and HippoRAG's JSON lists, one Passage per row.
+
+Rows are `{id, title, text}`, or as FlashRAG and Search-R1 have them `{id, contents: "\\"Title\\"\\ntext"}`, or, in a
+JSON list, HippoRAG's `{title, text, idx?}`. Other keys are ignored. Nothing is skipped: a row that cannot become a
+passage is an error.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import json
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from routerl_jax.core.types import Passage
+
+
+class Place(NamedTuple):
+    """Where a row stands, for error messages."""
+
+    path: pathlib.Path
+    unit: str  # "line" or, in a JSON list, "item"
+    number: int
+
+    def error(self, problem: str) -> ValueError:
+        """A ValueError that names file, row and problem."""
+        return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
+
+
+def read_corpus(path: str | pathlib.Path) -> Iterator[Passage]:
+    """Passages of a corpus file, in its order, with scores 0.
+
+    Raises:
+      ValueError: a missing file or unknown extension (at once); while reading, a row that is not JSON, lacks id or
+        text, is empty, or repeats an id, and a file without rows. The message names file, line, key and the fix.
+    """
+    return _passages(checked_path(path))
+
+
+def read_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """JSON objects of a .jsonl, .jsonl.gz, .json or .json.gz file with their places; blank lines are passed over."""
+    try:
+        with _open(path) as file:
+            if _suffix(path) == ".json":
+                yield from _list_rows(path, file)
+                return
+            for number, line in enumerate(file, 1):
+                place = Place(path, "line", number)
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if line.strip():
+                    yield place, _object(line, place)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{path}: damaged or not gzip ({error}). Fetch it again, or drop .gz if it is plain"
+        ) from error
+
+
+def checked_path(path: str | pathlib.Path) -> pathlib.Path:
+    """The path, if it is a file whose extension a reader knows; ValueError otherwise."""
+    path = pathlib.Path(path).expanduser()
+    if not path.is_file():
+        what = "is a directory, not a corpus file" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")
+    if _suffix(path) not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
+    return path
+
+
+def file_sha256(path: pathlib.Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | None = None) -> str:
+    """`row[key]` as a string that can be stored (numbers are spelled out, null counts as absent)."""
+    value = row.get(key)
+    if value is None:
+        if default is None:
+            raise place.error(f"key {key!r} is missing (keys: {', '.join(row) or 'none'}). Every row needs it")
+        return default
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise place.error(f"key {key!r} holds {type(value).__name__}, expected a string")
+    value = str(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise place.error(f"key {key!r} holds half of a surrogate pair ({error.reason}). Re-encode the file") from error
+    return value
+
+
+def new_id(row_id: str, place: Place, seen: dict[str, int]) -> str:
+    """`row_id`, remembered in `seen`; ValueError if it is empty or was there before."""
+    if not row_id.strip():
+        raise place.error("key 'id' is empty. Give every row an id of its own")
+    if row_id in seen:
+        raise place.error(f"key 'id': {row_id!r} was used in {place.unit} {seen[row_id]} already. Make ids distinct")
+    seen[row_id] = place.number
+    return row_id
+
+
+def _passages(path: pathlib.Path) -> Iterator[Passage]:
+    seen: dict[str, int] = {}
+    for place, row in read_rows(path):
+        title, text = _title_and_text(row, place)
+        if not text.strip():
+            key = "text" if "text" in row else "contents"
+            raise place.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
+        if place.unit == "item":  # HippoRAG's lists number their passages or leave that to the order
+            row = {"id": row.get("idx", place.number - 1), **row}
+        yield Passage(id=new_id(string_field(row, "id", place), place, seen), title=title, text=text)
+    if not seen:
+        raise ValueError(f"{path} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+
+
+def _title_and_text(row: dict[str, Any], place: Place) -> tuple[str, str]:
+    if "text" in row or "contents" not in row:
+        return string_field(row, "title", place, default=""), string_field(row, "text", place)
+    contents = string_field(row, "contents", place)
+    first, newline, rest = contents.partition("\n")
+    if not newline:
+        return "", contents
+    first = first.strip()
+    quoted = len(first) >= 2 and first[0] == first[-1] == '"'
+    return first[1:-1] if quoted else first, rest
+
+
+def _list_rows(path: pathlib.Path, file: BinaryIO) -> Iterator[tuple[Place, dict[str, Any]]]:
+    try:
+        rows = json.loads(file.read())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}). Convert it to UTF-8") from error
+    except json.JSONDecodeError as error:
+        hint = "Rename it to .jsonl if it holds one JSON object per line"
+        raise Place(path, "line", error.lineno).error(f"not JSON ({error.msg}). {hint}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: expected a JSON list of passages, found {type(rows).__name__}")
+    for number, row in enumerate(rows, 1):
+        place = Place(path, "item", number)
+        if not isinstance(row, dict):
+            raise place.error(f"expected an object like {{title, text}}, found {type(row).__name__}")
+        yield place, row
+
+
+def _object(line: bytes, place: Place) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise place.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise place.error(f"not JSON ({error.msg}, column {error.colno}). Put one JSON object on each line") from error
+    if not isinstance(row, dict):
+        raise place.error(f"expected an object like {{id, title, text}}, found {type(row).__name__}")
+    return row
+
+
+def _open(path: pathlib.Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _suffix(path: pathlib.Path) -> str:
+    return pathlib.Path(path.name.removesuffix(".gz")).suffix

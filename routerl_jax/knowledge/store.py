@@ -1,0 +1,259 @@
+"""A knowledge base on disk: its manifest, and its passages and embeddings as sharded zarr that is read lazily.
+
+    DIR/kb.json           the manifest
+    DIR/passages/bytes    uint8 [bytes]: id, title and text of all passages, one after the other, UTF-8
+    DIR/passages/offsets  int64 [3 N + 1]: where each of those strings begins
+    DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors)
+    DIR/index             what the search index keeps (backend's own format)
+
+A file holds many small chunks, so that one passage or vector is read without its neighbours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from jaxtyping import Int
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.types import Passage
+
+FORMAT = 1
+MANIFEST, EMBEDDINGS, BYTES, OFFSETS, INDEX = "kb.json", "embeddings", "passages/bytes", "passages/offsets", "index"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """How passages became vectors; queries must go the same way."""
+
+    encoder: str  # name or directory, as `models.load_pretrained` takes it
+    dim: int
+    dtype: str = "float32"
+    query_prefix: str = ""  # put before every query
+    passage_prefix: str = ""  # was put before every passage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """kb.json: what the knowledge base is, and all that is needed to build it again."""
+
+    format: int = FORMAT
+    kind: str
+    name: str
+    count: int
+    corpus: str  # the file it was built from; empty: from passages in memory
+    corpus_sha256: str
+    config: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # dotted keys of the build that were not defaults
+    created: str  # UTC, ISO 8601
+    embedding: Embedding | None = None
+    index: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # its `backend`, and the settings to load it with
+
+    @classmethod
+    def read(cls, directory: pathlib.Path) -> Manifest:
+        """Reads DIR/kb.json; ValueError with path and rebuild command if it is absent, damaged or of another format."""
+        path = directory / MANIFEST
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {rebuild_hint(directory)}")
+        try:
+            fields = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}). {rebuild_hint(directory)}") from error
+        found = fields.get("format") if isinstance(fields, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"{path} has format {found!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")
+        try:
+            return from_config_dict(cls, fields, path=str(path))
+        except ValueError as error:
+            raise ValueError(f"{error}. {rebuild_hint(directory)}") from error
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Writes DIR/kb.json."""
+        (directory / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+
+
+def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:
+    """How to make the knowledge base anew: the command, where there is one."""
+    if manifest is not None and not manifest.corpus:
+        return f"It was built from passages in memory: delete {directory} and let the program that made it do so again"
+    values = {"corpus": manifest.corpus, **manifest.config} if manifest else {"corpus": "FILE"}
+    flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
+    where = shlex.quote(f"--workdir={directory}")
+    return f"Rebuild it: python -m launch.build_kb --config=configs/build_kb.py {where} {flags} --config.overwrite"
+
+
+class StoredArray:
+    """A zarr array that is read lazily, or held in memory once it is small enough to be."""
+
+    def __init__(self, path: pathlib.Path, memory_limit: int, hint: str) -> None:
+        try:
+            self._array = ts.open(_location(path), open=True, read=True).result()
+        except ValueError as error:
+            raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
+        self._path, self._hint = path, hint
+        self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
+        self._check_files()
+
+    def __len__(self) -> int:
+        return self._array.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return self._array.shape
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop."""
+        return self._memory[start:stop] if self._small else self._get(self._array[start:stop].read())
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of the given numbers, in their order."""
+        return self._memory[rows] if self._small else self._get(self._array[rows].read())
+
+    def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
+        """Several ranges of rows, read at once."""
+        if self._small:
+            return [self._memory[start:stop] for start, stop in zip(starts, stops)]
+        with ts.Batch() as batch:
+            pending = [self._array[int(a) : int(b)].read(batch=batch) for a, b in zip(starts, stops)]
+        return [self._get(future) for future in pending]
+
+    @functools.cached_property
+    def _memory(self) -> np.ndarray:
+        return self._get(self._array.read())
+
+    def _get(self, future: Any) -> np.ndarray:
+        try:
+            return future.result()
+        except ValueError as error:
+            raise ValueError(f"{self._path} is damaged ({_brief(error)}). {self._hint}") from error
+
+    def _check_files(self) -> None:
+        """zarr reads an absent file as zeros; here it is an error."""
+        columns = ["0"] * (len(self.shape) - 1)
+        rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
+        for shard in range(-(-len(self) // rows_per_file)):
+            file = self._path.joinpath("c", str(shard), *columns)
+            if not file.is_file():
+                raise ValueError(f"{file} is missing. {self._hint}")
+
+
+class StoredPassages:
+    """The passages of a store, by row number."""
+
+    def __init__(self, directory: pathlib.Path, memory_limit: int, hint: str) -> None:
+        self._bytes = StoredArray(directory / BYTES, memory_limit, hint)
+        self._offsets = StoredArray(directory / OFFSETS, memory_limit, hint)
+
+    def __len__(self) -> int:
+        return (len(self._offsets) - 1) // 3
+
+    def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
+        """The passages of the given rows, scores 0; only their own bytes are read."""
+        starts = 3 * np.asarray(rows, np.int64).reshape(-1)
+        edges = self._offsets.take(starts[:, None] + np.arange(4))
+        texts = self._bytes.ranges(edges[:, 0].tolist(), edges[:, 3].tolist())
+        return [_passage(raw.tobytes(), row - row[0]) for raw, row in zip(texts, edges)]
+
+    def read(self, start: int, stop: int) -> list[Passage]:
+        """The passages of rows start..stop, read in one piece."""
+        edges = self._offsets.read(3 * start, 3 * stop + 1)
+        raw = self._bytes.read(int(edges[0]), int(edges[-1])).tobytes()
+        return [_passage(raw, edges[i : i + 4] - edges[0]) for i in range(0, len(edges) - 1, 3)]
+
+
+class Store:
+    """A knowledge base on disk, opened for reading. Safe to use from several threads.
+
+    Arrays of at most `memory_limit` bytes are held in memory from their first use; larger ones stay on disk.
+
+    Raises:
+      ValueError: no knowledge base there, another format, missing or damaged files, or arrays whose lengths disagree
+        with the manifest; names the path and the command that rebuilds it.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, *, memory_limit: int = 2**30) -> None:
+        self.directory = pathlib.Path(directory).expanduser()
+        if not self.directory.is_dir():
+            raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
+        self.manifest = Manifest.read(self.directory)
+        self.hint = rebuild_hint(self.directory, self.manifest)
+        self.passages = StoredPassages(self.directory, memory_limit, self.hint)
+        self._check(OFFSETS, (len(self.passages),), (self.manifest.count,))
+        self._embeddings: StoredArray | None = None
+        if self.manifest.embedding is not None:
+            self._embeddings = StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
+            self._check(EMBEDDINGS, self._embeddings.shape, (self.manifest.count, self.manifest.embedding.dim))
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    @property
+    def index_directory(self) -> pathlib.Path:
+        """Where the index keeps its files."""
+        return self.directory / INDEX
+
+    @property
+    def embeddings(self) -> StoredArray:
+        """The vectors, [N, D] float32; ValueError for a kind that has none."""
+        if self._embeddings is None:
+            raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
+        return self._embeddings
+
+    def _check(self, part: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if found != expected:
+            raise ValueError(
+                f"{self.directory / part} holds {_times(found)}, but {self.directory / MANIFEST} calls for "
+                f"{_times(expected)}: they are of different builds. {self.hint}"
+            )
+
+
+def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: int, chunk: int, compress: bool) -> Any:
+    """A new zarr array: files of `shard` rows, each of chunks of `chunk` rows that can be read alone."""
+    codecs: list[dict[str, Any]] = [{"name": "bytes"}]
+    if np.dtype(dtype).itemsize > 1:
+        codecs[0]["configuration"] = {"endian": "little"}
+    if compress:
+        codecs.append({"name": "zstd", "configuration": {"level": 3}})
+    grid = {"chunk_shape": [shard, *shape[1:]]}
+    sharding = {"chunk_shape": [chunk, *shape[1:]], "codecs": codecs}
+    metadata = {
+        "shape": list(shape),
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": grid},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    return ts.open({**_location(path), "metadata": metadata}, create=True, delete_existing=True).result()
+
+
+def open_array(path: pathlib.Path) -> Any:
+    """An existing zarr array, to go on writing."""
+    return ts.open(_location(path), open=True, read=True, write=True).result()
+
+
+def _location(path: pathlib.Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.resolve()}/"}}
+
+
+def _brief(error: Exception) -> str:
+    return str(error).partition(" [")[0]
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _passage(raw: bytes, edges: np.ndarray) -> Passage:
+    title, text, end = (int(edge) for edge in edges[1:])
+    return Passage(id=raw[int(edges[0]) : title].decode(), title=raw[title:text].decode(), text=raw[text:end].decode())

@@ -1,0 +1,196 @@
+"""Tables as passages: rows spelled out as `Title | header: value | header: value`, for a text encoder to read.
+
+Within a cell or a name, `|` is written `\\|`, a backslash `\\\\` and any run of white space one blank; a colon at the
+end of a word of a header is written `\\:`. The text can therefore be taken apart again. Empty cells are left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import Place, checked_path, new_id, read_rows, string_field
+
+SEPARATOR = " | "
+CONTINUED = " (continued)"  # marks a header whose cell began in an earlier passage
+
+_Cell = tuple[str, str]  # header and value, as rendered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with a name for every column and the same number of cells in every row.
+
+    `section` (from `section_title`, optional) tells apart the tables of a page; it is part of the rendered title only.
+    """
+
+    id: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    section: str = ""
+
+
+def count_words(text: str) -> int:
+    """Number of words, the default unit of budgets."""
+    return len(text.split())
+
+
+def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
+    """Tables `{id, title, header, rows, section_title?}` of a .jsonl, .jsonl.gz or .json file.
+
+    Columns without a name become `column 3`, repeated names `Year (2)`; null cells are empty; a null title is "".
+
+    Raises:
+      ValueError: as `read_corpus`; also an empty header, a table without rows, and rows that are ragged or all empty.
+    """
+    return _tables(checked_path(path))
+
+
+def table_passages(
+    table: Table, *, rows_per_passage: int = 1, budget: int = 200, count: Callable[[str], int] = count_words
+) -> Iterator[Passage]:
+    """Passages of a table: up to `rows_per_passage` rows each, a line per row, the title on the first line.
+
+    No passage is longer than `budget` in the unit of `count`. A row that is too long by itself becomes several passages
+    that repeat the title and the row's first cell; a cell that is too long is continued in the next, its header marked
+    `(continued)`. Ids are `table#row`, `table#first-last` or `table#row.part`; rows count from 0, parts from 1.
+
+    Raises:
+      ValueError: rows_per_passage or budget below 1, or a budget in which not even one word of a cell fits.
+    """
+    if rows_per_passage < 1 or budget < 1:
+        raise ValueError(f"rows_per_passage={rows_per_passage} and budget={budget} must be at least 1")
+    title = _clean(", ".join(part for part in (table.title, table.section) if part))
+    rows = [_cells(table.header, row) for row in table.rows]
+    start = 0
+    while start < len(rows):
+        end = _last_fitting(title, rows, start, rows_per_passage, budget, count)
+        if end > start:
+            name = f"{start}" if end == start + 1 else f"{start}-{end - 1}"
+            yield Passage(id=f"{table.id}#{name}", title=table.title, text=_render(title, rows[start:end]))
+            start = end
+            continue
+        for part, text in enumerate(_split_row(table, start, title, rows[start], budget, count), 1):
+            yield Passage(id=f"{table.id}#{start}.{part}", title=table.title, text=text)
+        start += 1
+
+
+def _last_fitting(
+    title: str, rows: list[list[_Cell]], start: int, most: int, budget: int, count: Callable[[str], int]
+) -> int:
+    """End of the longest run of rows from `start` that fits; `start` if not even one row does."""
+    end = start
+    while end < min(start + most, len(rows)) and count(_render(title, rows[start : end + 1])) <= budget:
+        end += 1
+    return end
+
+
+def _split_row(
+    table: Table, row: int, title: str, cells: list[_Cell], budget: int, count: Callable[[str], int]
+) -> Iterator[str]:
+    """Texts that together hold all cells of a row, each within the budget."""
+    key = (
+        [cells[0]] if count(_render(title, [cells[:1]])) <= budget // 2 else []
+    )  # says, in every part, whose row it is
+    current: list[_Cell] = []
+    for header, value in cells:
+        if count(_render(title, [[*current, (header, value)]])) <= budget:
+            current.append((header, value))
+            continue
+        if current not in ([], key):
+            yield _render(title, [current])
+            current = list(key)
+        words, label = value.split(" "), header
+        while words:
+            fits = _words_that_fit(title, current, label, words, budget, count)
+            if not fits:
+                raise ValueError(
+                    f"table {table.id!r}, row {row}, column {header!r}: a budget of {budget} does not hold its title, "
+                    f"header and the word {words[0][:40]!r}. Raise the budget"
+                )
+            current.append((label, " ".join(words[:fits])))
+            words, label = words[fits:], header + CONTINUED
+            if words:
+                yield _render(title, [current])
+                current = list(key)
+    yield _render(title, [current])
+
+
+def _words_that_fit(
+    title: str, before: list[_Cell], header: str, words: Sequence[str], budget: int, count: Callable[[str], int]
+) -> int:
+    def length(n: int) -> int:
+        return count(_render(title, [[*before, (header, " ".join(words[:n]))]]))
+
+    return bisect.bisect_right(range(1, len(words) + 1), budget, key=length)
+
+
+def _render(title: str, rows: Sequence[Sequence[_Cell]]) -> str:
+    lines = [SEPARATOR.join(f"{header}: {value}" for header, value in cells) for cells in rows]
+    return "\n".join([f"{title}{SEPARATOR}{lines[0]}" if title else lines[0], *lines[1:]])
+
+
+def _cells(header: Sequence[str], row: Sequence[str]) -> list[_Cell]:
+    names = [re.sub(r":(?= |$)", r"\\:", _clean(name)) for name in header]
+    return [(name, _clean(value)) for name, value in zip(names, row) if value.strip()]
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+def _tables(path: pathlib.Path) -> Iterator[Table]:
+    seen: dict[str, int] = {}
+    for place, row in read_rows(path):
+        yield Table(
+            id=new_id(string_field(row, "id", place), place, seen),
+            title=string_field(row, "title", place, default=""),
+            header=_names(row.get("header"), place),
+            rows=_rows(row.get("rows"), len(row["header"]), place),
+            section=string_field(row, "section_title", place, default=""),
+        )
+    if not seen:
+        raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
+
+
+def _names(header: Any, place: Place) -> tuple[str, ...]:
+    if not isinstance(header, list) or not any(str(name or "").strip() for name in header):
+        raise place.error("key 'header' must be a list of column names, and it is empty or absent. Name the columns")
+    names: list[str] = []
+    for column, name in enumerate(header, 1):
+        name = _cell(name, place, f"key 'header', column {column}").strip() or f"column {column}"
+        repeats = 1
+        while (unique := name if repeats == 1 else f"{name} ({repeats})") in names:
+            repeats += 1
+        names.append(unique)
+    return tuple(names)
+
+
+def _rows(rows: Any, width: int, place: Place) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(rows, list) or not rows:
+        raise place.error("key 'rows' must be a list of rows, and it is empty or absent. Fill in or remove the table")
+    result = []
+    for number, row in enumerate(rows):
+        where = f"key 'rows', row {number}"
+        if not isinstance(row, list) or len(row) != width:
+            cells = f"{len(row)} cells" if isinstance(row, list) else type(row).__name__
+            raise place.error(f"{where} has {cells}, but the header names {width} columns. Pad or repair the row")
+        cells = tuple(_cell(value, place, f"{where}, column {column}") for column, value in enumerate(row, 1))
+        if not any(cell.strip() for cell in cells):
+            raise place.error(f"{where} is empty. Remove it")
+        result.append(cells)
+    return tuple(result)
+
+
+def _cell(value: Any, place: Place, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | str | int | float):
+        return string_field({where: str(value)}, where, place)
+    raise place.error(f"{where} holds {type(value).__name__}, expected text or a number")

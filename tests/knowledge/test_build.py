@@ -1,0 +1,162 @@
+"""Whole builds: from files, tables and memory, with their reports; and real questions on real passages."""
+
+import copy
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from routerl_jax.core.config import from_config_dict, to_config_dict
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb, recall
+from routerl_jax.knowledge.corpus import read_corpus
+from routerl_jax.knowledge.dense import DenseKB
+from routerl_jax.knowledge.index import InMemory, ScannIndex, ScannSettings, VectorIndex
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.models.encoder import Encoder
+from tests.knowledge.helpers import HashEncoder, clustered, make_passages, write_jsonl
+
+
+def test_report(tmp_path: pathlib.Path) -> None:
+    rows = [{"id": p.id, "title": p.title, "text": p.text} for p in make_passages(60)]
+    config = BuildConfig(corpus=str(write_jsonl(tmp_path / "c.jsonl", rows)))
+    report = build_kb(config, tmp_path / "kb", progress=False, encoder=HashEncoder())
+    assert (report.name, report.kind, report.count, report.embedded, report.dim) == ("kb", "dense_text", 60, 60, 8)
+    assert (report.index, report.recall) == ("scann (brute_force)", 1.0)
+    assert set(report.seconds) == {"read", "embed", "index", "check", "total"}
+    assert report.seconds["total"] == pytest.approx(sum(v for k, v in report.seconds.items() if k != "total"))
+    assert set(report.bytes) == {"passages", "embeddings", "index"}
+    assert report.bytes["embeddings"] >= 60 * 8 * 4
+    assert report.peak_rss_bytes > 10**7
+    json.dumps(dataclasses.asdict(report))
+    assert "60 embedded now" in str(report)
+    manifest = load_kb(tmp_path / "kb", encoder=HashEncoder()).store.manifest
+    assert manifest.corpus == config.corpus
+    kb = load_kb(tmp_path / "kb", encoder=HashEncoder())
+    assert kb.search([f"{rows[7]['title']}\n{rows[7]['text']}"], 1)[0][0].id == "p7"
+
+
+def test_tables(tmp_path: pathlib.Path, minilm: Encoder) -> None:
+    """Real MiniLM: the row that answers is found, and the budget is counted in its tokens."""
+    planets = {
+        "id": "planets",
+        "title": "Planets",
+        "header": ["Name", "Moons", "Description"],
+        "rows": [
+            ["Mars", "2", "the red one"],
+            ["Jupiter", "95", "the largest " + "and stormy " * 100],
+            ["Earth", "1", "our home"],
+        ],
+    }
+    tall = {"id": "t/2", "title": "Mountains", "header": ["Peak", "Height"], "rows": [["Everest", "8849 m"]]}
+    config = BuildConfig(
+        corpus=str(write_jsonl(tmp_path / "t.jsonl", [planets, tall])), kind="dense_table", table_budget=60
+    )
+    report = build_kb(config, tmp_path / "kb", progress=False, encoder=minilm)
+    kb = load_kb(tmp_path / "kb", encoder=minilm)
+    assert isinstance(kb, DenseKB)
+    passages = kb.store.passages.read(0, len(kb))
+    assert report.count == len(passages) > 4
+    assert [p.id for p in passages if "#1." not in p.id] == ["planets#0", "planets#2", "t/2#0"]
+    assert minilm.tokenizer is not None
+    lengths = [len(minilm.tokenizer.encode_for_model(p.text, 512)) for p in passages]
+    assert 50 < max(lengths) <= 60
+    results = kb.search(["How many moons does Mars have?", "How high is Mount Everest?"], 1)
+    assert [found[0].id for found in results] == ["planets#0", "t/2#0"]
+    assert results[0][0].text == "Planets | Name: Mars | Moons: 2 | Description: the red one"
+
+
+def test_passages_longer_than_the_encoder_reads_are_counted(tmp_path: pathlib.Path, minilm: Encoder) -> None:
+    encoder = copy.copy(minilm)
+    encoder.config = dataclasses.replace(minilm.config, max_length=32)
+    texts = ["short", "a " * 29 + "b", "a " * 30 + "b", "antidisestablishmentarianism " * 8]  # 30 tokens and 2 special
+    passages = [Passage(id=str(i), title="", text=text) for i, text in enumerate(texts)]
+    report = build_from_passages(passages, BuildConfig(), tmp_path / "kb", progress=False, encoder=encoder)
+    assert report.cut == 2
+    assert load_kb(tmp_path / "kb", encoder=encoder).search(["x"], 9)[0][0].text in texts  # cut in the vector only
+
+
+def test_recall_is_measured() -> None:
+    vectors = clustered(3000, 64, noise=0.6)
+
+    class Half(VectorIndex):
+        """Knows only the even half of the vectors."""
+
+        build = load = save = None
+
+        def candidates(self, queries: np.ndarray, count: int) -> np.ndarray:
+            scores = queries @ vectors[::2].T
+            return 2 * np.argsort(-scores, axis=1)[:, :count]
+
+    Half.__abstractmethods__ = frozenset()
+    assert recall(Half(InMemory(vectors)), InMemory(vectors), vectors[:200]) == pytest.approx(0.5, abs=0.05)
+    poor = ScannIndex.build(InMemory(vectors), {"brute_force_below": 1, "tree_from": 2, "leaves_to_search": 1})
+    good = ScannIndex.build(InMemory(vectors), {"brute_force_below": 1, "tree_from": 2})
+    queries = vectors[::10] + 0.01
+    ids, _ = good.search(queries, 10)
+    best = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+    share = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ids, best)])
+    assert recall(good, InMemory(vectors), queries) == pytest.approx(share, abs=1e-3)
+    assert recall(poor, InMemory(vectors), queries) < recall(good, InMemory(vectors), queries)
+
+
+def test_low_recall_is_reported(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    poor = ScannSettings(brute_force_below=1, tree_from=2, leaves=100, leaves_to_search=1)
+    config = BuildConfig(scann=poor)
+    report = build_from_passages(make_passages(2000), config, tmp_path / "kb", progress=False, encoder=HashEncoder(32))
+    assert report.index == "scann (tree)"
+    assert report.recall is not None
+    assert report.recall < 0.95
+
+
+def test_config_goes_through_config_dict() -> None:
+    config = to_config_dict(BuildConfig())
+    config.scann.leaves = 7
+    assert from_config_dict(BuildConfig, config).scann.leaves == 7
+    with pytest.raises(ValueError, match=r"config\.corpsu; did you mean config\.corpus"):
+        from_config_dict(BuildConfig, {"corpsu": "x"})
+    for wrong in ({"kind": "dense"}, {"shard_size": 0}, {"rows_per_passage": 0}, {"check_queries": -1}):
+        with pytest.raises(ValueError, match=f"config: {next(iter(wrong))}="):
+            from_config_dict(BuildConfig, wrong)
+    for unused in ({"table_budget": 99}, {"index": "exact", "scann": {"leaves": 9}}, {"recall_target": 0.9}):
+        with pytest.raises(ValueError, match=r"is set, but (kind|index)='\w+' does not use it"):
+            from_config_dict(BuildConfig, unused)
+
+
+def test_changes_are_what_the_command_line_would_say() -> None:
+    assert BuildConfig(corpus="x", overwrite=True, check_queries=1).changes() == {}
+    config = BuildConfig(query_prefix="q: ", scann=ScannSettings(leaves=5))
+    assert config.changes() == {"query_prefix": "q: ", "scann.leaves": 5}
+
+
+def test_bad_configurations(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="gs://bucket/kb: knowledge bases are built on a file system"):
+        build_from_passages(make_passages(1), BuildConfig(), "gs://bucket/kb", encoder=HashEncoder())
+    with pytest.raises(ValueError, match="corpus must be set"):
+        build_kb(BuildConfig(), tmp_path / "kb")
+    with pytest.raises(ValueError, match="corpus='x' must be empty"):
+        build_from_passages(make_passages(1), BuildConfig(corpus="x"), tmp_path / "kb")
+    with pytest.raises(ValueError, match=r"x\.jsonl does not exist"):
+        build_kb(BuildConfig(corpus=str(tmp_path / "x.jsonl")), tmp_path / "kb")
+    with pytest.raises(ValueError, match="unknown index 'faiss'"):
+        build_from_passages(make_passages(1), BuildConfig(index="faiss"), tmp_path / "kb", encoder=HashEncoder())
+    write_jsonl(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}, {"id": "b", "text": ""}])
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: empty passage"):
+        build_kb(BuildConfig(corpus=str(tmp_path / "c.jsonl")), tmp_path / "kb", encoder=HashEncoder(), progress=False)
+
+
+def test_hotpotqa(shared_data, tmp_path: pathlib.Path, minilm: Encoder) -> None:
+    """Questions find their gold passages among others of HotpotQA."""
+    with gzip.open(shared_data("hotpotqa/questions_dev.jsonl.gz"), "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in itertools.islice(file, 10)]
+    gold = {id for row in rows for id in row["supporting"]}
+    corpus = enumerate(read_corpus(shared_data("hotpotqa/corpus.jsonl.gz")))
+    passages = [p for i, p in corpus if p.id in gold or i % 400 == 0]
+    build_from_passages(passages, BuildConfig(), tmp_path / "kb", progress=False, encoder=minilm)
+    results = load_kb(tmp_path / "kb", encoder=minilm).search([row["question"] for row in rows], k=5)
+    found = [len({p.id for p in r} & set(row["supporting"])) / len(row["supporting"]) for r, row in zip(results, rows)]
+    assert np.mean(found) > 0.8

@@ -1,0 +1,115 @@
+"""Corpus readers: every accepted format, real files, and an error with file, line, key and fix for every bad one."""
+
+import gzip
+import json
+import pathlib
+
+import pytest
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import read_corpus
+
+EIFFEL = {"id": "a", "title": "Eiffel Tower", "text": "A tower in Paris.\nIt is tall."}
+FLASHRAG = {"id": "a", "contents": '"Eiffel Tower"\nA tower in Paris.\nIt is tall.'}
+
+
+@pytest.mark.parametrize("row", [EIFFEL, FLASHRAG, {**EIFFEL, "url": "x", "contents": "not this"}])
+def test_json_lines(tmp_path: pathlib.Path, row: dict) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\ufeff\n" + json.dumps(row) + "\n\n")  # a byte order mark and blank lines do no harm
+    expected = [Passage(id="a", title="Eiffel Tower", text="A tower in Paris.\nIt is tall.")]
+    assert list(read_corpus(tmp_path / "c.jsonl")) == expected
+    assert list(read_corpus(str(tmp_path / "c.jsonl.gz"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        ("Paris\ncapital", "Paris", "capital"),
+        ('"The "Big" One"\nx', 'The "Big" One', "x"),
+        ("no title at all", "", "no title at all"),
+        ('""\nuntitled', "", "untitled"),
+        ('"\nquote', '"', "quote"),
+    ],
+)
+def test_titles_in_contents(tmp_path: pathlib.Path, contents: str, title: str, text: str) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": 7, "contents": contents}))
+    assert list(read_corpus(tmp_path / "c.jsonl")) == [Passage(id="7", title=title, text=text)]
+
+
+def test_hipporag_lists(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "corpus.json"
+    path.write_text(json.dumps([{"title": "A", "text": "x", "idx": 5}, {"title": "B", "text": "y", "idx": 3}]))
+    assert [p.id for p in read_corpus(path)] == ["5", "3"]
+    path.write_text(json.dumps([{"title": "A", "text": "x"}, {"title": None, "text": "ÿ — 東京"}]))
+    assert list(read_corpus(path)) == [Passage(id="0", title="A", text="x"), Passage(id="1", title="", text="ÿ — 東京")]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("hotpotqa", 7795), ("musique_ketrag", 6760), ("kilt_wiki_sample", 99), ("searchr1_sample", 10)]
+)
+def test_real_corpora(shared_data, name: str, count: int) -> None:
+    path = shared_data(f"{name}/corpus.jsonl.gz")
+    passages = list(read_corpus(path))
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(passages) == count
+    assert [(p.id, p.title, p.text) for p in passages] == [(r["id"], r["title"] or "", r["text"]) for r in rows]
+
+
+GOOD = json.dumps(EIFFEL) + "\n"
+BAD = {
+    "broken JSON": ("c.jsonl", GOOD + '{"id": "b", "text": \n', ["line 2", "not JSON", "one JSON object on each line"]),
+    "not an object": ("c.jsonl", GOOD + "[1]\n", ["line 2", "found list"]),
+    "no text": ("c.jsonl", '{"id": "a", "title": "t"}\n', ["line 1", "'text'", "missing", "id, title"]),
+    "null text": ("c.jsonl", '{"id": "a", "text": null}\n', ["line 1", "'text'", "missing"]),
+    "text is a list": ("c.jsonl", '{"id": "a", "text": ["x"]}\n', ["line 1", "'text'", "list", "string"]),
+    "empty text": ("c.jsonl", GOOD + '{"id": "b", "text": " \\n "}\n', ["line 2", "empty passage", "'text'"]),
+    "empty contents": ("c.jsonl", '{"id": "b", "contents": "\\"T\\"\\n"}\n', ["line 1", "empty passage", "'contents'"]),
+    "no id": ("c.jsonl", '{"text": "x"}\n', ["line 1", "'id'", "missing"]),
+    "empty id": ("c.jsonl", '{"id": "", "text": "x"}\n', ["line 1", "'id'", "empty"]),
+    "repeated id": ("c.jsonl", GOOD + "\n" + GOOD, ["line 3", "'a'", "line 1", "distinct"]),
+    "repeated idx": ("c.json", '[{"text": "x", "idx": 1}, {"text": "y", "idx": 1}]', ["item 2", "'1'", "item 1"]),
+    "half a surrogate": ("c.jsonl", '{"id": "a", "text": "\\ud800"}\n', ["line 1", "'text'", "surrogate"]),
+    "no rows": ("c.jsonl", "\n", ["holds no passages", "{id, title, text}"]),
+    "list of strings": ("c.json", '["x"]', ["item 1", "found str"]),
+    "one object": ("c.json", '{"id": "a", "text": "x"}', ["expected a JSON list"]),
+    "lines called json": ("c.json", GOOD + '{"id": "b", "text": "x"}\n', ["line 2", "Rename it to .jsonl"]),
+    "another extension": ("c.tsv", "a\tb\n", ["unknown extension", ".jsonl.gz"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files(tmp_path: pathlib.Path, case: str) -> None:
+    name, content, expected = BAD[case]
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        list(read_corpus(path))
+    for part in [str(path), *expected]:
+        assert part in str(caught.value)
+
+
+def test_bytes_that_are_not_text(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(GOOD.encode() + '{"id": "b", "text": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"line 2: not UTF-8 text .*Convert the file"):
+        list(read_corpus(path))
+
+
+def test_damaged_gzip(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD.encode())[:-9])
+    with pytest.raises(ValueError, match="damaged or not gzip"):
+        list(read_corpus(path))
+    path.write_text(GOOD)
+    with pytest.raises(ValueError, match=r"drop \.gz"):
+        list(read_corpus(path))
+
+
+def test_missing_files_are_noticed_before_reading(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.jsonl does not exist"):
+        read_corpus(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ValueError, match="is a directory"):
+        read_corpus(tmp_path)
