@@ -1,0 +1,1 @@
+"""From scored episodes to new weights: advantages, losses, batches, the update, checkpoints."""

@@ -1,0 +1,126 @@
+"""Checkpoints of a whole run: weights, optimiser, step, stage, data iterator; the one file that knows orbax."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+from flax import nnx
+
+from routerl_jax.learning.learner import LearnerState
+from routerl_jax.models.config import DecoderConfig
+
+
+class Checkpoints:
+    """Saves and restores training state in `directory` (a local path or a bucket).
+
+    A checkpoint appears whole or not at all: orbax writes to a temporary name and renames, so a kill at any moment leaves
+    the previous one valid.
+
+    Args:
+      directory: made if missing.
+      keep: newest checkpoints that are kept.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, keep: int = 2) -> None:
+        directory = str(directory)
+        self.directory = directory if "://" in directory else str(pathlib.Path(directory).absolute())
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def latest(self) -> int | None:
+        """The newest step, None if there is no checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: LearnerState, reference: nnx.State | None, extra: dict[str, Any]) -> None:
+        """Saves after `step` steps. Arrays are copied before this returns; writing goes on in the background.
+
+        Args:
+          reference: weights of the KL reference, None if there is none.
+          extra: JSON-serialisable state (data iterator, ...); must hold "model", the architecture's fields.
+        """
+        items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state, reference).items()}
+        self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
+
+    def restore(
+        self, step: int, like: LearnerState, reference: nnx.State | None, model: DecoderConfig
+    ) -> tuple[LearnerState, nnx.State | None, dict[str, Any]]:
+        """Restores a step into the shardings of `like` (and `reference`).
+
+        Raises:
+          ValueError: there is no such step, or it belongs to another architecture (names the differing fields).
+        """
+        extra = self._check(step, model)
+        restored = self._restore(step, _items(like, reference))
+        optimizer = restored["optimizer"]
+        state = LearnerState(
+            params=_refill(like.params, restored["params"]),
+            opt_state=_refill(like.opt_state, optimizer["opt_state"]),
+            updates=optimizer["updates"],
+        )
+        if reference is not None:
+            reference = _refill(reference, restored["reference"])
+        logging.info("restored step %d from %s", step, self.directory)
+        return state, reference, extra
+
+    def restore_params(self, step: int, like: nnx.State, model: DecoderConfig) -> nnx.State:
+        """Only the weights of a step, in the shardings of `like`."""
+        self._check(step, model)
+        return _refill(like, self._restore(step, {"params": nnx.to_pure_dict(like)})["params"])
+
+    def _check(self, step: int, model: DecoderConfig) -> dict[str, Any]:
+        if step not in self._manager.all_steps():
+            raise ValueError(
+                f"{self.directory} has no checkpoint of step {step}; it has {sorted(self._manager.all_steps())}"
+            )
+        extra = self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+        check_same_model(extra["model"], model, f"{self.directory} step {step}")
+        return extra
+
+    def _restore(self, step: int, trees: dict[str, Any]) -> Any:
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, trees)
+        items = {name: ocp.args.StandardRestore(tree) for name, tree in shapes.items()}
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    def wait(self) -> None:
+        """Waits until everything is written."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finishes writing and releases the directory."""
+        self._manager.close()
+
+
+def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:
+    """Raises ValueError that names the differing fields if a checkpoint was made by another architecture."""
+    current = model_fields(model)
+    differing = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
+    if differing:
+        shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
+        raise ValueError(f"{where} is a checkpoint of another architecture ({shown}); use the model it was made with")
+
+
+def model_fields(model: DecoderConfig) -> dict[str, Any]:
+    """The architecture as JSON stores it."""
+    fields = dataclasses.asdict(model)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+
+
+def _items(state: LearnerState, reference: nnx.State | None) -> dict[str, Any]:
+    """What is saved, as plain trees of arrays that do not depend on flax's or optax's classes."""
+    items: dict[str, Any] = {
+        "params": nnx.to_pure_dict(state.params),
+        "optimizer": {"opt_state": jax.tree.leaves(state.opt_state), "updates": state.updates},
+    }
+    if reference is not None:
+        items["reference"] = nnx.to_pure_dict(reference)
+    return items
+
+
+def _refill(like: Any, leaves: Any) -> Any:
+    """The structure of `like` with the leaves of an equally ordered plain tree."""
+    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(leaves))

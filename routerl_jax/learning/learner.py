@@ -1,0 +1,280 @@
+"""The learner: one jitted, donated update per mini-batch, and log-probabilities under any weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from routerl_jax.core.types import Sequence as TokenSequence
+from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
+from routerl_jax.learning.logprobs import target_logprobs
+from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, kl_estimate
+from routerl_jax.models.decoder import Decoder, Remat
+from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.mesh import replicated
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The per-token objective."""
+
+    kind: str = "clip"  # of learning.losses.POLICY_LOSSES
+    clip_low: float = 0.2
+    clip_high: float = 0.2  # above clip_low: DAPO's clip-higher
+    kl: KLKind = "k3"
+    kl_coef: float = 0.0  # KL to the reference, added to the loss
+    entropy_coef: float = 0.0  # entropy bonus
+
+
+# (params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
+Score = Callable[[nnx.State, dict[str, Array]], tuple[Array, Array]]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "updates"], meta_fields=[])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerState:
+    """All that an update changes."""
+
+    params: nnx.State
+    opt_state: Any
+    updates: Array
+
+
+class Learner:
+    """Updates a decoder on mini-batches of sequences.
+
+    Gradients are accumulated over micro-batches inside the one program. Token weights carry the normalisation of the
+    whole mini-batch, so neither micro-batches nor sharding change the result.
+
+    Args:
+      model: initial weights; their sharding is kept. The learner works on a copy.
+      optimizer: gradient transformation.
+      loss: objective.
+      layout: how sequences are cut into micro-batches.
+      temperature: of the sampling that produced the sequences; log-probabilities are taken at it.
+      remat: what the backward pass recomputes.
+      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        optimizer: optax.GradientTransformation,
+        loss: LossConfig,
+        layout: BatchLayout,
+        *,
+        temperature: float = 1.0,
+        remat: Remat = "none",
+        keep_reference: bool = False,
+    ) -> None:
+        self.graph, params = nnx.split(model)
+        self.loss = loss
+        self.layout = layout
+        self._optimizer = optimizer
+        copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self.state = LearnerState(
+            params=copy(params),
+            opt_state=_init_optimizer(optimizer, params, layout.mesh),
+            updates=jax.device_put(jnp.int32(0), replicated(layout.mesh)),
+        )
+        self.reference = copy(params) if loss.kl_coef or keep_reference else None
+
+        def score(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
+            return target_logprobs(
+                nnx.merge(self.graph, params),
+                fields["tokens"],
+                fields["targets"],
+                fields["positions"],
+                fields["segment_ids"],
+                temperature=temperature,
+                entropy=bool(loss.entropy_coef),
+                remat=remat,
+            )
+
+        small = replicated(layout.mesh)
+        self._logprobs = jax.jit(functools.partial(_logprobs, layout, score), out_shardings=small)
+        self._update = jax.jit(
+            functools.partial(_update, layout, score, optimizer, loss),
+            donate_argnames="state",
+            out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, self.state), small, small),
+        )
+
+    @property
+    def params(self) -> nnx.State:
+        """Current weights; valid until the next update."""
+        return self.state.params
+
+    def set_reference(self) -> None:
+        """Makes the current weights the reference of the KL term."""
+        self.reference = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(self.state.params)
+
+    def update(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
+        """One optimiser step on a mini-batch.
+
+        Returns:
+          Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
+        """
+        self.state, metrics, logprobs = self._update(state=self.state, batch=batch)
+        host = jax.device_get(metrics)
+        return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
+
+    def logprobs(self, sequences: Sequence[TokenSequence], params: nnx.State | None = None) -> list[np.ndarray]:
+        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params` (default: current)."""
+        batch, index = self.layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * len(sequences))
+        return self.batch_logprobs(batch, index, params)
+
+    def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
+        """`logprobs` of a batch that is laid out already."""
+        return index.split(np.asarray(self._logprobs(self.state.params if params is None else params, batch)))
+
+    @property
+    def compilations(self) -> int:
+        """Number of programs compiled so far."""
+        return compiled_programs(self._logprobs, self._update)
+
+
+def _init_optimizer(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
+    """Optimiser state, its moments sharded like the weights and the rest replicated."""
+    shardings = optax.tree.map_params(
+        optimizer,
+        lambda _, param: param.sharding,
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda _: replicated(mesh),
+    )
+    return jax.jit(optimizer.init, out_shardings=shardings)(params)
+
+
+def _on_micro_batch(
+    layout: BatchLayout, function: Callable[[dict[str, Array]], Any], batch: Batch, micro: Array
+) -> Any:
+    """Applies `function` to micro-batch `micro`, as [rows, time] arrays by field name; one compiled branch per bucket.
+
+    Gradients are taken inside `function`: differentiating through the branches would keep every branch's residuals.
+    """
+    picked = {
+        field.name: jax.lax.dynamic_index_in_dim(getattr(batch, field.name), micro, keepdims=False)
+        for field in dataclasses.fields(Batch)
+        if field.name not in ("buckets", "count")
+    }
+
+    def branch(bucket: int) -> Callable[[dict[str, Array]], Any]:
+        rows, length = layout.rows(bucket), layout.buckets[bucket]
+
+        def run(picked: dict[str, Array]) -> Any:
+            return function(
+                {
+                    name: value[:, : rows * length].reshape(layout.shards * rows, length)
+                    for name, value in picked.items()
+                }
+            )
+
+        return run
+
+    return jax.lax.switch(batch.buckets[micro], [branch(i) for i in range(len(layout.buckets))], picked)
+
+
+def _unfold(layout: BatchLayout, values: Array) -> Array:
+    """Per-token results [rows, time] of a micro-batch in the batch's arrangement, [D, W]."""
+    flat = values.reshape(layout.shards, -1)
+    return jnp.pad(flat, ((0, 0), (0, layout.width - flat.shape[1])))
+
+
+def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, batch: Batch) -> Array:
+    """Log-probabilities of all targets, [M, D, W]."""
+
+    def one(micro: Array, result: Array) -> Array:
+        logprobs = _on_micro_batch(layout, lambda fields: _unfold(layout, score(params, fields)[0]), batch, micro)
+        return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
+
+    return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))
+
+
+def objective(
+    loss: LossConfig, logprobs: Array, entropies: Array, fields: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """The weighted loss of a micro-batch and its terms.
+
+    Targets of weight 0 (whatever the policy did not sample) contribute exactly zero to value and gradient: they are
+    masked before anything that could overflow.
+
+    Args:
+      logprobs, entropies: of the targets, [rows, time].
+      fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each.
+
+    Returns:
+      The loss, and sums over tokens by name (`weight` is the sum of the weights).
+    """
+    weights = fields["weights"]
+    trained = weights > 0
+    logprobs = jnp.where(trained, logprobs, 0.0)
+    old = jnp.where(trained, fields["old_logprobs"], 0.0)
+    per_token, clipped = POLICY_LOSSES.get(loss.kind)(
+        logprobs, old, fields["advantages"], loss.clip_low, loss.clip_high
+    )
+    policy = (weights * jnp.where(trained, per_token, 0.0)).sum()
+    total = policy
+    metrics = {"pg_loss": policy, "clip_fraction": (weights * clipped).sum(), "weight": weights.sum()}
+    if loss.kl_coef:
+        estimate = kl_estimate(logprobs, jnp.where(trained, fields["ref_logprobs"], 0.0), loss.kl)
+        divergence = (weights * jnp.where(trained, estimate, 0.0)).sum()
+        total = total + loss.kl_coef * divergence
+        metrics["kl"] = divergence
+    if loss.entropy_coef:
+        entropy = (weights * jnp.where(trained, entropies, 0.0)).sum()
+        total = total - loss.entropy_coef * entropy
+        metrics["entropy"] = entropy
+    metrics["loss"] = total
+    return total, metrics
+
+
+def _update(
+    layout: BatchLayout,
+    score: Score,
+    optimizer: optax.GradientTransformation,
+    loss: LossConfig,
+    state: LearnerState,
+    batch: Batch,
+) -> tuple[LearnerState, dict[str, Array], Array]:
+    """Accumulates gradients over the micro-batches and takes one optimiser step."""
+
+    def total_loss(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
+        logprobs, entropies = score(params, fields)
+        total, metrics = objective(loss, logprobs, entropies, fields)
+        return total, (metrics, _unfold(layout, logprobs))
+
+    def gradient(micro: Array) -> tuple[nnx.State, dict[str, Array], Array]:
+        def on_fields(fields: dict[str, Array]) -> tuple[nnx.State, dict[str, Array], Array]:
+            grads, (metrics, logprobs) = jax.grad(total_loss, has_aux=True)(state.params, fields)
+            return grads, metrics, logprobs
+
+        return _on_micro_batch(layout, on_fields, batch, micro)
+
+    def one(micro: Array, carry: tuple[Any, dict[str, Array], Array]) -> tuple[Any, dict[str, Array], Array]:
+        grads, metrics, logprobs = gradient(micro)
+        return (
+            jax.tree.map(jnp.add, carry[0], grads),
+            jax.tree.map(jnp.add, carry[1], metrics),
+            jax.lax.dynamic_update_index_in_dim(carry[2], logprobs, micro, axis=0),
+        )
+
+    grads, metrics, _ = jax.eval_shape(gradient, jnp.int32(0))
+    start = (grads, metrics, jax.eval_shape(lambda: jnp.zeros(batch.weights.shape, jnp.float32)))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
+    grads, metrics, logprobs = jax.lax.fori_loop(0, batch.count, one, start)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = cast(nnx.State, optax.apply_updates(state.params, updates))
+    weight = jnp.maximum(metrics.pop("weight"), 1e-9)
+    metrics = {name: value if name.endswith("loss") else value / weight for name, value in metrics.items()}
+    metrics["grad_norm"] = optax.global_norm(grads)
+    return LearnerState(params=params, opt_state=opt_state, updates=state.updates + 1), metrics, logprobs

@@ -1,0 +1,54 @@
+"""AdamW with a schedule, from configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import optax
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Optimiser settings; counted in updates, not in rollout steps."""
+
+    lr: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0  # updates of linear warm-up from 0
+    decay_to: float = 0.1  # final learning rate as a share of lr (linear and cosine)
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.95
+    max_grad_norm: float = 1.0
+
+    def learning_rate(self, updates: int) -> optax.Schedule:
+        """The learning rate by update number, for a run of `updates` updates."""
+        rest = max(updates - self.warmup, 1)
+        if self.schedule == "linear":
+            main = optax.linear_schedule(self.lr, self.lr * self.decay_to, rest)
+        elif self.schedule == "cosine":
+            main = optax.cosine_decay_schedule(self.lr, rest, alpha=self.decay_to)
+        else:
+            main = optax.constant_schedule(self.lr)
+        if not self.warmup:
+            return main
+        return optax.join_schedules([optax.linear_schedule(0.0, self.lr, self.warmup), main], [self.warmup])
+
+    def build(self, updates: int) -> optax.GradientTransformation:
+        """The gradient transformation. Weight decay spares norm scales and biases."""
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.adamw(
+                self.learning_rate(updates), b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=_decayed
+            ),
+        )
+
+
+def _decayed(params: nnx.State) -> nnx.State:
+    """True for what weight decay applies to: everything but norm scales and biases, which are told by their names."""
+    flat = [
+        (path, variable.replace(not any(word in str(path[-1]) for word in ("norm", "bias"))))
+        for path, variable in nnx.to_flat_state(params)
+    ]
+    return nnx.from_flat_state(flat)

@@ -1,0 +1,297 @@
+"""The learner: exact masks, results that don't depend on layout, and plain references."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from routerl_jax.core.types import Sequence
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.losses import token_weights
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.parallel.mesh import make_mesh
+from tests import tiny
+
+LOSS = LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.05)
+SEQUENCES = tiny.random_sequences(13)
+ADVANTAGES = np.random.default_rng(1).normal(size=13).tolist()
+
+
+def learner(devices=1, buckets=(64, 128), micro_tokens=256, loss=LOSS, optimizer=None, **model):
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    return Learner(
+        tiny.model(devices, **model), optimizer or optax.sgd(0.1), loss, BatchLayout(mesh, buckets, micro_tokens)
+    )
+
+
+def build(made, sequences=SEQUENCES, aggregation="token", ref=True):
+    weights = token_weights([s.loss_mask for s in sequences], aggregation)
+    refs = [np.where(s.loss_mask, s.logprobs - 0.1, 0).astype(np.float32) for s in sequences] if ref else None
+    return made.layout.build(sequences, weights, ADVANTAGES[: len(sequences)], refs)
+
+
+# --- exact masks -------------------------------------------------------------------------------------------------------
+
+
+def logits_loss(logits, fields, loss=LOSS):
+    """The learner's objective as a function of the logits."""
+    logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), fields["targets"][..., None], axis=-1)[..., 0]
+    return objective(loss, logprobs, jnp.zeros_like(logprobs), fields)[0]
+
+
+@pytest.mark.parametrize("loss", [LOSS, LossConfig(kind="reinforce"), LossConfig(kl="k2", kl_coef=1.0)])
+def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss):
+    made = learner()
+    batch, _ = build(made)
+    fields = {
+        name: jnp.asarray(getattr(batch, name)).reshape(-1, made.layout.width)
+        for name in ("targets", "weights", "advantages", "old_logprobs", "ref_logprobs")
+    }
+    logits = jax.random.normal(jax.random.key(0), (*fields["targets"].shape, 50)) * 3
+    fields["targets"] = fields["targets"] % 50
+    value, gradient = jax.value_and_grad(logits_loss)(logits, fields, loss)
+    unsampled = np.asarray(fields["weights"]) == 0
+    assert (np.asarray(gradient)[unsampled] == 0).all()
+    assert (np.abs(np.asarray(gradient)[~unsampled]).max(axis=-1) > 0).any(axis=-1).all()
+    assert unsampled.mean() > 0.3
+    # Nor does the loss see them: any finite logits, and log-probs of -inf or NaN, change nothing there.
+    garbage = jnp.where(unsampled[..., None], 1e30, logits)
+    assert logits_loss(garbage, fields, loss) == value
+    poisoned = {
+        **fields,
+        **{k: jnp.where(unsampled, jnp.nan, fields[k]) for k in ("old_logprobs", "ref_logprobs", "advantages")},
+    }
+    assert logits_loss(logits, poisoned, loss) == value
+
+
+def test_sampled_positions_are_the_trained_ones():
+    """Exactly the sampled tokens carry weight, each at the position that predicts it."""
+    made = learner()
+    batch, index = build(made)
+    weights = np.asarray(batch.weights)
+    for sequence, (micro, shard, start) in zip(SEQUENCES, index.places):
+        span = weights[micro, shard, start : start + len(sequence)]
+        np.testing.assert_array_equal(span[:-1] > 0, sequence.loss_mask[1:])
+        assert span[-1] == 0
+    assert (weights > 0).sum() == sum(s.loss_mask[1:].sum() for s in SEQUENCES)
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+
+
+# --- log-probs ---------------------------------------------------------------------------------------------------------
+
+
+@jax.jit
+def forward(params, tokens):
+    """Log-softmax over one padded row."""
+    return jax.nn.log_softmax(nnx.merge(GRAPH, params)(tokens))[0]
+
+
+GRAPH = nnx.split(tiny.model())[0]
+
+
+def padded(sequence):
+    return jnp.asarray(np.pad(sequence.tokens, (0, 128 - len(sequence)))[None])
+
+
+def plain_logprobs(params, sequence):
+    values = forward(params, padded(sequence))[np.arange(len(sequence) - 1), sequence.tokens[1:]]
+    return jnp.concatenate([jnp.zeros(1), values])
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_log_probs_equal_a_forward_pass_of_each_sequence_alone(devices):
+    made = learner(devices)
+    params = nnx.state(tiny.model(), nnx.Param)
+    for sequence, values in zip(SEQUENCES, made.logprobs(SEQUENCES)):
+        np.testing.assert_allclose(values, plain_logprobs(params, sequence), atol=2e-5)
+
+
+def test_chunked_log_probs_and_entropy_equal_unchunked(monkeypatch):
+    from routerl_jax.learning import logprobs as module
+
+    model = tiny.model()
+    tokens = jax.random.randint(jax.random.key(0), (3, 40), 0, tiny.VOCABULARY)
+    arguments = (
+        tokens,
+        jnp.roll(tokens, -1, 1),
+        jnp.broadcast_to(jnp.arange(40), (3, 40)),
+        jnp.ones((3, 40), jnp.int32),
+    )
+
+    def gradient():
+        graph, params = nnx.split(model)
+
+        def f(params):
+            logprobs, entropies = module.target_logprobs(
+                nnx.merge(graph, params), *arguments, temperature=0.8, entropy=True
+            )
+            return logprobs.sum() + 0.3 * entropies.sum(), (logprobs, entropies)
+
+        return jax.grad(f, has_aux=True)(params)
+
+    grads, (logprobs, entropies) = gradient()
+    monkeypatch.setattr(
+        module, "_CHUNK_BYTES", 7 * tiny.VOCABULARY * 4
+    )  # 7 tokens a chunk: 18 chunks, the last one padded
+    chunked, (chunked_logprobs, chunked_entropies) = gradient()
+    np.testing.assert_allclose(chunked_logprobs, logprobs, atol=1e-5)
+    np.testing.assert_allclose(chunked_entropies, entropies, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked, grads)
+    p = np.asarray(jax.nn.softmax(model(tokens) / 0.8), np.float64)
+    np.testing.assert_allclose(entropies, -(p * np.log(p)).sum(-1), atol=1e-5)
+
+
+# --- updates -----------------------------------------------------------------------------------------------------------
+
+
+def plain_update(sequences, advantages, aggregation, rate=0.1):
+    """One SGD step by a plain loop over sequences, and its loss."""
+    params = nnx.state(tiny.model(), nnx.Param)
+    weights = token_weights([s.loss_mask for s in sequences], aggregation)
+
+    def total(params):
+        loss = 0.0
+        for sequence, weight, advantage in zip(sequences, weights, advantages):
+            logprobs = plain_logprobs(params, sequence)[1:]
+            old = jnp.asarray(sequence.logprobs[1:])
+            ratio = jnp.exp(logprobs - old)
+            surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.28) * advantage)
+            reference = old - 0.1
+            kl = jnp.minimum(jnp.exp(reference - logprobs) - 1 - (reference - logprobs), 10.0)
+            loss += (jnp.asarray(weight[1:]) * (-surrogate + 0.05 * kl)).sum()
+        return loss
+
+    loss, grads = jax.value_and_grad(total)(params)
+    return loss, jax.tree.map(lambda p, g: p - rate * g, params, grads)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_an_update_equals_a_plain_loop(aggregation):
+    made = learner()
+    metrics, _ = made.update(build(made, aggregation=aggregation)[0])
+    loss, expected = plain_update(SEQUENCES, ADVANTAGES, aggregation)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), made.params, expected)
+
+
+@pytest.mark.parametrize(
+    ("devices", "buckets", "micro_tokens"),
+    [(1, (128,), 128), (1, (64, 96, 128), 4096), (8, (64, 128), 256), (4, (128,), 1024)],
+)
+def test_layout_and_sharding_do_not_change_the_update(devices, buckets, micro_tokens):
+    base, other = learner(), learner(devices, buckets, micro_tokens)
+    for made in (base, other):
+        for first in (0, 6):
+            made.last, _ = made.update(build(made, SEQUENCES[first : first + 7])[0])
+    for name, value in base.last.items():
+        np.testing.assert_allclose(other.last[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, other.params)
+
+
+def test_fsdp_and_tensor_layouts_give_the_same_update():
+    base = learner()
+    base.update(build(base)[0])
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    made = Learner(
+        tiny.model(mesh=mesh, layout="fsdp+tensor"), optax.adam(0.0), LOSS, BatchLayout(mesh, (64, 128), 256)
+    )
+    assert not made.params["blocks"]["gate"].get_value().sharding.is_fully_replicated
+    assert (
+        made.state.opt_state[0].mu["blocks"]["gate"].get_value().sharding
+        == made.params["blocks"]["gate"].get_value().sharding
+    )
+    metrics, _ = made.update(build(made)[0])
+    reference = learner(optimizer=optax.adam(0.0))
+    expected, _ = reference.update(build(reference)[0])
+    for name in expected:
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_remat_changes_memory_not_results():
+    mesh = make_mesh(devices=jax.devices()[:1])
+    results = []
+    for remat in ("none", "full", "dots"):
+        made = Learner(tiny.model(), optax.sgd(0.1), LOSS, BatchLayout(mesh, (128,), 256), remat=remat)
+        made.update(build(made)[0])
+        results.append(made.params)
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), results[0], other)
+
+
+def test_number_of_compilations_is_bounded():
+    made = learner()
+    for count in (1, 5, 13, 3, 9, 13, 2):
+        made.update(build(made, SEQUENCES[:count])[0])
+    assert made.compilations <= 5  # the capacity grows in powers of two: 1, 2, 4, 8, 16
+    warm = made.compilations
+    for count in (4, 13, 7):
+        made.update(build(made, SEQUENCES[:count])[0])
+    assert made.compilations == warm
+
+
+def test_metrics_say_what_happened():
+    made = learner(loss=dataclasses.replace(LOSS, entropy_coef=0.01))
+    metrics, _ = made.update(build(made)[0])
+    assert set(metrics) == {"pg_loss", "clip_fraction", "kl", "entropy", "loss", "grad_norm"}
+    assert 0 <= metrics["clip_fraction"] <= 1
+    assert 0 < metrics["entropy"] <= np.log(tiny.VOCABULARY)
+    np.testing.assert_allclose(
+        metrics["loss"], metrics["pg_loss"] + 0.05 * metrics["kl"] - 0.01 * metrics["entropy"], rtol=1e-4
+    )
+    assert int(made.state.updates) == 1
+
+
+# --- batches and optimiser ---------------------------------------------------------------------------------------------
+
+
+def test_packing_keeps_every_sequence_whole_and_apart():
+    layout = BatchLayout(make_mesh(devices=jax.devices()[:2]), (64, 128), 256)
+    sequences = tiny.random_sequences(40, seed=5)
+    batch, index = layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * 40)
+    tokens, segments, positions = (np.asarray(getattr(batch, name)) for name in ("tokens", "segment_ids", "positions"))
+    for i, (sequence, (micro, shard, start)) in enumerate(zip(sequences, index.places)):
+        span = (micro, shard, slice(start, start + len(sequence)))
+        np.testing.assert_array_equal(tokens[span], sequence.tokens)
+        np.testing.assert_array_equal(positions[span], np.arange(len(sequence)))
+        assert (segments[span] == i + 1).all()
+        row = layout.buckets[int(batch.buckets[micro])]
+        assert start // row == (start + len(sequence) - 1) // row  # inside one row
+    assert (segments > 0).sum() == sum(map(len, sequences))
+    assert (segments > 0).sum() / (int(batch.count) * segments[0].size) > 0.6  # packed, not padded
+    values = np.arange(tokens.size, dtype=np.float32).reshape(tokens.shape)
+    for row, (micro, shard, start), sequence in zip(index.split(values), index.places, sequences):
+        np.testing.assert_array_equal(row[1:], values[micro, shard, start : start + len(sequence) - 1])
+
+
+def test_a_sequence_that_fits_no_bucket_is_refused():
+    layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (16,), 64)
+    tokens = np.zeros(20, np.int32)
+    sequence = Sequence(
+        tokens=tokens,
+        loss_mask=tokens > 0,
+        logprobs=tokens.astype(np.float32),
+        positions=np.zeros((3, 20), np.int32),
+        versions=tokens,
+    )
+    with pytest.raises(ValueError, match="sequence 0 has 20 tokens, more than the longest bucket of 16"):
+        layout.build([sequence], [sequence.loss_mask], [0.0])
+
+
+def test_optimizer_decays_matrices_only_and_schedules():
+    params = nnx.state(tiny.model(), nnx.Param)
+    optimizer = OptimizerConfig(lr=1.0, weight_decay=0.5, b1=0.0, b2=0.0).build(10)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zero, optimizer.init(params), params)
+    assert np.abs(updates["embedding"].get_value()).max() > 0
+    assert np.abs(updates["blocks"]["q"].get_value()).max() > 0
+    assert np.abs(updates["blocks"]["mlp_norm"].get_value()).max() == 0
+    assert np.abs(updates["final_norm"].get_value()).max() == 0
+    rate = OptimizerConfig(lr=2.0, schedule="linear", warmup=4, decay_to=0.5).learning_rate(14)
+    np.testing.assert_allclose([rate(0), rate(2), rate(4), rate(9), rate(14)], [0, 1, 2, 1.5, 1.0])
+    rate = OptimizerConfig(lr=2.0, schedule="cosine", decay_to=0.1).learning_rate(10)
+    np.testing.assert_allclose([rate(0), rate(5), rate(10)], [2, 1.1, 0.2], rtol=1e-6)
