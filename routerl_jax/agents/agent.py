@@ -1,0 +1,199 @@
+"""What an agent is, and what it is given: an `LLM` to hold conversations with and `Tools` to call."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Call, Episode, Example, Message, Passage, Turn
+from routerl_jax.generation.engine import Engine, Generated, Stream
+from routerl_jax.generation.sampling import Sampling
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class SearchTool(Protocol):
+    """A knowledge base as the driver calls it: many queries at once, results in their order."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Returns up to k passages per query, best first. May raise; the driver turns that into failed calls."""
+        ...
+
+
+class Agent(abc.ABC):
+    """A policy's way of working on one example. One instance serves all rollouts at once, so it holds no state of any."""
+
+    @abc.abstractmethod
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        """Works on one example and returns its episode, usually `chat.episode(answer=...)`."""
+
+
+class Rollout:
+    """The record of one attempt while it runs: its conversations, turns and calls, and what it is waiting for."""
+
+    def __init__(
+        self,
+        example: Example,
+        sample: int,
+        engine: Engine,
+        sampling: Sampling,
+        wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
+        wait_tool: Callable[[Rollout, str, str, int], Awaitable[Call]],
+    ) -> None:
+        self.example = example
+        self.sample = sample
+        self.engine = engine
+        self.sampling = sampling
+        self.wait_turn = wait_turn
+        self.wait_tool = wait_tool
+        self.conversations: list[Conversation] = []
+        self.turns: list[Turn] = []
+        self.outstanding = 0  # requests that the driver has not answered yet
+
+    def close(self) -> None:
+        """Frees all rows."""
+        for conversation in self.conversations:
+            conversation.close()
+
+
+class LLM:
+    """The policy, as one rollout sees it."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's tokenizer."""
+        return self._rollout.engine.tokenizer
+
+    @property
+    def sample(self) -> int:
+        """Index of this rollout among those of its example."""
+        return self._rollout.sample
+
+    def conversation(self, prompt: Prompt) -> Conversation:
+        """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).
+
+        Raises:
+          ValueError: the prompt does not fit the model's context (names the example).
+        """
+        conversation = Conversation(self._rollout, prompt)
+        self._rollout.conversations.append(conversation)
+        return conversation
+
+
+class Tools(Mapping[str, "Tool"]):
+    """The rollout's tools by name."""
+
+    def __init__(self, rollout: Rollout, names: Sequence[str]) -> None:
+        self._tools = {name: Tool(rollout, name) for name in names}
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+
+class Tool:
+    """One knowledge base, as one rollout sees it."""
+
+    def __init__(self, rollout: Rollout, name: str) -> None:
+        self._rollout = rollout
+        self.name = name
+
+    async def search(self, query: str, k: int = 3) -> Call:
+        """Searches; the driver batches it with everybody else's. Never raises: look at `call.error`."""
+        call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
+        if self._rollout.turns:
+            self._rollout.turns[-1].calls.append(call)
+        return call
+
+
+class Conversation:
+    """A growing token sequence that the policy and its surroundings write in turn."""
+
+    def __init__(self, rollout: Rollout, prompt: Prompt) -> None:
+        self._rollout = rollout
+        self._engine = rollout.engine
+        ids = _prompt_ids(prompt, self._engine.tokenizer)
+        self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
+        self._stream = self._engine.open(ids, rollout.example.id, rollout.sample)
+        self._open = True
+        self._forced = ""
+
+    @property
+    def room(self) -> int:
+        """Tokens that the conversation may still take."""
+        return self._engine.room(self._stream)
+
+    def tokens_of(self, text: str) -> int:
+        """Number of tokens that `text` would take."""
+        return len(self._engine.tokenizer.encode(text))
+
+    async def generate(
+        self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
+    ) -> Turn:
+        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text."""
+        self._engine.request(
+            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling or self._rollout.sampling
+        )
+        generated = await self._rollout.wait_turn(self._rollout, self._stream)
+        turn = Turn(
+            text=self._engine.tokenizer.decode(generated.tokens),
+            stop_reason=generated.stop_reason,
+            tokens=len(generated.tokens),
+            forced=self._forced,
+        )
+        self._forced = ""
+        self._rollout.turns.append(turn)
+        return turn
+
+    def observe(self, text: str) -> None:
+        """Feeds what the surroundings say (never trained on).
+
+        Raises:
+          ValueError: it does not fit `room`; nothing is cut here.
+        """
+        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        if self._rollout.turns:
+            self._rollout.turns[-1].observation += text
+
+    def force(self, text: str) -> None:
+        """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
+        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        self._forced += text
+
+    def close(self) -> None:
+        """Frees the row; the record stays."""
+        if self._open:
+            self._engine.close(self._stream)
+            self._open = False
+
+    def episode(self, *, answer: str | None, truncated: bool = False) -> Episode:
+        """The rollout's episode: the turns and token sequences of all its conversations."""
+        rollout = self._rollout
+        return Episode(
+            example=rollout.example,
+            sample=rollout.sample,
+            answer=answer,
+            turns=rollout.turns,
+            sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
+            prompt=self.prompt,
+            truncated=truncated,
+        )
+
+
+def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    items = list(prompt)
+    if items and isinstance(items[0], Message):
+        return tokenizer.chat([item for item in items if isinstance(item, Message)])
+    return [int(item) for item in items if not isinstance(item, Message)]

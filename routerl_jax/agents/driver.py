@@ -1,0 +1,297 @@
+"""The driver: runs many agents at once and batches what they wait for, turns in the engine and searches per tool."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+from tqdm.auto import tqdm
+
+from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
+from routerl_jax.core.types import Call, Episode, Example, Passage
+from routerl_jax.generation.engine import Engine, Generated, Stream
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.parallel import multihost
+
+
+@dataclasses.dataclass
+class DriverStats:
+    """Where the time of a run went, and what its tools did."""
+
+    generate_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    tool_calls: int = 0
+    tool_errors: int = 0
+
+
+def run(
+    agent: Agent,
+    examples: Sequence[Example],
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    samples: int = 1,
+    seed: int = 0,
+    *,
+    sampling: Sampling | None = None,
+    deterministic: bool = True,
+    tool_timeout: float = 60.0,
+    progress: str = "",
+    stats: DriverStats | None = None,
+) -> list[Episode]:
+    """Runs an agent `samples` times on every example.
+
+    Args:
+      agent: what to run.
+      examples: with distinct ids.
+      engine: the policy. Its `seed` becomes `seed`.
+      tools: knowledge bases by the name that the agent uses.
+      samples: attempts per example (the group size).
+      sampling: default of the agents' turns; temperature 1 if None.
+      deterministic: tool calls and decoding take turns in a fixed order, so that a run repeats bit for bit (given equal
+        tool replies). False lets slow tools overlap with decoding; the order then depends on their speed.
+      tool_timeout: seconds after which a tool call counts as failed.
+      progress: description for a progress bar; none if empty.
+      stats: filled in if given.
+
+    Returns:
+      Episodes, example by example, samples in order.
+
+    Raises:
+      ValueError: example ids repeat.
+      RuntimeError: an agent raised (a tool that raises or hangs does not: the agent sees `call.error`).
+    """
+    ids = [example.id for example in examples]
+    if len(set(ids)) != len(ids):
+        repeated = next(i for i, count in collections.Counter(ids).items() if count > 1)
+        raise ValueError(f"example id {repeated!r} occurs twice; ids must be distinct (they seed the sampling)")
+    if not deterministic and jax.process_count() > 1:
+        raise ValueError("deterministic=False needs a single process: with several, all must see the same order")
+    engine.seed = seed
+    jobs = [(example, sample) for example in examples for sample in range(samples)]
+    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats or DriverStats())
+
+    def start() -> list[Episode]:
+        with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
+            return asyncio.run(driver.run_all(jobs, bar))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return start()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own event loop is running
+        return pool.submit(start).result()
+
+
+class _Driver:
+    def __init__(
+        self,
+        agent: Agent,
+        engine: Engine,
+        tools: Mapping[str, SearchTool],
+        sampling: Sampling,
+        deterministic: bool,
+        tool_timeout: float,
+        stats: DriverStats,
+    ) -> None:
+        self.agent = agent
+        self.engine = engine
+        self.tools = tools
+        self.sampling = sampling
+        self.deterministic = deterministic
+        self.tool_timeout = tool_timeout
+        self.stats = stats
+        self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
+        self._calls: list[_PendingCall] = []
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._active: dict[asyncio.Task[Episode], Rollout] = {}
+        self._changed: asyncio.Event
+
+    async def run_all(self, jobs: Sequence[tuple[Example, int]], bar: Any) -> list[Episode]:
+        self._changed = asyncio.Event()
+        queue = collections.deque(enumerate(jobs))
+        episodes: dict[int, Episode] = {}
+        index_of: dict[asyncio.Task[Episode], int] = {}
+        concurrency = self.engine.rows
+        try:
+            while queue or self._active:
+                while queue and len(self._active) < concurrency:
+                    index, (example, sample) = queue.popleft()
+                    rollout = Rollout(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool)
+                    task = asyncio.ensure_future(
+                        self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
+                    )
+                    task.add_done_callback(lambda _: self._changed.set())
+                    self._active[task] = rollout
+                    index_of[task] = index
+                await self._settle()
+                for task in [task for task in self._active if task.done()]:
+                    rollout = self._active.pop(task)
+                    rollout.close()
+                    episodes[index_of[task]] = _result(task, rollout)
+                    bar.update()
+                await self._advance()
+        finally:
+            for task, rollout in self._active.items():
+                task.cancel()
+                rollout.close()
+            for task in self._in_flight:
+                task.cancel()
+        return [episodes[i] for i in range(len(jobs))]
+
+    async def _settle(self) -> None:
+        """Lets agents run until each waits for the engine or a tool (or, when not deterministic, for something else)."""
+        patience = 8
+        while any(rollout.outstanding == 0 and not task.done() for task, rollout in self._active.items()):
+            self._changed.clear()
+            if self.deterministic:
+                # An agent that waits for something outside the driver is waited for: the order must not depend on it.
+                await self._changed.wait()
+            elif patience:
+                patience -= 1
+                await asyncio.sleep(0)
+            else:
+                return
+
+    async def _advance(self) -> None:
+        """Does the next piece of work: pending tool calls first, then a decode segment."""
+        if self._calls:
+            calls, self._calls = self._calls, []
+            task = asyncio.ensure_future(self._run_calls(calls))
+            if self.deterministic:
+                await task
+                return
+            self._in_flight.add(task)
+            task.add_done_callback(self._in_flight.discard)
+            task.add_done_callback(lambda _: self._changed.set())
+        if self.engine.busy:
+            started = time.perf_counter()
+            finished = await asyncio.to_thread(self.engine.step) if self._in_flight else self.engine.step()
+            self.stats.generate_seconds += time.perf_counter() - started
+            for stream, generated in finished:
+                rollout, future = self._turns.pop(id(stream))
+                rollout.outstanding -= 1
+                future.set_result(generated)
+        elif self._active and not self.deterministic:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _wait_turn(self, rollout: Rollout, stream: Stream) -> Generated:
+        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
+        self._turns[id(stream)] = (rollout, future)
+        self._note_request(rollout)
+        return await future
+
+    async def _wait_tool(self, rollout: Rollout, tool: str, query: str, k: int) -> Call:
+        future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._calls.append(_PendingCall(rollout, tool, query, k, future))
+        self._note_request(rollout)
+        return await future
+
+    def _note_request(self, rollout: Rollout) -> None:
+        rollout.outstanding += 1
+        self._changed.set()
+
+    async def _run_calls(self, calls: list[_PendingCall]) -> None:
+        """Runs calls, one batch per tool; with several processes, each runs its share and all learn all replies."""
+        started = time.perf_counter()
+        processes, process = jax.process_count(), jax.process_index()
+        mine = range(process, len(calls), processes)
+        batches: dict[tuple[str, int], list[int]] = {}
+        for i in mine:
+            batches.setdefault((calls[i].tool, calls[i].k), []).append(i)
+        replies: dict[int, Call] = {}
+
+        async def run_batch(tool: str, k: int, indices: list[int]) -> None:
+            queries = [calls[i].query for i in indices]
+            for i, reply in zip(indices, await self._search(tool, queries, k)):
+                replies[i] = reply
+
+        await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
+        if processes > 1:
+            shared = multihost.exchange({str(i): dataclasses.asdict(reply) for i, reply in replies.items()})
+            replies = {int(i): _call_from_json(reply) for part in shared for i, reply in part.items()}
+        self.stats.tool_seconds += time.perf_counter() - started
+        self.stats.tool_calls += len(calls)
+        self.stats.tool_errors += sum(reply.error is not None for reply in replies.values())
+        for i, call in enumerate(calls):
+            call.rollout.outstanding -= 1
+            call.future.set_result(replies[i])
+
+    async def _search(self, tool: str, queries: list[str], k: int) -> list[Call]:
+        """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other."""
+        started = time.perf_counter()
+        results = await self._attempt(tool, queries, k)
+        if isinstance(results, _Raised) and len(queries) > 1:
+            single = [await self._attempt(tool, [query], k) for query in queries]
+            results = [item if isinstance(item, str) else item[0] for item in single]
+        seconds = time.perf_counter() - started
+        if isinstance(results, str):
+            results = [results] * len(queries)
+        return [
+            Call(tool=tool, query=query, error=str(result), seconds=seconds)
+            if isinstance(result, str)
+            else Call(tool=tool, query=query, passages=tuple(result), seconds=seconds)
+            for query, result in zip(queries, results)
+        ]
+
+    async def _attempt(self, tool: str, queries: list[str], k: int) -> Any:
+        """Passages per query, or a message: `_Raised` if the tool raised, a plain string if it hung."""
+        if tool not in self.tools:
+            return f"there is no tool {tool!r}"
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def work() -> None:
+            try:
+                outcome: Any = self.tools[tool].search(queries, k)
+                if len(outcome) != len(queries):
+                    outcome = _Raised(f"tool {tool!r} gave {len(outcome)} results for {len(queries)} queries")
+            except Exception as error:
+                outcome = _Raised(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(RuntimeError):  # the run is over: nobody waits for a late reply any more
+                loop.call_soon_threadsafe(lambda: future.done() or future.set_result(outcome))
+
+        threading.Thread(target=work, daemon=True, name=f"tool-{tool}").start()
+        try:
+            outcome = await asyncio.wait_for(future, self.tool_timeout)
+        except TimeoutError:
+            outcome = f"no reply within {self.tool_timeout:g} s"
+        if isinstance(outcome, str):
+            logging.warning("tool %s failed on %d queries: %s", tool, len(queries), outcome)
+        return outcome
+
+
+class _Raised(str):
+    """The message of an exception in a tool."""
+
+
+@dataclasses.dataclass
+class _PendingCall:
+    rollout: Rollout
+    tool: str
+    query: str
+    k: int
+    future: asyncio.Future[Call]
+
+
+def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
+    error = task.exception()
+    if error is not None:
+        raise RuntimeError(
+            f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"
+        ) from error
+    return task.result()
+
+
+def _call_from_json(fields: dict[str, Any]) -> Call:
+    passages: Iterable[dict[str, Any]] = fields.pop("passages")
+    return Call(passages=tuple(Passage(**passage) for passage in passages), **fields)

@@ -1,0 +1,135 @@
+"""The search agent: think, choose a knowledge base, search, read, and answer; the loop that most recipes share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.grammar import NO_TOOL, Grammar
+from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchAgent(Agent):
+    """Runs a policy through search turns to an answer.
+
+    Attributes:
+      grammar: how actions and observations are written.
+      max_searches: turns that may search (invalid turns count); after them the answer is forced.
+      k: passages per search.
+      max_turn_tokens: most tokens of one turn.
+      answer_tokens: room kept for the final answer; when less than a turn and this is left, the answer is forced.
+      prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
+        one and `instruct`, else `Question: ...` alone).
+      instruct: tell the model the protocol (for pretrained models).
+      prompt_suffix: text that begins the policy's first turn, such as `<think>`.
+    """
+
+    grammar: Grammar
+    max_searches: int = 4
+    k: int = 3
+    max_turn_tokens: int = 512
+    answer_tokens: int = 64
+    prompt: str | None = None
+    instruct: bool = False
+    prompt_suffix: str = ""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = llm.conversation(self.opening(example, llm.tokenizer))
+        reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
+        for step in range(self.max_searches):
+            room = chat.room - reserve
+            if room < 1:
+                break
+            turn = await chat.generate(stop=self.grammar.stops, max_tokens=min(self.max_turn_tokens, room))
+            action = self._read(turn)
+            if action.kind == "answer":
+                return chat.episode(answer=action.answer)
+            if turn.stop_reason == "eos":
+                return chat.episode(answer=None)
+            if action.tool == NO_TOOL:
+                break
+            if action.kind == "invalid":
+                shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
+            else:
+                tool = self.choose(action, example, llm.sample, step)
+                shown = self._show(await tools[tool].search(action.query, self.k), chat, reserve)
+            if not shown:
+                break
+        return await self._final_answer(chat, reserve)
+
+    def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
+        """The knowledge base that is really called; baselines override the policy's choice here."""
+        return action.tool
+
+    def opening(self, example: Example, tokenizer: Tokenizer) -> list[int]:
+        """The ids of an example's prompt."""
+        if self.prompt is not None:
+            return tokenizer.encode(self.prompt.replace("{question}", example.question) + self.prompt_suffix)
+        if not self.instruct:
+            return tokenizer.encode(f"Question: {example.question}\n{self.prompt_suffix}")
+        if not tokenizer.has_chat_template:
+            text = f"{self.grammar.instructions()}\n\nUser: {example.question}\nAssistant: {self.prompt_suffix}"
+            return tokenizer.encode(text)
+        messages = [
+            Message(role="system", content=self.grammar.instructions()),
+            Message(role="user", content=example.question),
+        ]
+        return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
+
+    def pieces(self, demonstration: Demonstration) -> list[tuple[str, bool]]:
+        """A worked example after its prompt, as stretches of text and whether the policy wrote them."""
+        pieces = []
+        for step in demonstration.steps:
+            pieces.append((self.grammar.write_search(step.thought, step.query, step.tool), True))
+            call = Call(tool=step.tool, query=step.query, passages=step.passages)
+            pieces.append((self.grammar.observation(call, step.passages), False))
+        answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
+        if len(demonstration.steps) >= self.max_searches:  # here a rollout's answer would be forced
+            opening = self.grammar.answer_opening
+            pieces.append((opening, False))
+            answer = answer[answer.index(opening) + len(opening) :]
+        return [*pieces, (answer, True)]
+
+    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> Sequence:
+        """A worked example as tokens: the same prompt, tags and observations as a rollout, the same loss mask."""
+        ledger = Ledger()
+        ledger.feed(self.opening(demonstration.example, tokenizer))
+        for text, written in self.pieces(demonstration):
+            ids = tokenizer.encode(text)
+            if written:
+                ledger.sample(ids, [0.0] * len(ids), version=0)
+            else:
+                ledger.feed(ids)
+        return ledger.sequence()
+
+    def _read(self, turn: Turn) -> Action:
+        text = turn.forced + turn.text
+        turn.action = self.grammar.parse(text)
+        turn.well_formed = self.grammar.well_formed(text)
+        return turn.action
+
+    def _show(self, call: Call, chat: Conversation, reserve: int) -> bool:
+        """Shows as many passages, best first, as fit whole; False if not even an empty observation does."""
+        for count in range(len(call.passages), -1, -1):
+            if _observe_if_fits(chat, self.grammar.observation(call, call.passages[:count]), reserve):
+                return True
+        return False
+
+    async def _final_answer(self, chat: Conversation, reserve: int) -> Episode:
+        if chat.room < reserve:
+            return chat.episode(answer=None, truncated=True)
+        chat.force(self.grammar.answer_opening)
+        turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
+        action = self._read(turn)
+        answer = action.answer if action.kind == "answer" else None
+        return chat.episode(answer=answer, truncated=turn.stop_reason == "length")
+
+
+def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:
+    if chat.tokens_of(text) > chat.room - reserve:
+        return False
+    chat.observe(text)
+    return True

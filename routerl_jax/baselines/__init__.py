@@ -1,0 +1,1 @@
+"""What a trained router is compared with."""

@@ -1,0 +1,1 @@
+"""One file per recipe: its agent, its reward, its stages."""

@@ -1,0 +1,37 @@
+"""What a recipe is: how the policy works on a question, and what it is rewarded for, stage by stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.types import Episode
+
+Reward = Callable[[Episode], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stretch of training from step `start` on. `reward` gives named terms and their sum as `total`."""
+
+    name: str
+    start: int
+    reward: Reward
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """An agent and its stages, in order of their start."""
+
+    agent: SearchAgent
+    stages: Sequence[Stage]
+
+    def stage(self, step: int) -> Stage:
+        """The stage that a step belongs to."""
+        return [stage for stage in self.stages if stage.start <= step][-1]
+
+
+# (run configuration, names of the knowledge bases) -> Recipe
+RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")

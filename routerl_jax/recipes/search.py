@@ -1,0 +1,75 @@
+"""The plain search recipe: one agent, one growing conversation, a weighted sum of outcome rewards per stage.
+
+Common ground of Search-R1, R1-Searcher and R1-Router; grammar, budget and reward terms come from the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from routerl_jax.agents.grammar import GRAMMARS
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
+from routerl_jax.rewards.terms import RewardFunction
+
+
+class AgentSettings(Protocol):
+    """The fields of the run configuration's `agent` section (the schema lives upstairs, in training.config)."""
+
+    @property
+    def grammar(self) -> str: ...
+    @property
+    def max_searches(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def max_turn_tokens(self) -> int: ...
+    @property
+    def answer_tokens(self) -> int: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def instruct(self) -> bool: ...
+    @property
+    def prompt_suffix(self) -> str: ...
+
+
+class StageSettings(Protocol):
+    """The fields of one of the run configuration's `stages`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def reward(self) -> Mapping[str, float]: ...
+
+
+@RECIPES.register("search")
+def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
+    """Builds the recipe from its configuration.
+
+    Raises:
+      ValueError: unknown grammar or reward term, or a prompt without `{question}`.
+    """
+    if agent.prompt and "{question}" not in agent.prompt:
+        raise ValueError("config.agent.prompt has no {question} in it")
+    grammar = GRAMMARS.get(agent.grammar)(tools=tuple(tools))
+    return Recipe(
+        agent=SearchAgent(
+            grammar=grammar,
+            max_searches=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            answer_tokens=agent.answer_tokens,
+            prompt=agent.prompt or None,
+            instruct=agent.instruct,
+            prompt_suffix=agent.prompt_suffix,
+        ),
+        stages=sorted(
+            (
+                Stage(name=name, start=stage.start, reward=RewardFunction(dict(stage.reward), normalizer))
+                for name, stage in stages.items()
+            ),
+            key=lambda stage: stage.start,
+        ),
+    )

@@ -1,0 +1,173 @@
+"""The driver: batching, order, and tools that fail."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.core.types import Example, Passage
+from tests import tiny
+from tests.agents.scripted import ScriptedEngine
+from tests.agents.test_search_agent import AGENT, ANSWER, SEARCH
+
+EXAMPLES = [Example(id=f"q{i}", question=f"Question {i}?", answers=("Accra",)) for i in range(6)]
+
+
+def script(example, sample, turn):
+    return [SEARCH.format("text"), ANSWER][turn]
+
+
+def tools(**changes):
+    return {"text": tiny.ScriptedKB("text"), "table": tiny.ScriptedKB("table"), **changes}
+
+
+def test_all_outstanding_searches_go_out_in_one_batch():
+    kbs = tools()
+    stats = DriverStats()
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(script, rows=64), kbs, samples=4, stats=stats)
+    assert [(e.example.id, e.sample) for e in episodes] == [(f"q{i}", s) for i in range(6) for s in range(4)]
+    assert [len(batch) for batch in kbs["text"].batches] == [24]
+    assert (stats.tool_calls, stats.tool_errors) == (24, 0)
+
+
+def test_no_more_agents_than_rows_run_at_once():
+    engine = ScriptedEngine(script, rows=5)
+    assert len(run(AGENT, EXAMPLES, engine, tools(), samples=3)) == 18
+    assert engine.peak == 5
+
+
+def test_a_tool_that_raises_becomes_an_observation():
+    class Broken:
+        def search(self, queries, k):
+            raise ConnectionError("the index is on fire")
+
+    stats = DriverStats()
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(script), tools(text=Broken()), stats=stats)
+    for episode in episodes:
+        assert episode.answer == "Accra"
+        assert episode.calls[0].error == "ConnectionError: the index is on fire"
+        assert "the index is on fire" in episode.turns[0].observation
+    assert stats.tool_errors == 6
+
+
+def test_one_bad_query_spoils_no_other():
+    class Picky(tiny.ScriptedKB):
+        def search(self, queries, k):
+            if any("bad" in query for query in queries):
+                raise ValueError("bad query")
+            return super().search(queries, k)
+
+    def say(example, sample, turn):
+        query = "bad one" if example == "q3" else f"about {example}"
+        search = f"<think>x</think><sub-question>{query}</sub-question><ret>text retriever</ret>"
+        return [search, ANSWER][turn]
+
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(say), tools(text=Picky()))
+    assert [e.calls[0].error for e in episodes] == [None, None, None, "ValueError: bad query", None, None]
+    assert all(len(e.calls[0].passages) == 2 for e in episodes if e.example.id != "q3")
+
+
+def test_a_tool_that_hangs_times_out():
+    release = threading.Event()
+
+    class Hanging:
+        def search(self, queries, k):
+            release.wait(30)
+            return [[] for _ in queries]
+
+    started = time.perf_counter()
+    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools(text=Hanging()), tool_timeout=0.3)
+    assert time.perf_counter() - started < 10
+    release.set()
+    assert [e.calls[0].error for e in episodes] == ["no reply within 0.3 s"] * 2
+    assert [e.answer for e in episodes] == ["Accra"] * 2
+
+
+def test_a_tool_with_the_wrong_number_of_results_is_an_error():
+    class Short:
+        def search(self, queries, k):
+            return []
+
+    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools(text=Short()))
+    assert "gave 0 results for 1 queries" in episodes[0].calls[0].error
+
+
+def test_an_agent_that_raises_is_named():
+    class Faulty(Agent):
+        async def run(self, example, llm, tools):
+            raise KeyError("oops")
+
+    with pytest.raises(RuntimeError, match=r"the agent failed on example 'q0', sample 0.*oops"):
+        run(Faulty(), EXAMPLES, ScriptedEngine(script), tools())
+
+
+def test_ids_must_be_distinct():
+    with pytest.raises(ValueError, match="example id 'q0' occurs twice"):
+        run(AGENT, [EXAMPLES[0], EXAMPLES[0]], ScriptedEngine(script), tools())
+
+
+class Comparing(Agent):
+    """Asks two knowledge bases at once."""
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation(f"Question: {example.question}")
+        await chat.generate(stop=("</ret>",), max_tokens=100)
+        calls = await asyncio.gather(*(tools[name].search(example.id, k=1) for name in ("text", "table")))
+        chat.observe(" ".join(call.passages[0].text for call in calls))
+        turn = await chat.generate(stop=("</answer>",), max_tokens=100)
+        return chat.episode(answer=turn.text)
+
+
+def test_agents_may_call_tools_in_parallel():
+    kbs = tools()
+    episodes = run(Comparing(), EXAMPLES, ScriptedEngine(script, rows=64), kbs)
+    assert [len(batch) for kb in kbs.values() for batch in kb.batches] == [6, 6]
+    assert all([call.tool for call in e.calls] == ["text", "table"] for e in episodes)
+
+
+def test_overlap_gives_the_same_episodes_and_does_not_wait_for_slow_tools():
+    class Slow(tiny.ScriptedKB):
+        def search(self, queries, k):
+            time.sleep(0.2)
+            return super().search(queries, k)
+
+    def say(example, sample, turn):
+        which = "table" if int(example[1:]) % 2 else "text"
+        return [SEARCH.format(which)] * (1 + int(example[1:]) % 3) + [ANSWER]
+
+    def say_turn(example, sample, turn):
+        return say(example, sample, turn)[turn]
+
+    plain = run(AGENT, EXAMPLES, ScriptedEngine(say_turn, rows=64), tools())
+    overlapped = run(AGENT, EXAMPLES, ScriptedEngine(say_turn, rows=64), tools(text=Slow("text")), deterministic=False)
+    for a, b in zip(plain, overlapped):
+        assert a.sequences[0].tokens.tolist() == b.sequences[0].tokens.tolist()
+
+
+def test_runs_inside_a_running_event_loop():
+    async def notebook():
+        return run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools())
+
+    assert [e.answer for e in asyncio.run(notebook())] == ["Accra", "Accra"]
+
+
+def test_cassette_replays_a_run_without_the_tools(tmp_path):
+    from routerl_jax.knowledge.cassette import Cassette
+
+    def recorded(mode, kbs):
+        cassette = Cassette(tmp_path / "calls.jsonl", mode=mode)
+        return run(AGENT, EXAMPLES, ScriptedEngine(script), {n: cassette.wrap(n, kb) for n, kb in kbs.items()})
+
+    class Gone:
+        def search(self, queries, k):
+            raise AssertionError("the real tool was called")
+
+    first = recorded("record", tools())
+    again = recorded("replay", tools(text=Gone(), table=Gone()))
+    for a, b in zip(first, again):
+        assert a.sequences[0].tokens.tolist() == b.sequences[0].tokens.tolist()
+        assert a.calls[0].passages == b.calls[0].passages
+    assert isinstance(again[0].calls[0].passages[0], Passage)

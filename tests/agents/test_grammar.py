@@ -1,0 +1,127 @@
+"""Both published tag protocols: parsing, strictness, and what is written back."""
+
+import gzip
+import json
+import re
+
+import pytest
+
+from routerl_jax.agents.grammar import GRAMMARS, R1RouterGrammar, R1SearcherGrammar
+from routerl_jax.core.types import Call, Passage
+
+ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))
+SEARCHER = R1SearcherGrammar(tools=("text",))
+PASSAGES = (
+    Passage(id="1", title="Accra", text="A city\nof Ghana."),
+    Passage(id="2", title="Togo", text="Togo borders Ghana."),
+)
+
+
+def test_r1_router_reads_its_three_kinds_of_turns():
+    action = ROUTER.parse("<think>a\nb</think>\n<sub-question>Who?</sub-question>\n<ret>Text Image Retriever</ret>")
+    assert (action.kind, action.tool, action.query, action.thought) == ("search", "text_image", "Who?", "a\nb")
+    assert ROUTER.parse("<think>x</think><ret> None </ret>").tool == "none"
+    assert ROUTER.parse("<think>x</think><answer> Accra </answer>").answer == "Accra"
+    assert ROUTER.parse("nothing").kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("<think>x</think><sub-question>q</sub-question><ret>text retriever</ret>", True),
+        ("<think>x</think>\n<answer>a</answer>\n", True),
+        ("<sub-question>q</sub-question><ret>text retriever</ret>", False),
+        ("<think>x</think>well<answer>a</answer>", False),
+        ("<think>x</think><answer>a</answer><answer>b</answer>", False),
+        ("<think>x<think></think><answer>a</answer>", False),
+    ],
+)
+def test_r1_router_well_formed(text, fine):
+    assert ROUTER.well_formed(text) is fine
+
+
+def test_r1_router_observations():
+    call = Call(tool="text_image", query="q", passages=PASSAGES)
+    expected = "<information>\ntir-0: Accra: A city of Ghana.\ntir-1: Togo borders Ghana.\n</information>"
+    assert ROUTER.observation(call, PASSAGES) == expected
+    assert ROUTER.observation(call, ()) == "<information>\nNothing was found.\n</information>"
+    failed = Call(tool="text", query="q", error="no reply within 2 s")
+    assert "no reply within 2 s" in ROUTER.observation(failed, ())
+
+
+def test_r1_searcher_reads_queries_in_running_text():
+    action = SEARCHER.parse('I need this. <|begin_of_query|> "Fort  Hood"\nshooting <|end_of_query|>')
+    assert (action.kind, action.tool, action.query, action.thought) == (
+        "search",
+        "text",
+        "Fort Hood shooting",
+        "I need this.",
+    )
+    assert SEARCHER.parse("so</think>\n<answer>Nidal Hasan</answer>").answer == "Nidal Hasan"
+    assert SEARCHER.parse("<|begin_of_query|> <|end_of_query|>").error == "the query is empty"
+    assert SEARCHER.parse("no marks").kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("thinking <|begin_of_query|>q<|end_of_query|>", True),
+        ("done</think>\n<answer>a</answer>", True),
+        ("done<answer>a</answer>", False),
+        ("done</think><answer>a</answer> and more", False),
+        ("x <|begin_of_documents|>forged<|end_of_documents|> <|begin_of_query|>q<|end_of_query|>", False),
+        ("<|begin_of_query|>a<|end_of_query|> <|begin_of_query|>b<|end_of_query|>", False),
+    ],
+)
+def test_r1_searcher_well_formed(text, fine):
+    assert SEARCHER.well_formed(text) is fine
+
+
+def test_r1_searcher_observation():
+    text = SEARCHER.observation(Call(tool="text", query="q", passages=PASSAGES), PASSAGES)
+    assert text == (
+        "\n\n<|begin_of_documents|>\n(1)Title: Accra Text: A city of Ghana.\n(2)Title: Togo Text: Togo borders Ghana.\n"
+        "<|end_of_documents|>\n\n"
+    )
+
+
+def test_r1_searcher_parses_real_traces(shared_data):
+    """Every turn of the released rollouts gives the query that was searched, and the last one the answer."""
+    path = shared_data("r1searcher_traces/traces_dev.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    queries, differing = 0, 0
+    for row in rows:
+        own = re.split(r"\n\n<\|begin_of_documents\|>.*?<\|end_of_documents\|>\n\n", row["trace"], flags=re.DOTALL)
+        actions = [SEARCHER.parse(turn) for turn in own]
+        found = [action.query for action in actions if action.kind == "search"]
+        wanted = [" ".join(search["query"].replace('"', " ").split()) for search in row["searches"]]
+        assert found == wanted, row["id"]
+        queries += len(found)
+        assert actions[-1].kind == "answer"
+        differing += actions[-1].answer != row["pred_answer"].strip()
+    assert queries > 2000
+    assert differing <= 1  # one released row says "July 27, 1953" where its trace says "27 July 1953"
+
+
+@pytest.mark.parametrize("name", list(GRAMMARS))
+def test_what_a_grammar_writes_it_reads(name):
+    grammar = GRAMMARS.get(name)(tools=("text",))
+    search = grammar.write_search("I wonder", "who?", "text")
+    assert grammar.well_formed(search)
+    action = grammar.parse(search)
+    assert (action.kind, action.tool, action.query, action.thought) == ("search", "text", "who?", "I wonder")
+    answer = grammar.write_answer("so", "Accra")
+    assert grammar.well_formed(answer)
+    assert (grammar.parse(answer).answer, grammar.parse(answer).thought) == ("Accra", "so")
+    assert grammar.parse(grammar.answer_opening + "Accra</answer>").answer == "Accra"
+    assert any(search.endswith(stop) for stop in grammar.stops)
+    assert any(answer.endswith(stop) for stop in grammar.stops)
+    for tag in re.findall(r"<[^<>]+>", search + answer + grammar.observation(Call(tool="text", query=""), ())):
+        assert tag in grammar.special_tokens
+        assert tag in grammar.instructions()
+
+
+def test_r1_searcher_needs_one_knowledge_base():
+    with pytest.raises(ValueError, match="needs exactly one"):
+        R1SearcherGrammar(tools=("a", "b"))
