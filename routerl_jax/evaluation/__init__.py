@@ -1,0 +1,1 @@
+"""Measuring agents: metrics with intervals, tables, figures, and trajectories to read."""

@@ -1,0 +1,59 @@
+"""Running agents over a fixed set of questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.agents.driver import run
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.sampling import GREEDY, Sampling
+
+
+def score(
+    agent: Agent,
+    examples: Sequence[Example],
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    normalizer: str = "search_r1",
+    *,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    progress: str = "",
+) -> tuple[dict[str, Any], list[Episode]]:
+    """Runs an agent once on every example, greedily unless asked otherwise; returns metrics and episodes."""
+    episodes = run(agent, examples, engine, tools, samples=1, seed=seed, sampling=sampling, progress=progress)
+    return summarize(episodes, normalizer), episodes
+
+
+def compare(
+    agents: Mapping[str, Agent],
+    examples: Sequence[Example],
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    normalizer: str = "search_r1",
+    *,
+    progress: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Metrics of several agents with one policy on the same questions, by name."""
+    return {
+        name: score(agent, examples, engine, tools, normalizer, progress=f"evaluating {name}" if progress else "")[0]
+        for name, agent in agents.items()
+    }
+
+
+def routing_baselines(agent: SearchAgent) -> dict[str, SearchAgent]:
+    """The same policy with its choice of knowledge base taken away: always one, random, and no search at all."""
+    fields = {name: getattr(agent, name) for name in agent.__dataclass_fields__}
+    fixed = {
+        f"only_{tool}": FixedRouting(**fields, tool=tool)
+        for tool in agent.grammar.tools
+        if len(agent.grammar.tools) > 1
+    }
+    several = {"random_kb": RandomRouting(**fields)} if fixed else {}
+    return {**fixed, **several, "no_search": no_search(agent)}

@@ -1,0 +1,111 @@
+"""Pictures of a run: learning curves, and which knowledge base is asked as training goes on."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
+
+
+def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
+    """Writes learning_curves.png and kb_usage.png from metrics.jsonl rows; nothing if there are no rows."""
+    if not rows:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    _learning_curves(rows, directory / "learning_curves.png")
+    _kb_usage(rows, directory / "kb_usage.png", knowledge_bases)
+
+
+def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Writes a bar chart of EM with its interval, and of searches per question, per agent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = list(table)
+    figure, (quality, searches) = _axes(2, 5.0)
+    means = [table[name]["em"] for name in names]
+    errors = [
+        [max(mean - table[name]["em_interval"][0], 0) for mean, name in zip(means, names)],
+        [max(table[name]["em_interval"][1] - mean, 0) for mean, name in zip(means, names)],
+    ]
+    quality.barh(names, means, xerr=errors, color=_COLORS[0], height=0.6, capsize=3)
+    quality.set(title="EM with 95 % interval", xlim=(0, 1.02), xlabel="")
+    searches.barh(names, [table[name]["searches_per_question"] for name in names], color=_COLORS[2], height=0.6)
+    searches.set(title="Searches per question", xlabel="")
+    for axis in (quality, searches):
+        axis.invert_yaxis()
+        axis.grid(visible=False, axis="y")
+    _save(figure, path)
+
+
+def _axes(count: int, width: float = 4.2) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, count, figsize=(width * count, 3.4), constrained_layout=True, squeeze=False)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.set_xlabel("step")
+    return figure, axes[0]
+
+
+def _series(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    points = [(row["step"] + 1, row[key]) for row in rows if row.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _smooth(values: list[float], window: int = 9) -> list[float]:
+    """Running mean over the last `window` values."""
+    return [sum(values[max(0, i - window + 1) : i + 1]) / (i + 1 - max(0, i - window + 1)) for i in range(len(values))]
+
+
+def _curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+    steps, values = _series(rows, key)
+    if steps:
+        axis.plot(steps, values, color=color, alpha=0.2, linewidth=1)
+        axis.plot(steps, _smooth(values), color=color, label=label, linewidth=2)
+
+
+def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+    figure, (quality, searches, health) = _axes(3)
+    _curve(quality, rows, "rollout/em", "EM, sampled", _COLORS[0])
+    _curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", _COLORS[1])
+    for key, color in (("validation/em", _COLORS[0]), ("validation/routing_accuracy", _COLORS[1])):
+        steps, values = _series(rows, key)
+        if steps:
+            kind = "EM" if key.endswith("em") else "routing"
+            quality.plot(steps, values, "o", color=color, label=f"{kind}, held out", markersize=5)
+    quality.set(title="Answers and routing", ylim=(0, 1.02))
+    quality.legend(frameon=False, fontsize=8, loc="lower right")
+    _curve(searches, rows, "rollout/searches_per_question", "searches per question", _COLORS[2])
+    searches.set(title="Searches per question", ylim=(0, None))
+    _curve(health, rows, "reward/total", "reward", _COLORS[3])
+    _curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", _COLORS[5])
+    _curve(health, rows, "actor/kl", "KL to the start", _COLORS[4])
+    health.set(title="Reward and health")
+    health.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
+    figure, (shares, invalid) = _axes(2, 5.0)
+    for name, color in zip(knowledge_bases, _COLORS):
+        filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
+        _curve(shares, filled, f"rollout/kb/{name}", name, color)
+    shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
+    shares.legend(frameon=False, fontsize=8)
+    _curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", _COLORS[2])
+    _curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", _COLORS[4])
+    invalid.set(title="Routing accuracy and invalid actions", ylim=(0, 1.02))
+    invalid.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: pathlib.Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,57 @@
+"""What a set of episodes amounts to: answer quality, behaviour, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.core.types import Episode
+from routerl_jax.evaluation.routing import routing_accuracy
+from routerl_jax.rewards.metrics import cover_em, exact_match, f1
+
+
+def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
+    """Metrics of finished episodes.
+
+    Returns:
+      `em`, `f1`, `cover_em` in [0, 1], `em_interval` (95 % bootstrap), `searches_per_question`,
+      `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls),
+      `tokens_per_question` (sampled), `kb_share` (share of calls per knowledge base), `n`, and `routing_accuracy` where
+      gold paths are known.
+
+    Raises:
+      ValueError: no episodes.
+    """
+    if not episodes:
+        raise ValueError("there are no episodes to summarise")
+    em = np.asarray([exact_match(e.answer, e.example.answers, normalizer) for e in episodes])
+    turns = max(sum(len(e.turns) for e in episodes), 1)
+    calls = [call for episode in episodes for call in episode.calls]
+    names = sorted({call.tool for call in calls})
+    result: dict[str, Any] = {
+        "em": float(em.mean()),
+        "em_interval": bootstrap_interval(em),
+        "f1": float(np.mean([f1(e.answer, e.example.answers, normalizer) for e in episodes])),
+        "cover_em": float(np.mean([cover_em(e.answer, e.example.answers, normalizer) for e in episodes])),
+        "searches_per_question": len(calls) / len(episodes),
+        "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
+        "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
+        "truncated_rate": float(np.mean([e.truncated for e in episodes])),
+        "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
+        "tokens_per_question": sum(e.sampled_tokens for e in episodes) / len(episodes),
+        "kb_share": {name: sum(call.tool == name for call in calls) / len(calls) for name in names},
+        "n": len(episodes),
+    }
+    accuracy = routing_accuracy(list(episodes))
+    if accuracy is not None:
+        result["routing_accuracy"] = accuracy
+    return result
+
+
+def bootstrap_interval(values: np.ndarray, resamples: int = 1000) -> list[float]:
+    """95 % percentile bootstrap interval of the mean, with a fixed seed."""
+    rng = np.random.default_rng(0)
+    means = np.asarray(values)[rng.integers(0, len(values), (resamples, len(values)))].mean(axis=1)
+    return [float(bound) for bound in np.percentile(means, [2.5, 97.5])]

@@ -1,0 +1,68 @@
+"""Results as a table, in the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# (key, heading, scale, digits)
+_COLUMNS = (
+    ("em", "EM %", 100, 1),
+    ("f1", "F1 %", 100, 1),
+    ("routing_accuracy", "routing %", 100, 1),
+    ("searches_per_question", "searches", 1, 2),
+    ("invalid_action_rate", "invalid %", 100, 1),
+)
+_TITLES = {
+    "warm_start": "before RL",
+    "trained": "after RL",
+    "random_kb": "random KB",
+    "no_search": "no search",
+}
+
+
+def title(agent: str) -> str:
+    """How an agent is called in tables."""
+    return _TITLES.get(agent, f"always {agent.removeprefix('only_')}" if agent.startswith("only_") else agent)
+
+
+def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells. EM comes with its 95 % interval."""
+    columns = [column for column in _COLUMNS if any(column[0] in metrics for metrics in table.values())]
+    headings = ["agent", *(heading for _, heading, _, _ in columns), "n"]
+    cells = []
+    for agent, metrics in table.items():
+        row = [title(agent)]
+        for key, _, scale, digits in columns:
+            value = metrics.get(key)
+            text = "-" if value is None else f"{value * scale:.{digits}f}"
+            if key == "em" and "em_interval" in metrics:
+                low, high = metrics["em_interval"]
+                text += f" ({low * 100:.1f}-{high * 100:.1f})"
+            row.append(text)
+        cells.append([*row, str(metrics["n"])])
+    return headings, cells
+
+
+def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table in Markdown."""
+    headings, cells = rows(table)
+    lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells]) + "\n"
+
+
+def print_table(table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path) -> None:
+    """Prints the table and says where the files are."""
+    headings, cells = rows(table)
+    printed = Table(title="Held-out questions", header_style="bold")
+    for i, heading in enumerate(headings):
+        printed.add_column(heading, justify="left" if i == 0 else "right")
+    for row in cells:
+        printed.add_row(*row, style="bold green" if row[0] == "after RL" else None)
+    console = Console()
+    console.print(printed)
+    console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", highlight=False)

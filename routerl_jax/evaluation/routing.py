@@ -1,0 +1,35 @@
+"""Was each search sent to the right knowledge base? Judged against the gold path of the example, where it has one."""
+
+from __future__ import annotations
+
+from routerl_jax.core.types import Episode
+
+
+def routing_decisions(episode: Episode) -> tuple[int, int] | None:
+    """(right decisions, decisions) of an episode; None if its example has no gold path.
+
+    The gold path (`example.metadata["path"]`) lists hops, each with the knowledge base `kb` that holds passage
+    `passage_id`. A search is right if it goes to the knowledge base of the first hop whose passage has not been retrieved
+    yet; once all have, every further search is wrong. Answering a question that needs retrieval without any search counts
+    as one wrong decision; answering one that needs none without a search as one right decision.
+    """
+    path = episode.example.metadata.get("path")
+    if path is None:
+        return None
+    missing = list(path)
+    right = 0
+    for call in episode.calls:
+        right += bool(missing) and call.tool == missing[0]["kb"]
+        found = {passage.id for passage in call.passages}
+        while missing and missing[0]["passage_id"] in found:
+            missing.pop(0)
+    if not episode.calls:
+        return (0 if path else 1), 1
+    return right, len(episode.calls)
+
+
+def routing_accuracy(episodes: list[Episode]) -> float | None:
+    """Share of right decisions over all episodes with a gold path; None if there is no such episode."""
+    decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
+    total = sum(count for _, count in decisions)
+    return sum(right for right, _ in decisions) / total if total else None

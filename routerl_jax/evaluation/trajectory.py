@@ -1,0 +1,50 @@
+"""A trajectory in colour, for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+
+def render(record: dict[str, Any]) -> RenderableType:
+    """An episode record (evaluation.records) as thoughts, searches, passages and answer."""
+    parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
+    for turn in record["turns"]:
+        action = turn["action"] or {"kind": "invalid", "error": "not parsed", "thought": ""}
+        if action["thought"]:
+            parts.append(Text.assemble(("thinks    ", "dim"), (action["thought"], "italic cyan")))
+        if action["kind"] == "search" and action["query"]:
+            parts.append(
+                Text.assemble(("searches  ", "bold yellow"), (f"[{action['tool']}] ", "yellow"), action["query"])
+            )
+        elif action["kind"] == "invalid":
+            parts.append(
+                Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
+            )
+        for call in turn["calls"]:
+            parts.append(_findings(call))
+    answer = record["prediction"]
+    golds = record.get("golden_answers") or []
+    correct = " / ".join(golds)
+    parts.append(Text.assemble(("answers   ", "bold green"), (answer if answer is not None else "(no answer)", "bold")))
+    if correct:
+        parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
+    if record.get("rewards"):
+        terms = "  ".join(f"{name} {value:+.2f}" for name, value in record["rewards"].items())
+        parts.append(Text.assemble(("rewards   ", "dim"), (terms, "dim")))
+    return Group(*parts)
+
+
+def _findings(call: dict[str, Any]) -> RenderableType:
+    if call["error"] is not None:
+        return Text.assemble(("  failed  ", "bold red"), call["error"])
+    lines = Text()
+    for i, passage in enumerate(call["passages"]):
+        lines.append(f"{passage['score']:.2f} ", "dim")
+        if passage["title"] and passage["title"] not in passage["text"]:
+            lines.append(f"{passage['title']}: ", "bold")
+        lines.append(passage["text"].strip() + ("\n" if i + 1 < len(call["passages"]) else ""))
+    return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")

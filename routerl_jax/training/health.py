@@ -1,0 +1,73 @@
+"""Health of a step: what the rollouts were like, and how far sampler and learner agree."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from routerl_jax.core.types import Episode
+from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.learning.advantages import groups_without_signal
+
+
+def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer: str) -> dict[str, Any]:
+    """Answer quality, behaviour, rewards and group statistics of the sampled episodes."""
+    summary = summarize(episodes, normalizer)
+    shares = summary.pop("kb_share")
+    del summary["em_interval"], summary["n"]
+    totals = np.asarray([episode.rewards["total"] for episode in episodes])
+    metrics = {f"rollout/{name}": value for name, value in summary.items()}
+    metrics |= {f"rollout/kb/{name}": share for name, share in shares.items()}
+    for name in episodes[0].rewards:
+        metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in episodes]))
+    lengths = [len(sequence) for episode in episodes for sequence in episode.sequences]
+    metrics["reward/std"] = float(totals.std())
+    metrics["rollout/frac_reward_zero_std"] = float(groups_without_signal(totals, groups).mean())
+    metrics["rollout/sequence_length/mean"] = float(np.mean(lengths))
+    metrics["rollout/sequence_length/max"] = int(np.max(lengths))
+    metrics["rollout/well_formed_rate"] = float(np.mean([all(t.well_formed for t in e.turns) for e in episodes]))
+    # -log p of what was sampled, averaged: an unbiased estimate of the policy's entropy per token.
+    sampled = np.concatenate([s.logprobs[s.loss_mask] for e in episodes for s in e.sequences])
+    metrics["actor/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
+    return metrics
+
+
+def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) -> dict[str, float]:
+    """|sampler log-prob - learner log-prob| of the same tokens under the same weights; near zero if numerics agree."""
+    gap = np.abs(np.concatenate(list(sampler)) - np.concatenate(list(learner)))
+    if not len(gap):
+        return {}
+    return {
+        "sampler_gap/mean": float(gap.mean()),
+        "sampler_gap/p99": float(np.percentile(gap, 99)),
+        "sampler_gap/max": float(gap.max()),
+    }
+
+
+def ratio_metrics(behaviour: Sequence[np.ndarray], current: Sequence[np.ndarray]) -> dict[str, float]:
+    """Importance ratios over a step's mini-batches: how far the policy moved from the one that sampled."""
+    log_ratio = np.concatenate(list(current)) - np.concatenate(list(behaviour))
+    if not len(log_ratio):
+        return {}
+    ratio = np.exp(np.clip(log_ratio, -20, 20))
+    return {
+        "ratio/mean": float(ratio.mean()),
+        "ratio/p99": float(np.percentile(ratio, 99)),
+        "ratio/max": float(ratio.max()),
+        "ratio/effective_sample_share": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
+    }
+
+
+def memory_metrics() -> dict[str, float]:
+    """Peak memory of this process and, where the backend tells, of the first device, in GiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    metrics = {"memory/host_peak_gib": peak / (2**30 if sys.platform == "darwin" else 2**20)}
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        metrics["memory/device_peak_gib"] = stats["peak_bytes_in_use"] / 2**30
+    return metrics

@@ -1,0 +1,62 @@
+"""Opening what a run left: its configuration and its policy."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.learning.checkpoints import Checkpoints
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import build_mesh, build_policy
+
+
+def load_config(workdir: pathlib.Path) -> TrainConfig:
+    """The configuration that a run was made with.
+
+    Raises:
+      ValueError: the directory holds no run.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{workdir} holds no run (config.json is missing); give the --workdir of launch.train")
+    return from_config_dict(TrainConfig, json.loads(path.read_text()))
+
+
+def load_policy(
+    workdir: pathlib.Path, config: TrainConfig, mesh: Mesh | None = None, *, step: int | None = None
+) -> Decoder:
+    """The policy of a run: of a checkpointed step, or the finished one, or that of the newest checkpoint so far.
+
+    Raises:
+      ValueError: there is no such checkpoint, or nothing at all yet.
+    """
+    mesh = mesh or build_mesh(config.mesh)
+    policy = workdir / "policy"
+    if step is None and (policy / "config.json").is_file():
+        model = load_pretrained(
+            str(policy),
+            mesh,
+            config.model.dtype,
+            compute_dtype=config.model.compute_dtype or config.model.dtype,
+            layout=config.mesh.layout,
+        )
+        assert not isinstance(model, Encoder)
+        return model
+    if not (workdir / "checkpoints").is_dir():
+        raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
+    step = checkpoints.latest() if step is None else step
+    if step is None:
+        raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
+    model = build_policy(config, mesh)
+    params = checkpoints.restore_params(step, nnx.state(model, nnx.Param), model.config)
+    nnx.update(model, params)
+    checkpoints.close()
+    return model

@@ -1,0 +1,288 @@
+"""Reinforcement learning runs: generate, score, compare within groups, update; read top to bottom."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.evaluation import figures
+from routerl_jax.evaluation.benchmark import compare, routing_baselines, score
+from routerl_jax.evaluation.records import episode_record, write_records
+from routerl_jax.evaluation.report import print_table
+from routerl_jax.generation.engine import Engine, EngineStats
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.learning.advantages import ADVANTAGES
+from routerl_jax.learning.losses import token_weights
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.parallel import multihost
+from routerl_jax.recipes.recipe import Recipe
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.data import ExampleStream
+from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
+from routerl_jax.training.run import Run, step_seed
+from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+from routerl_jax.training.writer import read_metrics
+
+
+def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
+    """Trains a policy with multi-turn tool calls and evaluates it; leaves in `workdir` what DESIGN.md section 6 names.
+
+    Returns:
+      The content of results.json.
+    """
+    started = time.perf_counter()
+    clock = _Clock()
+    mesh = build_mesh(config.mesh)
+    recipe = build_recipe(config)
+    with clock("setup"):
+        model = build_policy(config, mesh)
+        tools = open_knowledge(config, progress=multihost.is_main())
+        stream = ExampleStream(
+            open_examples(config.data.train, config.data.train_range, "train"), config.rollout.examples, config.seed
+        )
+        validation = take_examples(
+            config.data.validation or config.data.train,
+            config.data.validation_range,
+            "validation",
+            config.evaluation.examples,
+        )
+        test = take_examples(
+            config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
+        )
+        run_ = Run(config, workdir, model, mesh, config.learner.loss, config.steps * config.learner.minibatches, resume)
+        engine = make_engine(config, model)
+        engine.update(run_.learner.params, run_.start)
+        if run_.restored:
+            stream.restore(run_.restored["stream"])
+    before_path = workdir / "evaluation" / "before.json"
+    if config.evaluation.before and run_.start == 0:
+        with clock("evaluation"):
+            before = compare(
+                {"warm_start": recipe.agent},
+                test,
+                engine,
+                tools,
+                config.evaluation.normalizer,
+                progress=multihost.is_main(),
+            )
+        if multihost.is_main():
+            before_path.parent.mkdir(exist_ok=True)
+            before_path.write_text(json.dumps(before))
+
+    bar = tqdm(
+        range(run_.start, config.steps),
+        initial=run_.start,
+        total=config.steps,
+        desc="training",
+        unit="step",
+        disable=not multihost.is_main(),
+    )
+    for step in bar:
+        step_clock = _Clock()
+        with step_clock("step"):
+            examples = stream.next()
+            metrics = _train_step(config, recipe, run_, engine, tools, examples, step, step_clock)
+        done = step + 1
+        if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
+            with step_clock("validation"):
+                summary, _ = score(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
+            metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
+        if run_.due(done):
+            with step_clock("checkpoint"):
+                run_.save(done, stream=stream.state(), stage=recipe.stage(step).name)
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
+        run_.writer.write(step, metrics)
+        bar.set_postfix_str(_headline(metrics))
+    clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
+
+    run_.finish()
+    with clock("evaluation"):
+        agents = {"trained": recipe.agent}
+        if config.evaluation.baselines:
+            agents |= routing_baselines(recipe.agent)
+        table = compare(agents, test, engine, tools, config.evaluation.normalizer, progress=multihost.is_main())
+    if before_path.is_file():
+        table = json.loads(before_path.read_text()) | table
+    results = {
+        "agents": table,
+        "seconds": {**clock.seconds, "total": time.perf_counter() - started},
+        "devices": len(jax.devices()),
+        "platform": jax.devices()[0].platform,
+        "steps": config.steps,
+        "seed": config.seed,
+        "peak_memory_gib": memory_metrics(),
+    }
+    if multihost.is_main():
+        (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
+        print_table(table, workdir)
+    return results
+
+
+def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
+    """The run's engine, or one with fewer rows."""
+    return Engine(
+        model,
+        rows=rows or config.engine.rows,
+        max_length=config.engine.max_length,
+        segment=config.engine.segment,
+        leave_fraction=config.engine.leave_fraction,
+        seed=config.seed,
+    )
+
+
+def _train_step(
+    config: TrainConfig,
+    recipe: Recipe,
+    run_: Run,
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    examples: Sequence[Example],
+    step: int,
+    clock: _Clock,
+) -> dict[str, Any]:
+    """One step: rollouts, rewards, advantages, updates. Returns its metrics."""
+    learner, settings = run_.learner, config.learner
+    stage = recipe.stage(step)
+    engine.stats, stats = EngineStats(), DriverStats()
+    with clock("rollout"):
+        episodes = run(
+            recipe.agent,
+            examples,
+            engine,
+            tools,
+            samples=config.rollout.samples,
+            seed=step_seed(config.seed, step),
+            sampling=Sampling(
+                temperature=config.rollout.temperature, top_p=config.rollout.top_p, top_k=config.rollout.top_k
+            ),
+            deterministic=config.rollout.deterministic,
+            tool_timeout=config.rollout.tool_timeout,
+            stats=stats,
+        )
+    for episode in episodes:
+        episode.rewards = stage.reward(episode)
+    groups = np.repeat(np.arange(len(examples)), config.rollout.samples)
+    metrics = rollout_metrics(episodes, groups, config.evaluation.normalizer)
+    metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
+
+    sequences = [sequence for episode in episodes for sequence in episode.sequences]
+    owner = [i for i, episode in enumerate(episodes) for _ in episode.sequences]
+    rewards = np.asarray([episode.rewards["total"] for episode in episodes])
+    reference = None
+    if learner.reference is not None:
+        with clock("reference"):
+            reference = learner.logprobs(sequences, learner.reference)
+        if settings.reward_kl_coef:
+            divergence = np.zeros(len(episodes))
+            for i, sequence, logprobs in zip(owner, sequences, reference):
+                divergence[i] += (sequence.logprobs - logprobs)[sequence.loss_mask].sum()
+            rewards = rewards - settings.reward_kl_coef * divergence
+            metrics["reward/kl"] = float(divergence.mean())
+    advantages = ADVANTAGES.get(settings.advantage)(rewards, groups)
+
+    keep = np.arange(len(sequences))
+    if settings.drop_no_signal:
+        flat = np.asarray([np.ptp(rewards[groups == group]) < 1e-9 for group in groups])
+        keep = np.asarray([i for i in keep if not flat[owner[i]]], int)
+    order = np.random.default_rng([config.seed, step]).permutation(keep)
+    behaviour, current, gap = [], [], {}
+    sums: dict[str, list[float]] = {}
+    with clock("update"):
+        for minibatch in np.array_split(order, settings.minibatches):
+            if not len(minibatch):
+                continue
+            chosen = [sequences[i] for i in minibatch]
+            weights = token_weights([s.loss_mask for s in chosen], settings.aggregation, config.engine.max_length)
+            batch, index = run_.layout.build(
+                chosen,
+                weights,
+                [float(advantages[owner[i]]) for i in minibatch],
+                None if reference is None else [reference[i] for i in minibatch],
+            )
+            update_metrics, logprobs = learner.update(batch)
+            old = [s.logprobs[s.loss_mask] for s in chosen]
+            new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
+            if not gap:  # the first mini-batch was scored with the very weights that sampled it
+                gap = gap_metrics(old, new)
+            behaviour += old
+            current += new
+            for name, value in update_metrics.items():
+                sums.setdefault(f"actor/{name}", []).append(value)
+    engine.update(learner.params, step + 1)
+
+    metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | gap
+    if behaviour:
+        metrics |= ratio_metrics(behaviour, current)
+    trained_tokens = sum(len(sequences[i]) for i in keep)
+    metrics |= {
+        "actor/trained_sequences": len(keep),
+        "perf/rollout_tokens_per_s": sum(map(len, sequences)) / clock.seconds["rollout"],
+        "perf/update_tokens_per_s": trained_tokens / clock.seconds["update"],
+        "perf/prefilled_tokens": engine.stats.prefilled_tokens,
+        "perf/shared_prompt_tokens": engine.stats.forked_tokens,
+        "perf/decoded_tokens": engine.stats.decoded_tokens,
+        "perf/decode_occupancy": engine.stats.decoded_tokens / max(engine.stats.decode_slots, 1),
+        "perf/compilations": engine.compilations + learner.compilations,
+        "timing_s/generate": stats.generate_seconds,
+        "timing_s/tools": stats.tool_seconds,
+        **memory_metrics(),
+    }
+    _log_episodes(run_.workdir, step, episodes, config.log_episodes)
+    return metrics
+
+
+class _Clock:
+    """Adds up seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name)
+
+
+@dataclasses.dataclass
+class _Timer:
+    seconds: dict[str, float]
+    name: str
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
+
+
+def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
+    """The first `count` examples of a dataset (0: all)."""
+    source = open_examples(name, limits, key)
+    return [source[i] for i in range(min(count, len(source)) if count else len(source))]
+
+
+def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
+    """Writes a spread of the step's episodes."""
+    if count and multihost.is_main():
+        stride = max(len(episodes) // count, 1)
+        records = [episode_record(episode, step=step) for episode in episodes[::stride][:count]]
+        write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
+
+
+def _headline(metrics: Mapping[str, Any]) -> str:
+    parts = [f"reward {metrics['reward/total']:.2f}", f"em {metrics['rollout/em']:.2f}"]
+    if "rollout/routing_accuracy" in metrics:
+        parts.append(f"routing {metrics['rollout/routing_accuracy']:.2f}")
+    parts.append(f"searches {metrics['rollout/searches_per_question']:.2f}")
+    return ", ".join(parts)

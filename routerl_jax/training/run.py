@@ -1,0 +1,139 @@
+"""What supervised and reinforcement runs share: the workdir, the learner, checkpoints and the saved policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.checkpoints import Checkpoints, model_fields
+from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel import multihost
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.writer import MetricWriter
+
+
+class Run:
+    """A training run in its workdir.
+
+    Args:
+      config: of the run; written to `config.json`.
+      workdir: made if missing.
+      model: the initial policy.
+      mesh: its devices.
+      loss: objective.
+      updates: optimiser updates in the whole run (for schedules).
+      resume: go on from the newest checkpoint, if there is one.
+
+    Raises:
+      ValueError: the workdir holds a run already and `resume` is False; or a checkpoint of another architecture or config.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        workdir: pathlib.Path,
+        model: Decoder,
+        mesh: Mesh,
+        loss: LossConfig,
+        updates: int,
+        resume: bool,
+    ) -> None:
+        self.config = config
+        self.workdir = workdir
+        self.model = model
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._check_workdir(resume)
+        buckets = config.learner.length_buckets or (config.engine.max_length,)
+        if max(buckets) < config.engine.max_length:
+            raise ValueError(
+                f"config.learner.length_buckets={buckets} end below config.engine.max_length={config.engine.max_length}: "
+                f"add a bucket of that length"
+            )
+        self.layout = BatchLayout(mesh, buckets, config.learner.micro_tokens)
+        self.learner = Learner(
+            model,
+            config.learner.optimizer.build(updates),
+            loss,
+            self.layout,
+            temperature=config.rollout.temperature or 1.0,
+            remat=config.learner.remat,
+            keep_reference=bool(loss.kl_coef or config.learner.reward_kl_coef),
+        )
+        self.checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
+        self.start = 0
+        self.restored: dict[str, Any] = {}
+        latest = self.checkpoints.latest() if resume else None
+        if latest is not None:
+            state, reference, self.restored = self.checkpoints.restore(
+                latest, self.learner.state, self.learner.reference, model.config
+            )
+            self.learner.state, self.learner.reference = state, reference
+            self.start = latest
+        self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
+
+    def save(self, step: int, **extra: Any) -> None:
+        """Checkpoints after `step` steps."""
+        self.checkpoints.save(
+            step, self.learner.state, self.learner.reference, {"model": model_fields(self.model.config), **extra}
+        )
+
+    def due(self, step: int) -> bool:
+        """True if a checkpoint is due after `step` steps."""
+        every = self.config.checkpoint.every
+        return step == self.config.steps or bool(every and step % every == 0)
+
+    def policy(self) -> Decoder:
+        """The model with the learner's current weights."""
+        nnx.update(self.model, self.learner.params)
+        return self.model
+
+    def finish(self) -> None:
+        """Waits for checkpoints and writes the policy as a Hugging Face directory, `workdir/policy`."""
+        self.checkpoints.close()
+        self.writer.close()
+        save_pretrained(self.policy(), self.workdir / "policy")
+        multihost.barrier("policy saved")
+
+    def _check_workdir(self, resume: bool) -> None:
+        """Refuses to mix runs; writes config.json. The main process looks, all learn what it found."""
+        complaint = None
+        if multihost.is_main():
+            try:
+                self._write_config(resume)
+            except ValueError as error:
+                complaint = str(error)
+        complaint = multihost.exchange(complaint)[0]
+        if complaint is not None:
+            raise ValueError(complaint)
+
+    def _write_config(self, resume: bool) -> None:
+        path = self.workdir / "config.json"
+        current = json.loads(json.dumps(dataclasses.asdict(self.config)))
+        if path.is_file():
+            saved = json.loads(path.read_text())
+            if not resume:
+                raise ValueError(
+                    f"{self.workdir} holds a run already; pass --resume to continue it, or use another --workdir"
+                )
+            free = {"steps", "log_episodes", "checkpoint", "evaluation"}  # may change between sittings
+            differing = [key for key in current if key not in free and saved.get(key) != current[key]]
+            if differing:
+                raise ValueError(
+                    f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same "
+                    f"one, or use another --workdir"
+                )
+        path.write_text(json.dumps(current, indent=2) + "\n")
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The sampling seed of a training step: distinct for every (seed, step), so that a repeated question is drawn anew."""
+    return int(jax.random.randint(jax.random.fold_in(jax.random.key(seed), step), (), 0, 2**31 - 1))

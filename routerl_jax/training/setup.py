@@ -1,0 +1,134 @@
+"""The parts of a run, built from its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+from filelock import FileLock
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.config import unknown_key
+from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.pretrained import cache_directory
+from routerl_jax.parallel.mesh import make_mesh
+from routerl_jax.parallel.sharding import shardings
+from routerl_jax.recipes import search  # noqa: F401 - registers itself
+from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.training.config import KnowledgeConfig, MeshConfig, TrainConfig
+
+
+def build_mesh(config: MeshConfig) -> Mesh:
+    """The run's device mesh."""
+    return make_mesh({"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor})
+
+
+def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
+    """The policy with its initial weights, sharded over the mesh.
+
+    Raises:
+      ValueError: the path holds an encoder or nothing usable, or the architecture has unknown fields.
+    """
+    dtype = config.model.dtype
+    compute_dtype = config.model.compute_dtype or dtype
+    if config.model.path:
+        model = load_pretrained(config.model.path, mesh, dtype, compute_dtype=compute_dtype, layout=config.mesh.layout)
+        if isinstance(model, Encoder):
+            raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
+        return model
+    fields = {field.name for field in dataclasses.fields(DecoderConfig)}
+    for key in config.model.architecture:
+        if key not in fields:
+            raise ValueError(unknown_key("config.model.architecture", key, fields))
+    architecture = DecoderConfig(**dict(config.model.architecture))  # type: ignore[arg-type]
+    model = Decoder(
+        architecture,
+        jax.random.key(config.seed),
+        param_dtype=jnp.dtype(dtype),
+        compute_dtype=jnp.dtype(compute_dtype),
+    )
+    params = nnx.state(model, nnx.Param)
+    targets = shardings(params, mesh, config.mesh.layout)
+    nnx.update(model, jax.tree.map(lambda value, target: jax.device_put(value, target), params, targets))
+    return model
+
+
+def build_recipe(config: TrainConfig) -> Recipe:
+    """The recipe with its agent and stages."""
+    return RECIPES.get(config.recipe)(
+        config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer
+    )
+
+
+def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:
+    """A dataset, or a stretch of it. `key` names the config section in errors."""
+    source = open_dataset(name)
+    if not limits:
+        return source
+    if len(limits) != 2:
+        raise ValueError(f"config.data.{key}_range={limits} must be empty or (start, stop)")
+    return Subset(source, *limits)
+
+
+def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, SearchTool]:
+    """Loads the knowledge bases, building those that do not exist yet."""
+    return {name: _open_kb(name, spec, progress) for name, spec in config.knowledge.items()}
+
+
+def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
+    from routerl_jax.knowledge.load import load_kb
+
+    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
+    if not (directory / "kb.json").is_file():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{directory}.lock"):  # several processes of one host may get here at once
+            if not (directory / "kb.json").is_file():
+                _build_kb(name, spec, directory, progress)
+    return load_kb(str(directory))
+
+
+def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progress: bool) -> None:
+    from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb
+
+    if not spec.source:
+        raise ValueError(
+            f"config.knowledge.{name}: there is no knowledge base in {directory} and no source to build it from; "
+            f"set config.knowledge.{name}.source"
+        )
+    build = BuildConfig(
+        name=name,
+        kind=spec.kind,
+        corpus="" if spec.source.startswith("atlas/") else spec.source,
+        encoder=spec.encoder,
+        index=spec.index,
+    )
+    if spec.source.startswith("atlas/"):
+        from routerl_jax.data.atlas.world import passages_of
+
+        passages = passages_of(spec.source.removeprefix("atlas/"))
+        build_from_passages(passages, config=build, directory=directory, progress=progress)
+    else:
+        build_kb(config=build, directory=directory, progress=progress)
+
+
+def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+    """A cache directory that depends on what goes into the knowledge base."""
+    digest = hashlib.sha256(json.dumps(dataclasses.asdict(spec), sort_keys=True).encode())
+    if spec.source.startswith("atlas/"):
+        from routerl_jax.data.atlas.world import passages_of
+
+        for passage in passages_of(spec.source.removeprefix("atlas/")):
+            digest.update(f"{passage.id}\0{passage.title}\0{passage.text}\0".encode())
+    elif spec.source and pathlib.Path(spec.source).is_file():
+        digest.update(pathlib.Path(spec.source).read_bytes())
+    return cache_directory() / "knowledge" / f"{name}-{digest.hexdigest()[:12]}"

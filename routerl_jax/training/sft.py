@@ -1,0 +1,109 @@
+"""Supervised runs: a policy learns an agent's grammar, and to read, from demonstrations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import time
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.losses import token_weights
+from routerl_jax.parallel import multihost
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.health import memory_metrics
+from routerl_jax.training.run import Run
+from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
+
+_VOCABULARY_EXAMPLES = 6000
+_HELD_OUT = 256
+
+
+def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, float]:
+    """Trains on demonstrations; leaves checkpoints, metrics and `workdir/policy` (a Hugging Face directory).
+
+    Returns:
+      The last metrics, held-out negative log-likelihood per token included.
+    """
+    mesh = build_mesh(config.mesh)
+    agent = build_recipe(config).agent
+    source = _demonstrations(config, seed=config.seed)
+    held_out = _demonstrations(config, seed=config.seed + 1)
+    model = build_policy(config, mesh)
+    if model.tokenizer is None:
+        model.tokenizer = _vocabulary(config, agent, source)
+    run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
+    batch_size = config.warm_start.examples
+    metrics: dict[str, float] = {}
+    tokens_seen, started = 0, time.perf_counter()
+    for step in tqdm(
+        range(run.start, config.steps), initial=run.start, total=config.steps, desc="supervised", unit="step"
+    ):
+        indices = range(step * batch_size, (step + 1) * batch_size)
+        sequences = [agent.demonstrate(source[i], model.tokenizer) for i in indices]
+        weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation)
+        if config.warm_start.observation_weight:
+            others = token_weights([~s.loss_mask for s in sequences], config.learner.aggregation)
+            weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
+        batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
+        metrics, _ = run.learner.update(batch)
+        tokens_seen += sum(len(s) for s in sequences)
+        done = step + 1
+        if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
+            metrics |= _validate(run, agent, held_out)
+            metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
+            tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        run.writer.write(step, metrics)
+        if run.due(done):
+            run.save(done)
+    run.finish()
+    if multihost.is_main():
+        (workdir / "results.json").write_text(json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
+    return metrics
+
+
+def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
+    if config.warm_start.demonstrations != "atlas":
+        raise ValueError(
+            f"config.warm_start.demonstrations={config.warm_start.demonstrations!r} is not known; use 'atlas'"
+        )
+    return DemonstrationSource(
+        size=config.steps * config.warm_start.examples,
+        seed=seed,
+        invented=config.warm_start.invented,
+        k=config.agent.k,
+        max_searches=config.agent.max_searches,
+        persistence=config.warm_start.persistence,
+    )
+
+
+def _vocabulary(config: TrainConfig, agent: SearchAgent, source: DemonstrationSource) -> Tokenizer:
+    """A tokenizer trained on demonstrations (invented ones and the training split's)."""
+    demonstrations = (source[i] for i in range(_VOCABULARY_EXAMPLES))
+    texts = itertools.chain.from_iterable(
+        (demonstration.example.question, *(text for text, _ in agent.pieces(demonstration)))
+        for demonstration in demonstrations
+    )
+    size = config.warm_start.vocabulary
+    if size != config.model.architecture.get("vocab_size"):
+        raise ValueError(
+            f"config.warm_start.vocabulary={size} differs from config.model.architecture.vocab_size="
+            f"{config.model.architecture.get('vocab_size')}; make them equal"
+        )
+    return train_tokenizer(texts, size, agent.grammar.special_tokens, context=config.engine.max_length)
+
+
+def _validate(run: Run, agent: SearchAgent, held_out: DemonstrationSource) -> dict[str, float]:
+    """Loss per written token on held-out demonstrations."""
+    assert run.model.tokenizer is not None
+    sequences = [agent.demonstrate(held_out[i], run.model.tokenizer) for i in range(_HELD_OUT)]
+    logprobs = run.learner.logprobs(sequences)
+    written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
+    return {"held_out/nll": float(-written.mean())}
