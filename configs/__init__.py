@@ -1,0 +1,1 @@
+"""Run configurations; each `get_config` states its command, expected time and result."""

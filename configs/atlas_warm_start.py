@@ -1,0 +1,40 @@
+"""The supervised warm start of the quickstart's policy."""
+
+import ml_collections
+
+from configs.common import ATLAS_KNOWLEDGE, ATLAS_POLICY
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    TrainConfig,
+)
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Trains the policy that ships in routerl_jax/data/atlas/warm_start, from random weights.
+
+    python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
+    """
+    return to_config_dict(
+        TrainConfig(
+            kind="sft",
+            steps=2000,
+            model=ModelConfig(architecture=ATLAS_POLICY),
+            mesh=MeshConfig(cpu_devices=2),
+            agent=AgentConfig(grammar="r1_router", max_searches=3, k=2),
+            knowledge=ATLAS_KNOWLEDGE,
+            learner=LearnerConfig(
+                optimizer=OptimizerConfig(lr=3e-3, schedule="cosine", warmup=100, decay_to=0.03, weight_decay=0.05),
+                length_buckets=(256, 512),
+                micro_tokens=2048,
+            ),
+            evaluation=EvaluationConfig(every=100),
+            checkpoint=CheckpointConfig(every=500),
+        )
+    )

@@ -1,0 +1,25 @@
+"""What several configurations share."""
+
+from __future__ import annotations
+
+from routerl_jax.training.config import KnowledgeConfig
+
+# Atlas's knowledge bases: MiniLM embeddings under ScaNN, built into the cache in seconds on first use.
+ATLAS_KNOWLEDGE = {
+    name: KnowledgeConfig(source=f"atlas/{name}", kind=kind)
+    for name, kind in (("text", "dense_text"), ("table", "dense_table"), ("elements", "dense_text"))
+}
+
+# The small policy of the quickstart: 0.9 M parameters, Llama architecture, trained from scratch on Atlas's language.
+ATLAS_POLICY = {
+    "model_type": "llama",
+    "vocab_size": 1024,
+    "embed": 128,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "mlp": 384,
+    "max_length": 512,
+    "tied_embeddings": True,
+}

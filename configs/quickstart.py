@@ -1,0 +1,49 @@
+"""The main job in minutes on a laptop: a small policy learns where to look."""
+
+import ml_collections
+
+from configs.common import ATLAS_KNOWLEDGE
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """GRPO with multi-turn tool calls on Atlas, from the shipped warm start.
+
+    python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
+    """
+    return to_config_dict(
+        TrainConfig(
+            steps=120,
+            model=ModelConfig(path="atlas-warm-start"),
+            mesh=MeshConfig(cpu_devices=2),
+            engine=EngineConfig(rows=128, max_length=512),
+            agent=AgentConfig(grammar="r1_router", max_searches=3, k=2),
+            knowledge=ATLAS_KNOWLEDGE,
+            rollout=RolloutConfig(examples=16, samples=8),
+            stages={"main": StageConfig(reward={"em": 1.0, "format": 0.1, "searches": -0.05})},
+            learner=LearnerConfig(
+                advantage="grpo",
+                minibatches=4,
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.01),
+                optimizer=OptimizerConfig(lr=1.2e-3, schedule="linear", decay_to=0.1, weight_decay=0.0),
+                length_buckets=(256, 512),
+                micro_tokens=2048,
+            ),
+            evaluation=EvaluationConfig(every=20, examples=128, final_examples=512),
+            checkpoint=CheckpointConfig(every=20),
+        )
+    )

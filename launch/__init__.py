@@ -1,0 +1,1 @@
+"""Programs: each is `python -m launch.<name>`, with --help."""

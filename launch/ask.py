@@ -1,0 +1,74 @@
+r"""Asks a trained policy one question and shows what it does.
+
+python -m launch.ask --workdir=runs/quickstart "What is the capital of the country that produces the most Ruthenium?"
+python -m launch.ask --workdir=runs/quickstart --temperature=1 --samples=3 "When did Ghana become independent?"
+"""
+
+from __future__ import annotations
+
+from routerl_jax.parallel.platform import split_cpu, tune_process
+
+if __name__ == "__main__":
+    tune_process()
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from launch.command import start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.", required=True)
+    flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
+    flags.DEFINE_integer("samples", 1, "Attempts to show.", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "Of the sampling.")
+    flags.DEFINE_bool("json", False, "Print one JSON object per attempt instead.")
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) != 2 or not argv[1].strip():
+        raise ValueError('give exactly one question, in quotes: python -m launch.ask --workdir=DIR "..."')
+    from rich.console import Console
+    from rich.rule import Rule
+
+    from routerl_jax.agents.driver import run
+    from routerl_jax.core.types import Example
+    from routerl_jax.evaluation.records import episode_record
+    from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.training.load import load_config, load_policy
+    from routerl_jax.training.rl import make_engine
+    from routerl_jax.training.setup import build_recipe, open_knowledge
+
+    workdir = pathlib.Path(FLAGS.workdir)
+    config = load_config(workdir)
+    split_cpu(config.mesh.cpu_devices)
+    engine = make_engine(config, load_policy(workdir, config), rows=FLAGS.samples)
+    example = Example(id="question", question=argv[1].strip(), answers=())
+    episodes = run(
+        build_recipe(config).agent,
+        [example],
+        engine,
+        open_knowledge(config, progress=not FLAGS.json),
+        samples=FLAGS.samples,
+        seed=FLAGS.seed,
+        sampling=Sampling(temperature=FLAGS.temperature),
+    )
+    console = Console()
+    for episode in episodes:
+        record = episode_record(episode)
+        if FLAGS.json:
+            print(json.dumps(record, ensure_ascii=False))
+            continue
+        if FLAGS.samples > 1:
+            console.print(Rule(f"attempt {episode.sample + 1}", style="dim"))
+        console.print(render(record))
+
+
+if __name__ == "__main__":
+    start(main, define_flags, arguments=True)

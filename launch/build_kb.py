@@ -1,0 +1,41 @@
+r"""Builds a knowledge base of a corpus or of tables: passages, their embeddings and an index, in one directory.
+
+    python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/hotpotqa --config.corpus=corpus.jsonl.gz
+    python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/tables --config.corpus=tables.jsonl.gz \
+        --config.kind=dense_table
+
+The same command run again after a kill goes on with the first shard that was not finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import config_flags
+
+from launch.command import start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """Defines this program's flags."""
+    config_flags.DEFINE_config_file("config", None, "What to build: configs/build_kb.py; keys as --config.key=value.")
+    flags.DEFINE_string("workdir", None, "Directory of the knowledge base to be made.", required=True)
+    flags.DEFINE_bool("json", False, "Print the report as one JSON object.")
+    flags.mark_flag_as_required("config")
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.core.config import from_config_dict
+    from routerl_jax.knowledge.build import BuildConfig, build_kb
+
+    report = build_kb(from_config_dict(BuildConfig, FLAGS.config), FLAGS.workdir)
+    print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

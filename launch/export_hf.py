@@ -1,0 +1,49 @@
+r"""Writes a run's policy as a Hugging Face directory that transformers loads.
+
+python -m launch.export_hf --workdir=runs/quickstart --output=exported
+python -m launch.export_hf --workdir=runs/quickstart --output=exported --step=60
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from launch.command import start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.", required=True)
+    flags.DEFINE_string("output", None, "Directory to write; must be empty or not exist.", required=True)
+    flags.DEFINE_integer("step", None, "Checkpoint to export; default: the finished policy, or the newest checkpoint.")
+    flags.DEFINE_string("dtype", None, "dtype of the exported weights, e.g. bfloat16; default: as trained.")
+    flags.DEFINE_bool("json", False, "Print a JSON object with what was written.")
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.models.huggingface import cast, save_pretrained
+    from routerl_jax.training.load import load_config, load_policy
+
+    workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
+    if output.exists() and any(output.iterdir()):
+        raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
+    model = load_policy(workdir, load_config(workdir), step=FLAGS.step)
+    if FLAGS.dtype:
+        cast(model, FLAGS.dtype)
+    save_pretrained(model, output)
+    size = sum(file.stat().st_size for file in output.iterdir())
+    if FLAGS.json:
+        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.config.model_type}))
+    else:
+        print(
+            f"wrote {output} ({size / 1e6:.1f} MB); load it with AutoModelForCausalLM.from_pretrained({str(output)!r})"
+        )
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

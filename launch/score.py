@@ -1,0 +1,76 @@
+r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95% bootstrap intervals.
+
+    python -m launch.score --predictions=predictions.jsonl --normalizer=search_r1
+    python -m launch.score --predictions=predictions.jsonl.gz --group=dataset,model --json
+
+One JSON object per line: {"id": .., "question": .., "prediction": .., "golden_answers": [..]}. `prediction` may also be
+called `pred_answer` and may be null; `golden_answers` may be one string; `id` and `question` are optional. A thousand
+rows take under a second on one CPU core.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from routerl_jax.rewards import scoring
+from routerl_jax.rewards.normalize import NORMALIZERS
+
+FLAGS = flags.FLAGS
+
+_TITLES = {"em": "EM", "cover_em": "CEM", "substring_em": "SubEM", "f1": "F1", "f1_recall": "F1-Recall"}
+
+
+def define_flags() -> None:
+    """Defines this program's flags; not at import, so that programs with flags of the same name can be imported too."""
+    flags.DEFINE_string("predictions", None, "The .jsonl or .jsonl.gz file to score.", required=True)
+    flags.DEFINE_string("normalizer", "search_r1", f"How answers are normalised: {', '.join(NORMALIZERS)}.")
+    flags.DEFINE_list("group", [], "Fields to report by as well as overall, such as dataset,model.")
+    flags.DEFINE_bool("json", False, "Print one JSON object, values in [0, 1], instead of a table.")
+
+
+def table(overall: scoring.Report, groups: Mapping[str, scoring.Report], caption: str) -> Table:
+    """Means in percent, each above its interval."""
+    result = Table(caption=caption)
+    result.add_column("group", overflow="fold")
+    result.add_column("n", justify="right")
+    for name in overall.means:
+        result.add_column(_TITLES[name], justify="right")
+    for name, report in [*groups.items(), ("all", overall)]:
+        cells = [
+            f"{100 * mean:.2f}\n{100 * report.intervals[metric][0]:.1f}-{100 * report.intervals[metric][1]:.1f}"
+            for metric, mean in report.means.items()
+        ]
+        result.add_row(Text(name), str(report.n), *cells)
+    return result
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"launch.score: unexpected argument {argv[1]!r}; give the file as --predictions={argv[1]}")
+    try:
+        NORMALIZERS.get(FLAGS.normalizer)
+        rows = scoring.read_predictions(FLAGS.predictions, FLAGS.group)
+    except ValueError as error:
+        sys.exit(f"launch.score: {error}")
+    scores = scoring.score_rows(rows, FLAGS.normalizer, progress=True)
+    overall, groups = scoring.summarize(scores), scoring.summarize_groups(rows, scores)
+    if FLAGS.json:
+        by_group = {name: report.to_json() for name, report in groups.items()}
+        print(json.dumps({**overall.to_json(), "normalizer": FLAGS.normalizer, "groups": by_group}))
+    else:
+        caption = f"percent and its 95% bootstrap interval; normalizer {FLAGS.normalizer}"
+        # A pipe or a file has no width; rich would assume 80 columns and fold the names of groups.
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        console.print(table(overall, groups, caption))
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

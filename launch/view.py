@@ -1,0 +1,70 @@
+r"""Shows recorded episodes of a run, or of any file that launch.train or launch.evaluate wrote.
+
+python -m launch.view --workdir=runs/quickstart                 # the last logged step
+python -m launch.view --workdir=runs/quickstart --step=0 --count=3
+python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from launch.command import start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
+    flags.DEFINE_integer("step", None, "Training step; default: the last one logged.")
+    flags.DEFINE_string("file", None, "A file of episode records instead of a workdir.")
+    flags.DEFINE_integer("count", 5, "Episodes to show; 0: all.")
+    flags.DEFINE_bool("wrong", False, "Only episodes whose answer matches no gold answer.")
+
+
+def main(_: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.rule import Rule
+
+    from routerl_jax.evaluation.records import read_records
+    from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.rewards.metrics import exact_match
+
+    path = _file()
+    console = Console()
+    shown = 0
+    for record in read_records(path):
+        if FLAGS.wrong and exact_match(record["prediction"], record["golden_answers"]) == 1:
+            continue
+        console.print(Rule(f"{record['id']}, sample {record['sample']}", style="dim"))
+        console.print(render(record))
+        shown += 1
+        if FLAGS.count and shown == FLAGS.count:
+            break
+    console.print(f"\n{shown} episodes of {path}", highlight=False, style="dim")
+
+
+def _file() -> pathlib.Path:
+    if bool(FLAGS.file) == bool(FLAGS.workdir):
+        raise ValueError("give either --workdir or --file")
+    if FLAGS.file:
+        path = pathlib.Path(FLAGS.file)
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+        return path
+    files = sorted((pathlib.Path(FLAGS.workdir) / "episodes").glob("step-*.jsonl"))
+    if not files:
+        raise ValueError(f"{FLAGS.workdir} has no recorded episodes")
+    if FLAGS.step is None:
+        return files[-1]
+    wanted = files[0].with_name(f"step-{FLAGS.step:06d}.jsonl")
+    if wanted not in files:
+        raise ValueError(f"step {FLAGS.step} was not logged; the last one is {files[-1].stem}")
+    return wanted
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

@@ -1,0 +1,82 @@
+"""`python -m launch.build_kb` as a user runs it: its table, its JSON, and one line for every mistake."""
+
+import gzip
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.knowledge.build import BuildConfig
+from routerl_jax.knowledge.load import load_kb
+
+ROOT = pathlib.Path(__file__).parents[2]
+ROWS = [
+    {"id": "1", "contents": '"Paris"\nThe capital of France lies on the Seine.'},
+    {"id": "2", "contents": '"Rome"\nThe capital of Italy lies on the Tiber.'},
+]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the program from the repository root."""
+    command = [sys.executable, "-m", "launch.build_kb", "--config=configs/build_kb.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+
+
+@pytest.fixture
+def corpus(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "corpus.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    return path
+
+
+def test_build_search_and_rebuild(corpus: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    done = run(f"--workdir={tmp_path / 'kb'}", f"--config.corpus={corpus}", "--config.name=the capitals", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["name"], report["count"], report["embedded"], report["recall"]) == ("the capitals", 2, 2, 1.0)
+    kb = load_kb(tmp_path / "kb")
+    assert [found[0].title for found in kb.search(["Which city is on the Tiber?", "France"], k=1)] == ["Rome", "Paris"]
+    (tmp_path / "kb" / "embeddings" / "c" / "0" / "0").unlink()
+    with pytest.raises(ValueError, match="Rebuild it: ") as caught:
+        load_kb(tmp_path / "kb")
+    command = shlex.split(str(caught.value).partition("Rebuild it: ")[2])  # what the error says works as it stands
+    again = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert "the capitals (dense_text)" in again.stdout
+    assert "2; 2 embedded now" in again.stdout
+    assert "recall 1.0000" in again.stdout
+    assert len(load_kb(tmp_path / "kb")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "corpus must be set"),
+        (("--config.corpus=nowhere.jsonl",), "nowhere.jsonl does not exist"),
+        (("--config.corpus=x.jsonl", "--config.kind=text"), "kind='text' is not one of dense_text, dense_table"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: pathlib.Path, arguments: tuple[str, ...], expected: str) -> None:
+    done = run(f"--workdir={tmp_path / 'kb'}", *arguments)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "build_kb" in line]) == 1
+    assert not (tmp_path / "kb").exists()
+
+
+def test_an_unknown_key_is_an_error(tmp_path: pathlib.Path) -> None:
+    done = run(f"--workdir={tmp_path / 'kb'}", "--config.corpsu=x")
+    assert done.returncode != 0
+    assert "corpsu" in done.stderr
+
+
+def test_the_config_is_the_defaults() -> None:
+    from configs.build_kb import get_config
+
+    assert from_config_dict(BuildConfig, get_config()) == BuildConfig()
