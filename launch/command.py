@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from absl import app, logging
+from absl import app, flags, logging
+from ml_collections import ConfigDict
+
+if TYPE_CHECKING:
+    from routerl_jax.training.config import TrainConfig
+
+FLAGS = flags.FLAGS
 
 
 def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None], *, arguments: bool = False) -> None:
@@ -33,4 +40,44 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
         except KeyboardInterrupt:
             sys.exit(130)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse)
+
+
+def read_config() -> TrainConfig:
+    """The configuration that --config and its overrides give. Raises ValueError that names the file or the key."""
+    from routerl_jax.core.config import from_config_dict
+    from routerl_jax.training.config import TrainConfig
+
+    value = FLAGS.config
+    if not isinstance(value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
+        path = FLAGS["config"].config_filename
+        raise ValueError(f"--config={path}: there is no such file; configurations lie in configs/")
+    return from_config_dict(TrainConfig, value)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """absl's parser; an override of a key that the configuration does not have becomes one clear line."""
+    try:
+        return app.parse_flags_with_usage(list(argv))
+    except (AttributeError, KeyError):
+        path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
+        message = path and _unknown_override(FLAGS["config"].parser.parse(path), argv)
+        if not message:
+            raise
+        sys.exit(f"{os.path.basename(argv[0])}: {message}")
+
+
+def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:
+    from routerl_jax.core.config import unknown_key
+
+    for argument in argv:
+        name = argument.lstrip("-").split("=", 1)[0]
+        if not argument.startswith("-") or not name.startswith("config."):
+            continue
+        section, path = config, "config"
+        for key in name.split(".")[1:]:
+            if not isinstance(section, ConfigDict) or key not in section:
+                known = section.keys() if isinstance(section, ConfigDict) else ()
+                return unknown_key(path, key, known)
+            section, path = section[key], f"{path}.{key}"
+    return None

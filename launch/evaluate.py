@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import start
+from launch.command import read_config, start
 
 FLAGS = flags.FLAGS
 
@@ -42,12 +42,10 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.core.config import from_config_dict
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import routing_baselines, score
     from routerl_jax.evaluation.records import episode_record, write_records
     from routerl_jax.generation.sampling import Sampling
-    from routerl_jax.training.config import TrainConfig
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.rl import make_engine, take_examples
     from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_knowledge
@@ -59,7 +57,7 @@ def main(_: Sequence[str]) -> None:
     else:
         if FLAGS.config is None or FLAGS.output is None:
             raise ValueError("--model needs --config (agent, knowledge bases, data) and --output")
-        config = from_config_dict(TrainConfig, FLAGS.config)
+        config = read_config()
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     recipe = build_recipe(config)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import start
+from launch.command import read_config, start
 
 FLAGS = flags.FLAGS
 
@@ -32,10 +32,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.core.config import from_config_dict
-    from routerl_jax.training.config import TrainConfig
-
-    config = from_config_dict(TrainConfig, FLAGS.config)
+    config = read_config()
     split_cpu(config.mesh.cpu_devices)
     if FLAGS.distributed:
         from routerl_jax.parallel import multihost

@@ -144,14 +144,15 @@ class Learner:
 
 
 def _init_optimizer(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
-    """Optimiser state, its moments sharded like the weights and the rest replicated."""
-    shardings = optax.tree.map_params(
-        optimizer,
-        lambda _, param: param.sharding,
-        jax.eval_shape(optimizer.init, params),
-        params,
-        transform_non_params=lambda _: replicated(mesh),
-    )
+    """The optimiser's state: moments are placed like their parameters (told by the path's end), the rest is replicated."""
+    homes = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}
+    abstract = jax.eval_shape(optimizer.init, params)
+
+    def home(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+        ends = (str(path[i:]) for i in range(len(path)))
+        return next((homes[end] for end in ends if end in homes), replicated(mesh)) if leaf.ndim else replicated(mesh)
+
+    shardings = jax.tree.map_with_path(home, abstract)
     return jax.jit(optimizer.init, out_shardings=shardings)(params)
 
 

@@ -1,4 +1,4 @@
-"""AdamW with a schedule, from configuration."""
+"""AdamW or Muon with a schedule, from configuration."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import dataclasses
 from typing import Literal
 
 import optax
+import optax.contrib
 from flax import nnx
+
+# Muon works on matrices: for each weight of a (stacked) layer, the axes it sums over and the axes it produces.
+_MATRICES = {
+    "q": ((1,), (2, 3)),
+    "k": ((1,), (2, 3)),
+    "v": ((1,), (2, 3)),
+    "o": ((1, 2), (3,)),
+    "gate": ((1,), (2,)),
+    "up": ((1,), (2,)),
+    "down": ((1,), (2,)),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Optimiser settings; counted in updates, not in rollout steps."""
 
+    kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
     lr: float = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = 0  # updates of linear warm-up from 0
@@ -37,12 +50,28 @@ class OptimizerConfig:
 
     def build(self, updates: int) -> optax.GradientTransformation:
         """The gradient transformation. Weight decay spares norm scales and biases."""
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm),
-            optax.adamw(
-                self.learning_rate(updates), b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=_decayed
-            ),
-        )
+        lr = self.learning_rate(updates)
+        if self.kind == "muon":
+            step = optax.contrib.muon(
+                lr,
+                adam_b1=self.b1,
+                adam_b2=self.b2,
+                weight_decay=self.weight_decay,
+                muon_weight_dimension_numbers=_matrices,
+                consistent_rms=0.2,  # the size of AdamW's steps (arXiv 2502.16982, section 2.2)
+            )
+        else:
+            step = optax.adamw(lr, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=_decayed)
+        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), step)
+
+
+def _matrices(params: nnx.State) -> nnx.State:
+    """What Muon needs to know of each parameter: its matrix axes, or None where AdamW is used."""
+    flat = []
+    for path, variable in nnx.to_flat_state(params):
+        axes = _MATRICES.get(str(path[-1]))
+        flat.append((path, variable.replace(axes and optax.contrib.MuonDimensionNumbers(*axes))))
+    return nnx.from_flat_state(flat)
 
 
 def _decayed(params: nnx.State) -> nnx.State:

@@ -144,7 +144,8 @@ class WarmStartConfig:
     demonstrations: str = "atlas"  # where they come from
     examples: int = 64  # per step
     invented: float = 0.7  # atlas: share from invented worlds
-    persistence: float = 0.6  # atlas: chance to search again after a miss
+    hit: float = 0.6  # atlas: chance that a demonstrated search finds what it looks for
+    persistence: float = 0.8  # atlas: chance to search again after a miss
     observation_weight: float = 0.0  # weight of the language-model loss on what the policy did not write
     vocabulary: int = 1024  # size of the tokenizer trained on them (when the model has no path)
 

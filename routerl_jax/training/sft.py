@@ -80,6 +80,7 @@ def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
         invented=config.warm_start.invented,
         k=config.agent.k,
         max_searches=config.agent.max_searches,
+        hit=config.warm_start.hit,
         persistence=config.warm_start.persistence,
     )
 

@@ -1,7 +1,8 @@
 """Worked examples for the supervised warm start: they show the grammar and how to read, never where to look.
 
-The knowledge base of every search is drawn uniformly, independent of the question and of what earlier searches found, so
-the warm start has no routing to speak of; what the searched knowledge base returns is simulated from the world's records.
+The knowledge base of every search is drawn uniformly, independent of the question and of what earlier searches found, and
+whichever is asked may hold the fact: in practice, facts lie anywhere. So the warm start has no routing to speak of. What
+the searched knowledge base returns is simulated from the world's records.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DemonstrationSource:
       k: passages per search.
       max_searches: searches before a demonstration must answer.
       persistence: chance to search again after a miss instead of giving up.
-      recall: chance that the right knowledge base returns the right passage.
+      hit: chance that a search returns the right passage, whichever knowledge base is asked.
     """
 
     size: int
@@ -39,8 +40,8 @@ class DemonstrationSource:
     invented: float = 0.7
     k: int = 2
     max_searches: int = 3
-    persistence: float = 0.6
-    recall: float = 0.95
+    persistence: float = 0.8
+    hit: float = 0.6
 
     def __len__(self) -> int:
         return self.size
@@ -69,7 +70,7 @@ class DemonstrationSource:
                         example=example, steps=tuple(steps), thought="I could not find it.", answer=UNKNOWN
                     )
                 kb = str(rng.choice(world.KNOWLEDGE_BASES))
-                passages = scene.retrieve(hop, kb, self.k, self.recall, rng)
+                passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
                 found = any(passage.id == hop.passage_id for passage in passages)
                 thought = "It is not there."
@@ -96,14 +97,12 @@ class _Scene:
         pool = self.by_kind[kind] or self.by_kind["single"]
         return pool[int(rng.integers(len(pool)))]
 
-    def retrieve(self, hop: world.Hop, kb: str, k: int, recall: float, rng: np.random.Generator) -> tuple[Passage, ...]:
-        """What a search of `kb` might return: the right passage if it lies there, and near misses."""
+    def retrieve(self, hop: world.Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
+        """What a search might return: with chance `hit` the right passage; and near misses."""
         gold = self.records[hop.passage_id]
-        pool = self.by_kb[kb]
+        pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(world.KNOWLEDGE_BASES))]
         same_entity = [record for record in pool if record.entity == gold.entity and record is not gold]
-        result = []
-        if kb == gold.kb and rng.random() < recall:
-            result.append(gold)
+        result = [gold] if rng.random() < hit else []
         while len(result) < k:
             near = same_entity if same_entity and rng.random() < 0.6 else pool
             record = near[int(rng.integers(len(near)))]

@@ -86,13 +86,11 @@ def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str,
         facts = {
             "symbol": entry["symbol"],
             "number": str(entry["atomic_number"]),
-            "weight": f"{entry['atomic_weight']:.5g}",
+            "weight": f"{entry['atomic_weight']:.4g}",
             "discoverer": discoverer,
             "year": str(entry["discovery_year"]) if entry["discovery_year"] and discoverer else None,
             "place": place if place in countries and discoverer else None,
             "producer": producers[0] if producers else None,
-            "other_producers": ", ".join(producers[1:]) or None,
-            "origin": _short(entry["name_origin"], 12),
         }
         facts = {name: value for name, value in facts.items() if value}
         rows.append({"kind": "element", "name": entry["name"], **facts})
@@ -113,45 +111,58 @@ def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
     if get("Government", "Dependency status") or not re.fullmatch(r"[A-Z][A-Za-z' -]+", name):
         return None
     peak = re.match(
-        r"([A-Z][A-Za-z' -]+?)\s+(?:\([^)]*\)\s+)?(-?[\d,]+) m\b",
+        r"([A-Z][A-Za-z' -]+?)\s+(?:\([^)]*\)\s+)?-?[\d,]+ m\b",
         get("Geography", "Elevation extremes", "highest point"),
     )
-    independence = re.match(r"(\d{1,2} [A-Z][a-z]+ \d{4})\s*(\(from [^)]*\))?", get("Government", "Independence"))
+    independence = re.match(r"\d{1,2} [A-Z][a-z]+ \d{4}", get("Government", "Independence"))
     holiday = re.match(
         r"([A-Z][A-Za-z' -]+?)\s*(?:\([^)]*\))?, (\d{1,2} [A-Z][a-z]+)", get("Government", "National holiday")
     )
     anthem = re.match(r'"([^"]+?),?"', get("Government", "National anthem", "name"))
     currency = re.match(r"([A-Za-z' -]+?) \(([A-Z]{3})\)", get("Economy", "Exchange rates"))
     partner = re.match(r"([A-Z][A-Za-z' ]+?) ([\d.]+)%", get("Economy", "Exports - partners"))
+    area = _amount(get("Geography", "Area", "total"))
+    life = re.match(r"([\d.]+) years", get("People and Society", "Life expectancy at birth", "total population"))
     facts = {
-        "independence": independence and independence[1],
-        "independence_from": independence and independence[2] and _short(independence[2].strip("()"), 6),
+        "independence": independence and independence[0],
         "holiday": holiday and holiday[1],
         "holiday_date": holiday and holiday[2],
-        "anthem": anthem and _short(anthem[1], 8),
+        "anthem": anthem and _short(anthem[1], 5),
         "emblem": _first_item(get("Government", "National symbol(s)"), 4),
         "peak": peak and peak[1],
-        "peak_height": peak and f"{peak[2]} m",
         "export": _first_item(get("Economy", "Exports - commodities"), 4),
         "crop": _first_item(get("Economy", "Agriculture - products"), 3),
         "capital": _match(r"[A-Z][A-Za-z' .,-]+?(?= \(|;|:|$)", get("Government", "Capital", "name")),
-        "area": _match(r"[\d,.]+(?: million)? sq km", get("Geography", "Area", "total")),
+        "area": area and f"{area} sq km",
         "code": _match(
             r"\.[a-z]{2}\b", get("Communications", "Internet country code").removeprefix("metropolitan France - ")
         ),
-        "population": _match(r"[\d,]+", get("People and Society", "Population")),
+        "population": _amount(get("People and Society", "Population")),
         "median_age": _match(r"[\d.]+ years", get("People and Society", "Median age", "total")),
-        "life_expectancy": _match(
-            r"[\d.]+ years", get("People and Society", "Life expectancy at birth", "total population")
-        ),
+        "life_expectancy": life and f"{float(life[1]):.1f} years",
         "currency": currency and currency[1],
-        "currency_code": currency and currency[2],
         "partner": partner and partner[1],
         "income": _match(r"\$[\d,]+", get("Economy", "GDP - per capita (PPP)")),
     }
     facts = {key: value for key, value in facts.items() if value}
     needed = {"capital", "population", "area", "code", "life_expectancy"}
     return {"kind": "country", "name": name, **facts} if needed <= set(facts) else None
+
+
+def rounded(amount: float) -> str:
+    """An amount as people say it: three digits, in thousands or millions where it is large."""
+    for unit, name in ((1_000_000, " million"), (1_000, " thousand")):
+        if amount >= unit:
+            return f"{float(f'{amount / unit:.3g}'):g}{name}"
+    return f"{amount:.3g}"
+
+
+def _amount(text: str) -> str | None:
+    """The number that a text starts with, rounded."""
+    found = re.match(r"([\d,]+(?:\.\d+)?)( million)?", text)
+    if not found:
+        return None
+    return rounded(float(found[1].replace(",", "")) * (1_000_000 if found[2] else 1))
 
 
 def _match(pattern: str, text: str) -> str | None:
@@ -162,7 +173,7 @@ def _match(pattern: str, text: str) -> str | None:
 def _first_item(text: str, words: int) -> str | None:
     """The first entry of a list, if it is short and plain."""
     item = re.split(r"[,;(:]|\band\b|\bor\b|\d", text)[0].strip()
-    return item if item and "national colors" not in item and len(item.split()) <= words else None
+    return item if item and item != "none" and "national colors" not in item and len(item.split()) <= words else None
 
 
 def _first_name(text: str | None) -> str | None:

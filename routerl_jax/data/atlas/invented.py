@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 
+from routerl_jax.data.atlas.extract import rounded
 from routerl_jax.data.atlas.world import Entity, real_entities
 
-_ONSETS = [
-    "b",
-    "br",
-    "c",
-    "ch",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "kl",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-    "y",
-    "z",
-]
-_VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ia", "ou"]
-_CODAS = ["", "", "", "n", "r", "l", "s", "m", "th", "nd", "k"]
-_MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
+_MONTHS = "January February March April May June July August September October November December".split()
+# Facts whose values are names: their syllables make new names.
+_NAMED = ("anthem", "peak", "capital", "discoverer")
 # Facts whose values are ordinary words: drawn from real entities of the training split, one at a time or recombined.
 _WORDED = ("holiday", "emblem", "export", "crop", "currency", "partner")
 
@@ -79,25 +38,22 @@ def _country(rng: np.random.Generator) -> Entity:
         "holiday": _worded(rng, "holiday"),
         "holiday_date": _date(rng),
         "anthem": " ".join(
-            _word(rng).capitalize() if rng.random() < 0.7 else _word(rng) for _ in range(rng.integers(1, 5))
+            _word(rng).capitalize() if rng.random() < 0.7 else _word(rng) for _ in range(rng.integers(1, 4))
         ),
         "emblem": _worded(rng, "emblem"),
         "peak": _place(rng, ("Mount ", "Monte ", "Pico ", "Jabal ", "", "", "")),
-        "peak_height": f"{int(rng.integers(100, 8500)):,} m",
         "export": _worded(rng, "export"),
         "crop": _worded(rng, "crop"),
         "capital": _place(rng, ("", "", "", "", "San ", "Port ")),
-        "area": f"{_number(rng, 2, 7)} sq km",
+        "area": f"{_quantity(rng, 2, 7)} sq km",
         "code": "." + "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 2)),
-        "population": _number(rng, 4, 9),
+        "population": _quantity(rng, 4, 9),
         "median_age": f"{rng.uniform(15, 48):.1f} years",
-        "life_expectancy": f"{rng.uniform(45, 88):.2f} years",
+        "life_expectancy": f"{rng.uniform(45, 88):.1f} years",
         "currency": _worded(rng, "currency"),
         "income": f"${int(rng.integers(4, 900)) * 100:,}",
         "partner": _worded(rng, "partner"),
     }
-    if rng.random() < 0.7:
-        facts["independence_from"] = f"from {rng.choice(['the UK', 'France', 'Spain', 'Portugal', _name(rng)])}"
     for key in ("independence", "holiday", "anthem", "emblem", "peak", "export", "crop", "currency", "partner"):
         if rng.random() < 0.1:  # real entries have gaps too
             del facts[key]
@@ -110,7 +66,6 @@ def _element(rng: np.random.Generator, countries: list[str], number: int) -> Ent
         "symbol": name[: rng.integers(1, 3)].capitalize(),
         "number": str(number),
         "weight": f"{rng.uniform(1, 300):.{rng.integers(1, 4)}f}",
-        "origin": f"{rng.choice(['Greek', 'Latin', 'German'])}: {_word(rng)} ({_word(rng)})",
     }
     if rng.random() < 0.8:
         facts["discoverer"] = (
@@ -120,10 +75,7 @@ def _element(rng: np.random.Generator, countries: list[str], number: int) -> Ent
         if rng.random() < 0.6:
             facts["place"] = str(rng.choice(countries))
     if rng.random() < 0.7:
-        producers = rng.permutation(countries)[: rng.integers(1, 4)]
-        facts["producer"] = str(producers[0])
-        if len(producers) > 1:
-            facts["other_producers"] = ", ".join(producers[1:])
+        facts["producer"] = str(rng.choice(countries))
     return Entity(name, "element", facts)
 
 
@@ -146,9 +98,27 @@ def _worded(rng: np.random.Generator, key: str) -> str:
     return made.title() if values[0][0].isupper() else made
 
 
+@functools.cache
+def _syllables() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """First, middle and last syllables of the training split's names, as often as they occur there."""
+    first, middle, last = [], [], []
+    for entity in real_entities():
+        if entity.split != "train":
+            continue
+        names = [entity.name, *(entity.facts[key] for key in _NAMED if key in entity.facts)]
+        for word in re.findall(r"[A-Za-z]{3,}", " ".join(names)):
+            parts = re.findall(r"[^aeiouy]*[aeiouy]+(?:[^aeiouy]+$)?", word.lower())
+            if parts:
+                first.append(parts[0])
+                middle += parts[1:-1]
+                last.append(parts[-1])
+    return tuple(first), tuple(middle), tuple(last)
+
+
 def _word(rng: np.random.Generator) -> str:
-    syllables = rng.choice([1, 2, 2, 3])
-    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
+    first, middle, last = _syllables()
+    inner = [middle[rng.integers(len(middle))] for _ in range(rng.choice([0, 0, 1, 1, 2]))]
+    return "".join([first[rng.integers(len(first))], *inner, last[rng.integers(len(last))]])
 
 
 def _name(rng: np.random.Generator) -> str:
@@ -164,6 +134,6 @@ def _date(rng: np.random.Generator) -> str:
     return f"{rng.integers(1, 29)} {rng.choice(_MONTHS)}"
 
 
-def _number(rng: np.random.Generator, low: int, high: int) -> str:
+def _quantity(rng: np.random.Generator, low: int, high: int) -> str:
     digits = int(rng.integers(low, high + 1))
-    return f"{int(rng.integers(10 ** (digits - 1), 10**digits)):,}"
+    return rounded(int(rng.integers(10 ** (digits - 1), 10**digits)))

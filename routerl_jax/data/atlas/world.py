@@ -48,7 +48,7 @@ RELATIONS = {
         Relation("independence", "independence date", "country", "text", ("When did {e} become independent?",)),
         Relation("holiday", "national holiday", "country", "text", ("Which national holiday does {e} celebrate?",)),
         Relation(
-            "anthem", "national anthem", "country", "text", ("How is the anthem of {e} called?",), identifies=True
+            "anthem", "national anthem", "country", "text", ("What is the anthem of {e} called?",), identifies=True
         ),
         Relation("emblem", "national symbol", "country", "text", ("Which symbol stands for {e}?",)),
         Relation("peak", "highest point", "country", "text", ("Where is {e} highest?",), identifies=True),
@@ -134,9 +134,11 @@ def real_entities() -> tuple[Entity, ...]:
 
 # Table columns, in order: (relation, header). A row is one passage.
 TABLES = {
-    "Geography": (("capital", "capital"), ("area", "area"), ("code", "internet code")),
-    "People": (("population", "population"), ("median_age", "median age"), ("life_expectancy", "life expectancy")),
-    "Economy": (("currency", "currency"), ("income", "income per person"), ("partner", "largest export partner")),
+    "Places": (("capital", "capital"), ("code", "internet code")),
+    "Size": (("area", "area"), ("population", "population")),
+    "People": (("median_age", "median age"), ("life_expectancy", "life expectancy")),
+    "Money": (("currency", "currency"), ("income", "income per person")),
+    "Trade": (("partner", "largest export partner"),),
 }
 
 # Prose: for each passage of an entity, its sentences. A sentence is (facts it needs, wordings); it appears if they exist.
@@ -144,21 +146,16 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     "country": {
         "independence": (
             (
-                ("independence", "independence_from"),
-                (
-                    "{name} became independent on {independence} ({independence_from}).",
-                    "The independence of {name} dates from {independence} ({independence_from}).",
-                ),
-            ),
-            (
                 ("independence",),
                 ("{name} became independent on {independence}.", "{name}: independence on {independence}."),
             ),
+        ),
+        "holiday": (
             (
                 ("holiday",),
                 (
-                    "The national holiday is {holiday}, on {holiday_date}.",
-                    "People celebrate {holiday} on {holiday_date} as the national holiday.",
+                    "The national holiday of {name} is {holiday}, on {holiday_date}.",
+                    "{name} celebrates {holiday} on {holiday_date} as its national holiday.",
                 ),
             ),
         ),
@@ -173,11 +170,13 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
             (
                 ("peak",),
                 (
-                    "The highest point of {name} is {peak}, at {peak_height}.",
-                    "{name} is highest at {peak} ({peak_height}).",
+                    "The highest point of {name} is {peak}.",
+                    "{name} is highest at {peak}.",
                 ),
             ),
-            (("export",), ("The main export is {export}.", "Its main export to the world: {export}.")),
+        ),
+        "economy": (
+            (("export",), ("The main export of {name} is {export}.", "{name} mainly exports {export}.")),
             (("crop",), ("Farms mainly grow {crop}.", "The main crop of its farms is {crop}.")),
         ),
     },
@@ -190,7 +189,9 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
                     "{name} ({symbol}) is the element with atomic number {number}.",
                 ),
             ),
-            (("weight",), ("Its atomic weight is {weight}.", "It has an atomic weight of {weight}.")),
+        ),
+        "weight": (
+            (("weight",), ("The atomic weight of {name} is {weight}.", "{name} has an atomic weight of {weight}.")),
         ),
         "discovery": (
             (
@@ -204,17 +205,12 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
                 ("discoverer",),
                 ("{name} was discovered in {year} by {discoverer}.", "{discoverer} discovered {name} in {year}."),
             ),
-            (("origin",), ("Name: {origin}.",)),
         ),
         "production": (
             (
-                ("producer", "other_producers"),
-                (
-                    "The largest producer of {name} is {producer}, ahead of {other_producers}.",
-                    "Most {name} is produced in {producer}; then come {other_producers}.",
-                ),
+                ("producer",),
+                ("The largest producer of {name} is {producer}.", "Most {name} is produced in {producer}."),
             ),
-            (("producer",), ("The largest producer of {name} is {producer}.",)),
         ),
     },
 }
@@ -276,13 +272,14 @@ def passages_of(kb: str) -> list[Passage]:
 # --- questions ---------------------------------------------------------------------------------------------------------
 
 
-def questions(entities: Sequence[Entity]) -> list[Question]:
+def questions(entities: Sequence[Entity], among: Sequence[Entity] | None = None) -> list[Question]:
     """All questions about a set of entities; every fact on a question's path is about an entity of the set.
 
-    A question is kept only if its answer and its path are unambiguous (an identifying value belongs to one entity) and
-    the knowledge bases that are not on its path do not state the answer for its entity.
+    A question is kept only if its answer and its path are unambiguous (an identifying value belongs to one entity of
+    `among`, the whole world; default: the set) and the knowledge bases that are not on its path do not state the answer
+    for its entity.
     """
-    builder = _Builder(entities)
+    builder = _Builder(entities, among or entities)
     found: list[Question] = []
     for entity in entities:
         found += builder.single(entity)
@@ -293,7 +290,7 @@ def questions(entities: Sequence[Entity]) -> list[Question]:
 
 
 class _Builder:
-    def __init__(self, entities: Sequence[Entity]) -> None:
+    def __init__(self, entities: Sequence[Entity], among: Sequence[Entity]) -> None:
         self.entities = {entity.name: entity for entity in entities}
         self.records: dict[tuple[str, str], Record] = {}
         self.by_entity: dict[str, list[Record]] = {}
@@ -302,7 +299,7 @@ class _Builder:
             for key in record.relations:
                 self.records[record.entity, key] = record
         counts: dict[tuple[str, str], int] = {}
-        for entity in entities:
+        for entity in among:
             for key, value in entity.facts.items():
                 counts[key, value] = counts.get((key, value), 0) + 1
         self.counts = counts
@@ -336,7 +333,8 @@ class _Builder:
         """Two-hop questions that name the entity by one of its facts: "the anthem of the country whose capital is ..."."""
         result = []
         for given in self._relations(entity):
-            if not given.identifies or self.counts[given.key, entity.facts[given.key]] > 1:
+            value = entity.facts[given.key]
+            if not given.identifies or self.counts[given.key, value] > 1 or entity.name in value:
                 continue
             first = self._backward(entity, given)
             for relation in self._relations(entity):
@@ -427,7 +425,7 @@ class _Builder:
 def real_questions(split: Split) -> list[Question]:
     """The real world's questions of a split, in a fixed shuffled order."""
     entities = [entity for entity in real_entities() if entity.split == split]
-    found = questions(entities)
+    found = questions(entities, real_entities())
     return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
 
 

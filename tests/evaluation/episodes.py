@@ -1,0 +1,47 @@
+"""Episodes written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+
+PATH = [
+    {"kb": "table", "passage_id": "t1", "query": "first?", "value": "Togo"},
+    {"kb": "text", "passage_id": "x1", "query": "second?", "value": "lion"},
+]
+
+
+def passage(id: str, text: str = "") -> Passage:
+    return Passage(id=id, title=f"title {id}", text=text or f"text of {id}", score=0.5)
+
+
+def call(tool: str, *found: str, error: str | None = None) -> Call:
+    return Call(tool=tool, query="q", passages=tuple(passage(id) for id in found), error=error, seconds=0.1)
+
+
+def episode(
+    *calls: Call, answer: str | None = "lion", path: list | None = PATH, invalid: int = 0, truncated: bool = False
+) -> Episode:
+    """One turn per call, `invalid` turns without an action, a last turn with the answer; two sampled tokens per turn."""
+    metadata = {} if path is None else {"path": path}
+    turns = [
+        Turn(text="s", stop_reason="stop", tokens=2, action=Action(kind="search", tool=c.tool, query="q"), calls=[c])
+        for c in calls
+    ]
+    turns += [Turn(text="?", stop_reason="eos", tokens=2, action=Action(kind="invalid", error="no tag"))] * invalid
+    if answer is not None:
+        turns.append(Turn(text="a", stop_reason="stop", tokens=2, action=Action(kind="answer", answer=answer)))
+    ledger = Ledger()
+    ledger.feed([1, 2, 3])
+    ledger.sample([4, 5] * len(turns), np.full(2 * len(turns), -1.0).tolist(), 0)
+    return Episode(
+        example=Example(id="e", question="Which?", answers=("lion", "the lion king"), metadata=metadata),
+        sample=0,
+        answer=answer,
+        turns=turns,
+        sequences=[ledger.sequence()],
+        prompt="Question: Which?",
+        truncated=truncated,
+    )

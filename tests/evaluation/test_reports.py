@@ -1,0 +1,118 @@
+"""Tables, figures, records and trajectories: what a person sees of a run."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from routerl_jax.evaluation import figures, report
+from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.evaluation.records import episode_record, read_records, write_records
+from routerl_jax.evaluation.trajectory import render
+from tests.evaluation.episodes import call, episode
+
+
+@pytest.fixture
+def table() -> dict:
+    good = [episode(call("table", "t1"), call("text", "x1"))] * 3
+    bad = [episode(call("text", "x2"), answer="no"), *good[:1]]
+    return {"warm_start": summarize(bad), "trained": summarize(good), "only_text": summarize(bad)}
+
+
+def test_markdown_says_before_and_after(table: dict) -> None:
+    lines = report.markdown(table).splitlines()
+    assert lines[0] == "| agent | EM % | F1 % | routing % | searches | invalid % | n |"
+    assert lines[2].startswith("| before RL | 50.0 (")
+    assert lines[3] == "| after RL | 100.0 (100.0-100.0) | 100.0 | 100.0 | 2.00 | 0.0 | 3 |"
+    assert lines[4].startswith("| always text |")
+
+
+def test_a_column_without_values_is_left_out(table: dict) -> None:
+    for metrics in table.values():
+        del metrics["routing_accuracy"]
+    assert "routing" not in report.markdown(table)
+
+
+def test_printed_table(table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.print_table(table, tmp_path)
+    output = capsys.readouterr().out
+    assert "before RL" in output
+    assert "after RL" in output
+    assert "results.json" in output
+
+
+def _pixels(path: pathlib.Path) -> np.ndarray:
+    import matplotlib.image
+
+    return matplotlib.image.imread(path)[..., :3]
+
+
+def test_figures_show_the_rows(tmp_path: pathlib.Path) -> None:
+    def rows(slope: float) -> list[dict]:
+        return [
+            {
+                "step": i,
+                "rollout/em": slope * i,
+                "rollout/routing_accuracy": slope * i,
+                "rollout/searches_per_question": 1.5,
+                "rollout/kb/text": 0.5,
+                "rollout/kb/table": 0.5,
+                "reward/total": slope * i,
+                **({"validation/em": slope * i} if i % 5 == 4 else {}),
+            }
+            for i in range(20)
+        ]
+
+    figures.training_figures(rows(0.02), tmp_path / "a", ("text", "table"))
+    figures.training_figures(rows(0.04), tmp_path / "b", ("text", "table"))
+    for name in ("learning_curves.png", "kb_usage.png"):
+        first, second = _pixels(tmp_path / "a" / name), _pixels(tmp_path / "b" / name)
+        assert first.shape == second.shape
+        assert first.shape[1] > 800
+        assert (first.std(axis=(0, 1)) > 0.05).all()  # something is drawn
+    first, second = (_pixels(tmp_path / d / "learning_curves.png") for d in "ab")
+    assert (np.abs(first - second).max(axis=-1) > 0.3).mean() > 0.001  # other data, another picture
+
+
+def test_no_rows_no_figures(tmp_path: pathlib.Path) -> None:
+    figures.training_figures([], tmp_path / "none", ("text",))
+    assert not (tmp_path / "none").exists()
+
+
+def test_comparison_figure(table: dict, tmp_path: pathlib.Path) -> None:
+    figures.comparison_figure(table, tmp_path / "deep" / "comparison.png")
+    assert (_pixels(tmp_path / "deep" / "comparison.png").std(axis=(0, 1)) > 0.05).all()
+
+
+def test_records_round_trip(tmp_path: pathlib.Path) -> None:
+    record = episode_record(episode(call("table", "t1"), answer="Côte d'Ivoire"), step=3)
+    path = tmp_path / "episodes" / "step.jsonl"
+    write_records(path, [record, record])
+    found = list(read_records(path))
+    assert len(found) == 2
+    assert found[0] == json.loads(json.dumps(record))
+    assert found[0]["prediction"] == "Côte d'Ivoire"
+    assert found[0]["step"] == 3
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_a_broken_record_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "step.jsonl"
+    path.write_text('{"id": 1}\n{"id": \n')
+    with pytest.raises(ValueError, match=r"step\.jsonl:2: not JSON"):
+        list(read_records(path))
+
+
+def _shown(record: dict) -> str:
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(json.loads(json.dumps(record))))
+    return console.export_text()
+
+
+def test_trajectory_shows_everything() -> None:
+    shown = _shown(episode_record(episode(call("table", "t1"), call("text", error="KB is down"), invalid=1)))
+    for part in ("Which?", "[table]", "text of t1", "0.50", "KB is down", "no tag", "answers   lion", "gold"):
+        assert part in shown, part
+    assert "(no answer)" in _shown(episode_record(episode(answer=None)))

@@ -1,0 +1,49 @@
+"""The stream of examples: shuffled, without repeats in a batch, and exact about where it stands."""
+
+import json
+
+import pytest
+
+from routerl_jax.core.types import Example
+from routerl_jax.training.data import ExampleStream
+
+
+class Source:
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(id=str(index), question="?", answers=("!",))
+
+
+def take(stream: ExampleStream, count: int) -> list[list[str]]:
+    return [[example.id for example in stream.next()] for _ in range(count)]
+
+
+def test_an_epoch_has_no_repeats_and_every_epoch_its_own_order() -> None:
+    batches = take(ExampleStream(Source(), 5, seed=1), 8)
+    first, second = sum(batches[:4], []), sum(batches[4:], [])
+    assert len(set(first)) == len(set(second)) == 20
+    assert first != second
+    assert first != sorted(first, key=int)
+
+
+def test_seeds() -> None:
+    assert take(ExampleStream(Source(), 5, seed=1), 6) == take(ExampleStream(Source(), 5, seed=1), 6)
+    assert take(ExampleStream(Source(), 5, seed=1), 6) != take(ExampleStream(Source(), 5, seed=2), 6)
+
+
+@pytest.mark.parametrize("position", [0, 1, 4, 5, 11])
+def test_a_restored_stream_continues(position: int) -> None:
+    whole = ExampleStream(Source(), 5, seed=3)
+    take(whole, position)
+    state = json.loads(json.dumps(whole.state()))
+    rest = take(whole, 6)
+    other = ExampleStream(Source(), 5, seed=3)
+    other.restore(state)
+    assert take(other, 6) == rest
+
+
+def test_too_few_examples() -> None:
+    with pytest.raises(ValueError, match=r"has 23 examples, fewer than config.rollout.examples=24"):
+        ExampleStream(Source(), 24, seed=0)
