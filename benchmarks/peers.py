@@ -1,0 +1,83 @@
+"""What the benchmarks share: a policy of one size with equal weights on both sides, medians, the printed table."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel.mesh import make_mesh, replicated
+
+SIZES = {
+    "0.9M": {"embed": 128, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 32, "mlp": 384},
+    "8M": {"embed": 320, "layers": 6, "heads": 10, "kv_heads": 5, "head_dim": 32, "mlp": 1024},
+}
+VOCABULARY = 1024
+
+
+def policy(size: str) -> Decoder:
+    """A random Llama policy on all devices."""
+    config = DecoderConfig(
+        model_type="llama", vocab_size=VOCABULARY, max_length=1024, tied_embeddings=True, **SIZES[size]
+    )
+    model = Decoder(config, jax.random.key(0))
+    nnx.update(model, jax.device_put(nnx.state(model, nnx.Param), replicated(make_mesh())))
+    model.tokenizer = _tokenizer()
+    return model
+
+
+def torch_twin(model: Decoder) -> Any:
+    """The same weights in transformers, float32, attention by torch's fused kernel."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as directory:
+        save_pretrained(model, directory)
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of each, A B A B ..., after one warm-up run of each: what slows the machine down slows both."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats + 1):
+        for function, times in zip((ours, theirs), seconds):
+            started = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - started)
+    return seconds[0][1:], seconds[1][1:]
+
+
+def row(name: str, tokens: int, ours: list[float], theirs: list[float]) -> str:
+    """A table row: median tokens/s of both, median and range of the ratio pair by pair."""
+    ratios = sorted(b / a for a, b in zip(ours, theirs))
+    speeds = [tokens / statistics.median(times) for times in (ours, theirs)]
+    return (
+        f"| {name} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {statistics.median(ratios):.1f}x "
+        f"({ratios[0]:.1f}-{ratios[-1]:.1f}) |"
+    )
+
+
+def hardware() -> str:
+    """One line about the machine."""
+    import torch
+    import transformers
+
+    return (
+        f"{platform.machine()} CPU, {torch.get_num_threads()} cores, {len(jax.devices())} JAX devices; jax {jax.__version__}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, float32"
+    )
+
+
+def _tokenizer() -> Tokenizer:
+    return train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 3, 300, (), context=1024)
