@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Makes the warm start that ships in the package (about 40 minutes on two cores).
+# Makes the warm start that ships in the package (about half an hour on two cores).
 warm-start: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
 

@@ -25,20 +25,20 @@ def get_config() -> ml_collections.ConfigDict:
     return to_config_dict(
         TrainConfig(
             kind="sft",
-            steps=2800,
+            steps=2000,
             model=ModelConfig(architecture=ATLAS_POLICY),
             mesh=MeshConfig(cpu_devices=2),
             agent=AgentConfig(grammar="r1_router", max_searches=3, k=2),
             knowledge=ATLAS_KNOWLEDGE,
             learner=LearnerConfig(
                 optimizer=OptimizerConfig(
-                    kind="muon", lr=1.5e-2, schedule="cosine", warmup=50, decay_to=0.02, weight_decay=0.01
+                    kind="muon", lr=8e-3, adam_lr=3e-3, schedule="cosine", warmup=50, decay_to=0.03, weight_decay=0.02
                 ),
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
             evaluation=EvaluationConfig(every=100),
             checkpoint=CheckpointConfig(every=400),
-            warm_start=WarmStartConfig(examples=32, hit=0.6, persistence=0.8, observation_weight=0.3),
+            warm_start=WarmStartConfig(examples=40, hit=0.6, persistence=0.8, drills=0.4, observation_weight=0.3),
         )
     )

@@ -27,6 +27,7 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
     lr: float = 1e-6
+    adam_lr: float = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = 0  # updates of linear warm-up from 0
     decay_to: float = 0.1  # final learning rate as a share of lr (linear and cosine)
@@ -35,18 +36,19 @@ class OptimizerConfig:
     b2: float = 0.95
     max_grad_norm: float = 1.0
 
-    def learning_rate(self, updates: int) -> optax.Schedule:
-        """The learning rate by update number, for a run of `updates` updates."""
+    def learning_rate(self, updates: int, peak: float = 0.0) -> optax.Schedule:
+        """The learning rate by update number, for a run of `updates` updates; `peak` instead of `lr` if given."""
+        peak = peak or self.lr
         rest = max(updates - self.warmup, 1)
         if self.schedule == "linear":
-            main = optax.linear_schedule(self.lr, self.lr * self.decay_to, rest)
+            main = optax.linear_schedule(peak, peak * self.decay_to, rest)
         elif self.schedule == "cosine":
-            main = optax.cosine_decay_schedule(self.lr, rest, alpha=self.decay_to)
+            main = optax.cosine_decay_schedule(peak, rest, alpha=self.decay_to)
         else:
-            main = optax.constant_schedule(self.lr)
+            main = optax.constant_schedule(peak)
         if not self.warmup:
             return main
-        return optax.join_schedules([optax.linear_schedule(0.0, self.lr, self.warmup), main], [self.warmup])
+        return optax.join_schedules([optax.linear_schedule(0.0, peak, self.warmup), main], [self.warmup])
 
     def build(self, updates: int) -> optax.GradientTransformation:
         """The gradient transformation. Weight decay spares norm scales and biases."""
@@ -54,6 +56,7 @@ class OptimizerConfig:
         if self.kind == "muon":
             step = optax.contrib.muon(
                 lr,
+                adam_learning_rate=self.learning_rate(updates, self.adam_lr),
                 adam_b1=self.b1,
                 adam_b2=self.b2,
                 weight_decay=self.weight_decay,

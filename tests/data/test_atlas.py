@@ -9,6 +9,7 @@ import pytest
 from routerl_jax.data.atlas import extract, world
 from routerl_jax.data.atlas.builder import AtlasExamples
 from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource
+from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.rewards.metrics import exact_match
@@ -190,3 +191,20 @@ def test_demonstrations_are_reproducible() -> None:
     one, other = DemonstrationSource(size=10, seed=4), DemonstrationSource(size=10, seed=4)
     assert [one[i] for i in range(10)] == [other[i] for i in range(10)]
     assert one[0] != DemonstrationSource(size=10, seed=5)[0]
+
+
+def test_drills_ask_only_for_what_they_show() -> None:
+    drills = ReadingDrills(seed=3)
+    kinds = collections.Counter()
+    for i in range(200):
+        drill = drills[i]
+        (shown, learnt), *rest = drill
+        assert not learnt
+        assert shown.count("\n") == 4
+        wanted = [text.strip() for text, learnt in rest if learnt]
+        assert len(wanted) >= 2
+        kinds[all(text in shown.split("\n") for text in wanted)] += 1
+        assert all(text in shown for text in wanted), drill
+    assert min(kinds.values()) > 40  # passages again, and questions
+    assert drills[0] == ReadingDrills(seed=3)[0]
+    assert drills[0] != ReadingDrills(seed=4)[0]

@@ -49,13 +49,13 @@ class DemonstrationSource:
     def __getitem__(self, index: int) -> Demonstration:
         rng = np.random.default_rng([1, self.seed, index])
         made_up = rng.random() < self.invented
-        scene = _invented_scene(self.seed * 1_000_003 + index // _PER_WORLD) if made_up else _real_scene()
+        scene = invented_scene(self.seed * 1_000_003 + index // _PER_WORLD) if made_up else _real_scene()
         question = scene.pick(rng)
         example = Example(id=f"demo-{self.seed}-{index}", question=question.text, answers=(question.answer,))
         return self._demonstrate(example, question, scene, rng)
 
     def _demonstrate(
-        self, example: Example, question: world.Question, scene: _Scene, rng: np.random.Generator
+        self, example: Example, question: world.Question, scene: Scene, rng: np.random.Generator
     ) -> Demonstration:
         if not question.hops:
             return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
@@ -79,10 +79,11 @@ class DemonstrationSource:
         return Demonstration(example=example, steps=tuple(steps), thought="That is it.", answer=question.answer)
 
 
-class _Scene:
+class Scene:
     """A world's questions, and a stand-in for searching its knowledge bases."""
 
     def __init__(self, entities: Sequence[world.Entity]) -> None:
+        self.entities = {entity.name: entity for entity in entities}
         questions = world.questions(entities)
         self.by_kind = {
             kind: [question for question in questions if question.kind == kind] for kind in ("none", "single", "multi")
@@ -116,10 +117,11 @@ class _Scene:
 
 
 @functools.lru_cache(maxsize=4)
-def _invented_scene(seed: int) -> _Scene:
-    return _Scene(invented_world(seed))
+def invented_scene(seed: int) -> Scene:
+    """An invented world's questions and records."""
+    return Scene(invented_world(seed))
 
 
 @functools.cache
-def _real_scene() -> _Scene:
-    return _Scene([entity for entity in world.real_entities() if entity.split == "train"])
+def _real_scene() -> Scene:
+    return Scene([entity for entity in world.real_entities() if entity.split == "train"])

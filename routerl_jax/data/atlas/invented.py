@@ -10,7 +10,20 @@ import numpy as np
 from routerl_jax.data.atlas.extract import rounded
 from routerl_jax.data.atlas.world import Entity, real_entities
 
-_MONTHS = "January February March April May June July August September October November December".split()
+_MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 # Facts whose values are names: their syllables make new names.
 _NAMED = ("anthem", "peak", "capital", "discoverer")
 # Facts whose values are ordinary words: drawn from real entities of the training split, one at a time or recombined.
