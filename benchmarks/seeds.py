@@ -1,4 +1,4 @@
-"""Several runs of one configuration as one Markdown table: mean and range over seeds of every agent, and of the phases' seconds.
+"""Several runs of one configuration as a Markdown table: mean and range over seeds, per agent and per phase.
 
 python -m benchmarks.seeds runs/quickstart runs/quickstart-seed1 runs/quickstart-seed2
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -50,7 +50,7 @@ def read_config() -> TrainConfig:
 
     value = FLAGS.config
     if not isinstance(value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
-        path = FLAGS["config"].config_filename
+        path = cast(Any, FLAGS["config"]).config_filename
         raise ValueError(f"--config={path}: there is no such file; configurations lie in configs/")
     return from_config_dict(TrainConfig, value)
 
@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
         return app.parse_flags_with_usage(list(argv))
     except (AttributeError, KeyError):
         path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
-        message = path and _unknown_override(FLAGS["config"].parser.parse(path), argv)
+        message = path and _unknown_override(cast(Any, FLAGS["config"]).parser.parse(path), argv)
         if not message:
             raise
         sys.exit(f"{os.path.basename(argv[0])}: {message}")

@@ -109,6 +109,11 @@ class SearchAgent(Agent):
         text = turn.forced + turn.text
         turn.action = self.grammar.parse(text)
         turn.well_formed = self.grammar.well_formed(text)
+        if turn.forced:  # judged by what the policy wrote: an answer, closed; that no thought precedes it is our doing
+            answer = self.grammar.write_answer("", turn.action.answer)
+            turn.well_formed = (
+                turn.stop_reason == "stop" and turn.action.kind == "answer" and self.grammar.well_formed(answer)
+            )
         return turn.action
 
     def _show(self, call: Call, chat: Conversation, reserve: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import optax
 import optax.contrib
@@ -68,7 +68,7 @@ class OptimizerConfig:
         return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), step)
 
 
-def _matrices(params: nnx.State) -> nnx.State:
+def _matrices(params: Any) -> Any:
     """What Muon needs to know of each parameter: its matrix axes, or None where AdamW is used."""
     flat = []
     for path, variable in nnx.to_flat_state(params):

@@ -66,10 +66,17 @@ def test_after_the_last_search_the_answer_is_forced():
     assert len(episode.calls) == 3
     assert episode.answer == "Accra"
     assert episode.turns[-1].forced == "<answer>"
-    assert not episode.turns[-1].well_formed
+    assert all(turn.well_formed for turn in episode.turns)  # that no thought precedes the answer is not the policy's doing
     sequence = episode.sequences[0]
     opening = engine.tokenizer.encode("<answer>")[0]
     assert not sequence.loss_mask[sequence.tokens == opening].any()  # the policy did not choose to answer
+
+
+@pytest.mark.parametrize("text", ["Accra", "Accra <think>x</think></answer>"])
+def test_a_forced_answer_must_be_closed_and_plain(text):
+    episode, _, _ = play(*[SEARCH.format("text")] * 3, text)
+    assert episode.turns[-1].forced
+    assert not episode.turns[-1].well_formed
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ KNOWLEDGE_BASES = ("text", "table", "elements")
 class Relation:
     """A kind of fact: the noun that questions use for it, whose fact it is, and the knowledge base that holds it.
 
-    `identifies` says that the value names its entity, so that a question may go from the value to the entity.
+    `identifies` says that the value names its entity, so that a question may go from the value to the entity. (Internet
+    codes and atomic numbers do too, but dense retrieval finds one in five of them.)
     """
 
     key: str
@@ -56,7 +57,7 @@ RELATIONS = {
         Relation("crop", "main crop", "country", "text", ("What do farms in {e} mainly grow?",)),
         Relation("capital", "capital", "country", "table", ("Which city is the capital of {e}?",), identifies=True),
         Relation("area", "area", "country", "table", ("How large is {e}?",)),
-        Relation("code", "internet code", "country", "table", ("Which internet code does {e} use?",), identifies=True),
+        Relation("code", "internet code", "country", "table", ("Which internet code does {e} use?",)),
         Relation("currency", "currency", "country", "table", ("How do people pay in {e}?",)),
         Relation("population", "population", "country", "table", ("How many people live in {e}?",)),
         Relation("median_age", "median age", "country", "table", ("How old are people in {e} on average?",)),
@@ -64,7 +65,7 @@ RELATIONS = {
         Relation("income", "income per person", "country", "table", ("How much do people in {e} earn?",)),
         Relation("partner", "largest export partner", "country", "table", ("Who buys the most from {e}?",)),
         Relation("symbol", "chemical symbol", "element", "elements", ("How is {e} abbreviated?",), identifies=True),
-        Relation("number", "atomic number", "element", "elements", ("Which number does {e} have?",), identifies=True),
+        Relation("number", "atomic number", "element", "elements", ("Which number does {e} have?",)),
         Relation("weight", "atomic weight", "element", "elements", ("How heavy is {e}?",)),
         Relation("discoverer", "discoverer", "element", "elements", ("Who discovered {e}?",)),
         Relation("year", "discovery year", "element", "elements", ("When was {e} discovered?",)),
@@ -423,9 +424,17 @@ class _Builder:
 
 
 def real_questions(split: Split) -> list[Question]:
-    """The real world's questions of a split, in a fixed shuffled order."""
+    """The real world's questions of a split, in a fixed shuffled order.
+
+    There are more facts about countries than about elements. A third of the questions about countries alone is left
+    out, so that the three knowledge bases are needed about equally often and none can be ignored at little cost.
+    """
     entities = [entity for entity in real_entities() if entity.split == split]
-    found = questions(entities, real_entities())
+    found = [
+        question
+        for question in questions(entities, real_entities())
+        if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
+    ]
     return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
 
 
