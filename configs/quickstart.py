@@ -36,10 +36,12 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=RolloutConfig(examples=16, samples=8),
             stages={"main": StageConfig(reward={"em": 1.0, "format": 0.1, "searches": -0.05})},
             learner=LearnerConfig(
-                advantage="grpo",
+                advantage="batch_std",  # a group that differs in search costs alone must not count as much as one that differs in EM
                 minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.01),
-                optimizer=OptimizerConfig(lr=1.2e-3, schedule="linear", decay_to=0.1, weight_decay=0.0),
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.05),
+                optimizer=OptimizerConfig(
+                    lr=6e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99
+                ),
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),

@@ -66,7 +66,9 @@ def test_after_the_last_search_the_answer_is_forced():
     assert len(episode.calls) == 3
     assert episode.answer == "Accra"
     assert episode.turns[-1].forced == "<answer>"
-    assert all(turn.well_formed for turn in episode.turns)  # that no thought precedes the answer is not the policy's doing
+    assert all(
+        turn.well_formed for turn in episode.turns
+    )  # that no thought precedes the answer is not the policy's doing
     sequence = episode.sequences[0]
     opening = engine.tokenizer.encode("<answer>")[0]
     assert not sequence.loss_mask[sequence.tokens == opening].any()  # the policy did not choose to answer

@@ -69,6 +69,33 @@ def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss)
     assert logits_loss(logits, poisoned, loss) == value
 
 
+def test_only_decisions_get_the_policy_gradient():
+    """With min_entropy, sure tokens contribute nothing to the policy gradient, and still take part in the KL."""
+    logits = jnp.array([[[8.0, 0.0, 0.0], [0.3, 0.0, 0.1]]])  # one sure token, one open decision
+    fields = {
+        "targets": jnp.array([[0, 1]]),
+        "weights": jnp.array([[0.5, 0.5]]),
+        "advantages": jnp.array([[1.0, 1.0]]),
+        "old_logprobs": jnp.log(jnp.array([[0.9, 0.3]])),
+        "ref_logprobs": jnp.log(jnp.array([[0.5, 0.3]])),
+    }
+
+    def gradient(loss):
+        def f(logits):
+            full = jax.nn.log_softmax(logits)
+            entropies = -(jnp.exp(full) * full).sum(-1)
+            logprobs = jnp.take_along_axis(full, fields["targets"][..., None], axis=-1)[..., 0]
+            return objective(loss, logprobs, entropies, fields)[0]
+
+        return np.abs(np.asarray(jax.grad(f)(logits))).max(axis=-1)[0]
+
+    sure, decision = gradient(LossConfig(min_entropy=0.5))
+    assert sure == 0
+    assert decision == pytest.approx(gradient(LossConfig())[1])
+    assert gradient(LossConfig())[0] > 0
+    assert gradient(LossConfig(min_entropy=0.5, kl_coef=0.1))[0] > 0
+
+
 def test_sampled_positions_are_the_trained_ones():
     """Exactly the sampled tokens carry weight, each at the position that predicts it."""
     made = learner()
@@ -295,3 +322,24 @@ def test_optimizer_decays_matrices_only_and_schedules():
     np.testing.assert_allclose([rate(0), rate(2), rate(4), rate(9), rate(14)], [0, 1, 2, 1.5, 1.0])
     rate = OptimizerConfig(lr=2.0, schedule="cosine", decay_to=0.1).learning_rate(10)
     np.testing.assert_allclose([rate(0), rate(5), rate(10)], [2, 1.1, 0.2], rtol=1e-6)
+
+
+def test_muon_takes_orthogonal_steps_on_layers_and_adam_steps_elsewhere():
+    optimizer = OptimizerConfig(kind="muon", lr=0.02, adam_lr=0.001, weight_decay=0.0, max_grad_norm=1e9)
+    made = learner(devices=2, optimizer=optimizer.build(10))
+    before = jax.tree.map(np.asarray, made.params)
+    made.update(build(made)[0])
+    moved = {
+        str(path[-1]): np.asarray(new[...]) - np.asarray(old[...])
+        for (path, new), (_, old) in zip(nnx.to_flat_state(made.params), nnx.to_flat_state(before))
+    }
+    for layer in moved["gate"]:  # most singular values about equal, as Newton-Schulz makes them
+        values = np.linalg.svd(layer, compute_uv=False)
+        assert values.max() / np.median(values) < 1.5
+    for layer in moved["q"]:
+        values = np.linalg.svd(layer.reshape(layer.shape[0], -1), compute_uv=False)
+        assert values.max() / np.median(values) < 1.5
+    assert np.abs(moved["embedding"]).max() == pytest.approx(
+        0.001, rel=0.01
+    )  # Adam's first step has the size of the rate
+    assert made.state.opt_state is not None
