@@ -36,7 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=RolloutConfig(examples=16, samples=8),
             stages={"main": StageConfig(reward={"em": 1.0, "format": 0.1, "searches": -0.05})},
             learner=LearnerConfig(
-                advantage="batch_std",  # a group that differs in search costs alone must not count as much as one that differs in EM
+                advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
                 minibatches=4,
                 loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.05),
                 optimizer=OptimizerConfig(
