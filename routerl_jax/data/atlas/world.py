@@ -102,14 +102,17 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read."""
+    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read.
+
+    `sought` is the noun of the relation that decides where to look: of the value, or of what identifies the entity.
+    """
 
     query: str
     kb: str
     passage_id: str
     value: str
     noun: str
-    subject: str
+    sought: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -396,7 +399,7 @@ class _Builder:
             passage_id=record.passage.id,
             value=value,
             noun=relation.noun,
-            subject=entity.name,
+            sought=relation.noun,
         )
 
     def _backward(self, entity: Entity, given: Relation) -> Hop:
@@ -409,7 +412,7 @@ class _Builder:
             passage_id=record.passage.id,
             value=value,
             noun=entity.kind,
-            subject=f"the {given.noun} {value}",
+            sought=given.noun,
         )
 
     def _question(self, key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...]) -> Question:
