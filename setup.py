@@ -39,6 +39,7 @@ EXTRAS = {
     "cuda": ["jax[cuda12]>=0.10.2"],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
+        "accelerate>=1.0",  # transformers reads GGUF files with it
         "pyright>=1.1.390",
         "pytest>=8.0",
         "ruff>=0.8",
