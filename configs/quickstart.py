@@ -31,16 +31,16 @@ def get_config() -> ml_collections.ConfigDict:
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
             engine=EngineConfig(rows=128, max_length=512),
-            agent=AgentConfig(grammar="r1_router", max_searches=3, k=2),
+            agent=AgentConfig(grammar="r1_router", max_searches=2, k=2),
             knowledge=ATLAS_KNOWLEDGE,
             rollout=RolloutConfig(examples=16, samples=8),
             stages={"main": StageConfig(reward={"em": 1.0, "format": 0.1, "searches": -0.05})},
             learner=LearnerConfig(
                 advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
                 minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.05),
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.15, min_entropy=0.2),
                 optimizer=OptimizerConfig(
-                    lr=6e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99
+                    lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99
                 ),
                 length_buckets=(256, 512),
                 micro_tokens=2048,
