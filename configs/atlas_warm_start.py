@@ -39,8 +39,6 @@ def get_config() -> ml_collections.ConfigDict:
             ),
             evaluation=EvaluationConfig(every=100),
             checkpoint=CheckpointConfig(every=400),
-            warm_start=WarmStartConfig(
-                examples=40, hit=0.6, persistence=0.8, directories=0.35, drills=0.4, observation_weight=0.3
-            ),
+            warm_start=WarmStartConfig(examples=40, hit=0.6, persistence=0.8, drills=0.4, observation_weight=0.3),
         )
     )

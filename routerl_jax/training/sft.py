@@ -90,7 +90,6 @@ def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
         k=config.agent.k,
         max_searches=config.agent.max_searches,
         hit=config.warm_start.hit,
-        directories=config.warm_start.directories,
         persistence=config.warm_start.persistence,
     )
 

@@ -3,17 +3,13 @@
 The knowledge base of every search is drawn uniformly, independent of the question and of what earlier searches found, and
 whichever is asked may hold the fact: in practice, facts lie anywhere. So the warm start has no routing to speak of. What
 the searched knowledge base returns is simulated from the world's records.
-
-Some questions come with a directory, which says at random which knowledge base holds what; then the searches follow it. This
-teaches to choose by what is asked for, which a policy that was only ever shown dice does not do (its state at the choice is the
-same whatever the query, and a policy gradient then moves all choices together), and nothing of where real facts lie.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,7 +32,6 @@ class DemonstrationSource:
       k: passages per search.
       max_searches: searches before a demonstration must answer.
       persistence: chance to search again after a miss instead of giving up.
-      directories: share of items whose question comes with a directory.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
     """
 
@@ -46,7 +41,6 @@ class DemonstrationSource:
     k: int = 2
     max_searches: int = 3
     persistence: float = 0.8
-    directories: float = 0.0
     hit: float = 0.6
 
     def __len__(self) -> int:
@@ -57,18 +51,11 @@ class DemonstrationSource:
         made_up = rng.random() < self.invented
         scene = invented_scene(self.seed * 1_000_003 + index // _PER_WORLD) if made_up else _real_scene()
         question = scene.pick(rng)
-        directory = _directory(question, rng) if question.hops and rng.random() < self.directories else {}
-        text = f"{question.text}\n{_listing(directory)}" if directory else question.text
-        example = Example(id=f"demo-{self.seed}-{index}", question=text, answers=(question.answer,))
-        return self._demonstrate(example, question, scene, directory, rng)
+        example = Example(id=f"demo-{self.seed}-{index}", question=question.text, answers=(question.answer,))
+        return self._demonstrate(example, question, scene, rng)
 
     def _demonstrate(
-        self,
-        example: Example,
-        question: world.Question,
-        scene: Scene,
-        directory: Mapping[str, str],
-        rng: np.random.Generator,
+        self, example: Example, question: world.Question, scene: Scene, rng: np.random.Generator
     ) -> Demonstration:
         if not question.hops:
             return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
@@ -82,7 +69,7 @@ class DemonstrationSource:
                     return Demonstration(
                         example=example, steps=tuple(steps), thought="I could not find it.", answer=UNKNOWN
                     )
-                kb = directory[hop.sought] if directory else str(rng.choice(world.KNOWLEDGE_BASES))
+                kb = str(rng.choice(world.KNOWLEDGE_BASES))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
                 found = any(passage.id == hop.passage_id for passage in passages)
@@ -90,20 +77,6 @@ class DemonstrationSource:
             if i + 1 < len(question.hops):
                 thought = f"It is {hop.value}. I need its {question.hops[i + 1].noun}."
         return Demonstration(example=example, steps=tuple(steps), thought="That is it.", answer=question.answer)
-
-
-def _directory(question: world.Question, rng: np.random.Generator) -> dict[str, str]:
-    """A random knowledge base for each relation that the question's path needs, and for some others."""
-    needed = {hop.sought for hop in question.hops}
-    others = [relation.noun for relation in world.RELATIONS.values() if relation.noun not in needed]
-    listed = sorted(needed | {others[i] for i in rng.choice(len(others), rng.integers(2, 8), replace=False)})
-    return {noun: str(rng.choice(world.KNOWLEDGE_BASES)) for noun in listed}
-
-
-def _listing(directory: Mapping[str, str]) -> str:
-    """A directory as text: one line per knowledge base."""
-    held = {kb: [noun for noun, where in directory.items() if where == kb] for kb in world.KNOWLEDGE_BASES}
-    return "\n".join(f"{kb} retriever: {', '.join(nouns)}" for kb, nouns in held.items() if nouns)
 
 
 class Scene:

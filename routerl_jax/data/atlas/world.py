@@ -102,17 +102,14 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read.
-
-    `sought` is the noun of the relation that decides where to look: of the value, or of what identifies the entity.
-    """
+    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read."""
 
     query: str
     kb: str
     passage_id: str
     value: str
     noun: str
-    sought: str
+    subject: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -399,7 +396,7 @@ class _Builder:
             passage_id=record.passage.id,
             value=value,
             noun=relation.noun,
-            sought=relation.noun,
+            subject=entity.name,
         )
 
     def _backward(self, entity: Entity, given: Relation) -> Hop:
@@ -412,7 +409,7 @@ class _Builder:
             passage_id=record.passage.id,
             value=value,
             noun=entity.kind,
-            sought=given.noun,
+            subject=f"the {given.noun} {value}",
         )
 
     def _question(self, key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...]) -> Question:
