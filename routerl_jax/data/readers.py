@@ -30,7 +30,7 @@ class FileExamples:
     """The questions of one file, in its order.
 
     Rows are objects with `question`, `golden_answers` (or `answers`, `answer`; a string or a list) and, optionally, `id` and
-    `answer_aliases`.
+    `answer_aliases`. An answer that is repeated is kept once.
     A `.jsonl` file has one per line (FlashRAG), a `.json` file has a list (HippoRAG); both may end in `.gz`. All other keys
     go to `metadata`.
 
