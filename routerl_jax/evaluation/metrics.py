@@ -10,6 +10,7 @@ import numpy as np
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.routing import routing_accuracy
 from routerl_jax.rewards.metrics import cover_em, exact_match, f1
+from routerl_jax.rewards.scoring import bootstrap_intervals
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
@@ -32,7 +33,7 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     names = sorted({call.tool for call in calls})
     result: dict[str, Any] = {
         "em": float(em.mean()),
-        "em_interval": bootstrap_interval(em),
+        "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
         "f1": float(np.mean([f1(e.answer, e.example.answers, normalizer) for e in episodes])),
         "cover_em": float(np.mean([cover_em(e.answer, e.example.answers, normalizer) for e in episodes])),
         "searches_per_question": len(calls) / len(episodes),
@@ -48,10 +49,3 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     if accuracy is not None:
         result["routing_accuracy"] = accuracy
     return result
-
-
-def bootstrap_interval(values: np.ndarray, resamples: int = 1000) -> list[float]:
-    """95 % percentile bootstrap interval of the mean, with a fixed seed."""
-    rng = np.random.default_rng(0)
-    means = np.asarray(values)[rng.integers(0, len(values), (resamples, len(values)))].mean(axis=1)
-    return [float(bound) for bound in np.percentile(means, [2.5, 97.5])]

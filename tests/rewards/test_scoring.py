@@ -97,3 +97,12 @@ def test_bootstrap_interval_matches_the_normal_approximation() -> None:
     np.testing.assert_allclose(intervals[:, 0], [0.451, 0.549], atol=0.006)
     np.testing.assert_array_equal(intervals[:, 1], [1.0, 1.0])
     np.testing.assert_array_equal(intervals, scoring.bootstrap_intervals(scores))  # the same numbers every time
+
+
+def test_bootstrap_interval_shrinks_with_the_sample() -> None:
+    rng = np.random.default_rng(0)
+    small, large = (np.ptp(scoring.bootstrap_intervals(rng.integers(0, 2, (n, 1)))) for n in (50, 5000))
+    assert large < small / 5
+    values = rng.random((2000, 1))  # not only coin flips; tolerance: Monte Carlo error, as above
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert np.ptp(scoring.bootstrap_intervals(values)) / 2 == pytest.approx(half, rel=0.15)
