@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import pathlib
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
 
 
@@ -39,17 +37,16 @@ class FileExamples:
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
-        path = pathlib.Path(path).expanduser()
-        if not path.is_file():
-            raise ValueError(f"questions file {path} does not exist")
-        self._examples = [_example(row, f"{path}:{number}") for number, row in _rows(path)]
+        self._examples: list[Example] = []
+        numbers: dict[str, int] = {}
+        for place, row in read_rows(path):
+            example = _example(row, place)
+            first = numbers.setdefault(example.id, place.number)
+            if first != place.number:
+                raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
+            self._examples.append(example)
         if not self._examples:
             raise ValueError(f"questions file {path} holds no questions")
-        seen: set[str] = set()
-        for (number, _), example in zip(_rows(path), self._examples):
-            if example.id in seen:
-                raise ValueError(f"{path}:{number}: id {example.id!r} occurs twice; ids must be distinct")
-            seen.add(example.id)
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -95,55 +92,22 @@ def open_dataset(name: str) -> ExampleSource:
     return FileExamples(name)
 
 
-def _rows(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """(line or item number from 1, parsed row)."""
-    if path.name.removesuffix(".gz").endswith(".json"):
-        try:
-            rows = json.loads("".join(line for _, line in _lines(path)))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{error.lineno}: not JSON ({error.msg})") from error
-        if not isinstance(rows, list):
-            raise ValueError(f"{path}: expected a list of questions")
-        yield from enumerate(rows, 1)
-        return
-    for number, line in _lines(path):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error.msg}); one object per line is expected") from error
-
-
-def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line)."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read after line {number}: {error}") from error
-
-
-def _example(row: Any, where: str) -> Example:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
+def _example(row: Mapping[str, Any], place: Place) -> Example:
     question = row.get("question")
     if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{where}: key 'question' is missing or empty")
+        raise place.error("key 'question' is missing or empty")
     key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
     if key is None:
-        raise ValueError(f"{where}: no answers; give them under 'golden_answers'")
+        raise place.error("no answers; give them under 'golden_answers'")
     answers = [row[key]] if isinstance(row[key], str) else row[key]
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"{where}: key {key!r} must be a string or a list of strings")
+        raise place.error(f"key {key!r} must be a string or a list of strings")
     aliases = row.get("answer_aliases") or []  # MuSiQue
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise ValueError(f"{where}: key 'answer_aliases' must be a list of strings")
+        raise place.error("key 'answer_aliases' must be a list of strings")
     used = ("id", "_id", "question", "answer_aliases", key)
     metadata = {name: value for name, value in row.items() if name not in used}
-    name = next((row[k] for k in ("id", "_id") if row.get(k) is not None), where.rpartition(":")[2])
+    name = next((row[k] for k in ("id", "_id") if row.get(k) is not None), place.number)
     return Example(
         id=str(name), question=question, answers=tuple(dict.fromkeys([*answers, *aliases])), metadata=metadata
     )

@@ -20,8 +20,9 @@ from absl import logging
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import checked_path, file_sha256, read_corpus
+from routerl_jax.knowledge.corpus import file_sha256, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder, token_counter
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray

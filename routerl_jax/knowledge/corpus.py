@@ -7,28 +7,13 @@ passage is an error.
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
-import json
 import pathlib
-import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any
 
+from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.core.types import Passage
-
-
-class Place(NamedTuple):
-    """Where a row stands, for error messages."""
-
-    path: pathlib.Path
-    unit: str  # "line" or, in a JSON list, "item"
-    number: int
-
-    def error(self, problem: str) -> ValueError:
-        """A ValueError that names file, row and problem."""
-        return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
 
 
 def read_corpus(path: str | pathlib.Path) -> Iterator[Passage]:
@@ -39,35 +24,6 @@ def read_corpus(path: str | pathlib.Path) -> Iterator[Passage]:
         text, is empty, or repeats an id, and a file without rows. The message names file, line, key and the fix.
     """
     return _passages(checked_path(path))
-
-
-def read_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """JSON objects of a .jsonl, .jsonl.gz, .json or .json.gz file with their places; blank lines are passed over."""
-    try:
-        with _open(path) as file:
-            if _suffix(path) == ".json":
-                yield from _list_rows(path, file)
-                return
-            for number, line in enumerate(file, 1):
-                place = Place(path, "line", number)
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if line.strip():
-                    yield place, _object(line, place)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"{path}: damaged or not gzip ({error}). Fetch it again, or drop .gz if it is plain"
-        ) from error
-
-
-def checked_path(path: str | pathlib.Path) -> pathlib.Path:
-    """The path, if it is a file whose extension a reader knows; ValueError otherwise."""
-    path = pathlib.Path(path).expanduser()
-    if not path.is_file():
-        what = "is a directory, not a corpus file" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")
-    if _suffix(path) not in (".jsonl", ".json"):
-        raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
-    return path
 
 
 def file_sha256(path: pathlib.Path) -> str:
@@ -127,40 +83,3 @@ def _title_and_text(row: dict[str, Any], place: Place) -> tuple[str, str]:
     first = first.strip()
     quoted = len(first) >= 2 and first[0] == first[-1] == '"'
     return first[1:-1] if quoted else first, rest
-
-
-def _list_rows(path: pathlib.Path, file: BinaryIO) -> Iterator[tuple[Place, dict[str, Any]]]:
-    try:
-        rows = json.loads(file.read())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}). Convert it to UTF-8") from error
-    except json.JSONDecodeError as error:
-        hint = "Rename it to .jsonl if it holds one JSON object per line"
-        raise Place(path, "line", error.lineno).error(f"not JSON ({error.msg}). {hint}") from error
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: expected a JSON list of passages, found {type(rows).__name__}")
-    for number, row in enumerate(rows, 1):
-        place = Place(path, "item", number)
-        if not isinstance(row, dict):
-            raise place.error(f"expected an object like {{title, text}}, found {type(row).__name__}")
-        yield place, row
-
-
-def _object(line: bytes, place: Place) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise place.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise place.error(f"not JSON ({error.msg}, column {error.colno}). Put one JSON object on each line") from error
-    if not isinstance(row, dict):
-        raise place.error(f"expected an object like {{id, title, text}}, found {type(row).__name__}")
-    return row
-
-
-def _open(path: pathlib.Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
-
-
-def _suffix(path: pathlib.Path) -> str:
-    return pathlib.Path(path.name.removesuffix(".gz")).suffix

@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import Place, checked_path, new_id, read_rows, string_field
+from routerl_jax.knowledge.corpus import new_id, string_field
 
 SEPARATOR = " | "
 CONTINUED = " (continued)"  # marks a header whose cell began in an earlier passage

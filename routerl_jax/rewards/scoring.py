@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 import pathlib
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
+from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -47,31 +45,28 @@ class Report:
 
 
 def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> list[Prediction]:
-    """Reads `{id, prediction | pred_answer, golden_answers, ...}` rows from a .jsonl or .jsonl.gz file.
+    """Reads `{id, prediction | pred_answer, golden_answers, ...}` rows of a file (`core.rows`).
 
-    A prediction may be null (no answer); golden_answers is a string or a list of strings; blank lines are skipped.
+    A prediction may be null (no answer); golden_answers is a string or a list of strings.
 
     Raises:
       ValueError: names the file, the line, the key and the fix. An id may come once, or once per group.
     """
-    rows: list[Prediction] = []
-    lines: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(_read_lines(pathlib.Path(path)), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        row = _parse_row(line, group, where)
-        if row.id is not None:
-            first = lines.setdefault((row.id, *row.group), number)
-            if first != number:
-                raise ValueError(
-                    f"{where}: duplicate id {row.id!r}, first seen in line {first}; keep one row per question, "
+    predictions: list[Prediction] = []
+    numbers: dict[tuple[str, ...], int] = {}
+    for place, row in read_rows(path):
+        prediction = _prediction(row, group, place)
+        if prediction.id is not None:
+            first = numbers.setdefault((prediction.id, *prediction.group), place.number)
+            if first != place.number:
+                raise place.error(
+                    f"duplicate id {prediction.id!r}, first seen in {place.unit} {first}; keep one row per question, "
                     "or group by the field that tells the systems apart (--group=model)"
                 )
-        rows.append(row)
-    if not rows:
+        predictions.append(prediction)
+    if not predictions:
         raise ValueError(f"{path} holds no predictions; write one JSON object per line")
-    return rows
+    return predictions
 
 
 def score_rows(rows: Sequence[Prediction], normalizer: str, progress: bool = False) -> Float[np.ndarray, "N M"]:
@@ -111,53 +106,35 @@ def summarize_groups(rows: Sequence[Prediction], scores: Float[np.ndarray, "N M"
     return {"/".join(key): summarize(scores[members[key]]) for key in sorted(members)}
 
 
-def _read_lines(path: pathlib.Path) -> list[str]:
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            # Only newlines end a JSON line: str.splitlines would also cut at U+2028, which JSON strings may hold.
-            return file.read().decode("utf-8-sig").split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {path}: {cause}; give a UTF-8 .jsonl or .jsonl.gz file") from error
-
-
-def _parse_row(line: str, group: Sequence[str], where: str) -> Prediction:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error}); write one object per line") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {type(row).__name__}")
+def _prediction(row: Mapping[str, Any], group: Sequence[str], place: Place) -> Prediction:
     missing = [key for key in group if row.get(key) is None]
     if missing:
-        raise ValueError(
-            f"{where}: key {missing[0]!r} of --group is missing; add it to the row or drop it from --group"
-        )
+        raise place.error(f"key {missing[0]!r} of --group is missing; add it to the row or drop it from --group")
     return Prediction(
         id=None if row.get("id") is None else str(row["id"]),
-        prediction=_parse_prediction(row, where),
-        golds=_parse_golds(row, where),
+        prediction=_parse_prediction(row, place),
+        golds=_parse_golds(row, place),
         group=tuple(str(row[key]) for key in group),
     )
 
 
-def _parse_prediction(row: Mapping[str, Any], where: str) -> str | None:
+def _parse_prediction(row: Mapping[str, Any], place: Place) -> str | None:
     keys = [key for key in _PREDICTION_KEYS if key in row]
     if len(keys) != 1:
         fault = "both are present" if keys else "neither is present"
-        raise ValueError(f"{where}: give one of the keys {' and '.join(map(repr, _PREDICTION_KEYS))}; {fault}")
+        raise place.error(f"give one of the keys {' and '.join(map(repr, _PREDICTION_KEYS))}; {fault}")
     value = row[keys[0]]
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{where}: key {keys[0]!r} must be a string, or null for no answer, got {value!r}")
+        raise place.error(f"key {keys[0]!r} must be a string, or null for no answer, got {value!r}")
     return value
 
 
-def _parse_golds(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _parse_golds(row: Mapping[str, Any], place: Place) -> tuple[str, ...]:
     value = row.get("golden_answers")
     golds = (value,) if isinstance(value, str) else value
     if not isinstance(golds, list | tuple) or not all(isinstance(gold, str) for gold in golds):
         fault = "is missing" if "golden_answers" not in row else f"is {value!r}"
-        raise ValueError(f"{where}: key 'golden_answers' {fault}; give a string or a list of strings")
+        raise place.error(f"key 'golden_answers' {fault}; give a string or a list of strings")
     if not any(gold.strip() for gold in golds):
-        raise ValueError(f"{where}: key 'golden_answers' holds no answer; give at least one")
+        raise place.error("key 'golden_answers' holds no answer; give at least one")
     return tuple(golds)

@@ -48,49 +48,38 @@ def test_blank_lines_count_as_lines(tmp_path: pathlib.Path) -> None:
     assert [examples[i].id for i in range(2)] == ["2", "5"]
 
 
-def test_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "q.jsonl", jsonl(ROWS[0]))
-    assert len(FileExamples("~/q.jsonl")) == 1
-
-
 GOOD = jsonl(ROWS[0])
-
-
-@pytest.mark.parametrize(
-    ("content", "where", "what"),
-    [
-        (GOOD + "{broken\n", ":2: ", "not JSON (Expecting property name"),
-        (GOOD + '"text"\n', ":2: ", "expected an object, got str"),
-        (GOOD + "[1]\n", ":2: ", "expected an object, got list"),
-        (GOOD + '{"answer": "x"}', ":2: ", "key 'question' is missing or empty"),
-        (GOOD + '{"question": " ", "answer": "x"}', ":2: ", "key 'question' is missing or empty"),
-        (GOOD + '{"question": 5, "answer": "x"}', ":2: ", "key 'question' is missing or empty"),
-        (GOOD + '{"question": "?"}', ":2: ", "no answers; give them under 'golden_answers'"),
-        (GOOD + '{"question": "?", "golden_answers": []}', ":2: ", "no answers; give them under 'golden_answers'"),
-        (GOOD + '{"question": "?", "answer": 5}', ":2: ", "key 'answer' must be a string or a list of strings"),
-        (GOOD + '{"question": "?", "answers": ["a", 5]}', ":2: ", "key 'answers' must be a string or a list of"),
-        (GOOD + "\n" + GOOD, ":3: ", "id 'dev_0' occurs twice; ids must be distinct"),
-        (b"\xef\xbb\xbf" + GOOD.encode(), ":1: ", "not JSON (Unexpected UTF-8 BOM"),
-    ],
-)
-def test_errors_name_file_line_and_key(tmp_path: pathlib.Path, content: str | bytes, where: str, what: str) -> None:
-    for name in ("q.jsonl", "q.jsonl.gz"):
-        path = write(tmp_path / name, content)
-        with pytest.raises(ValueError) as error:
-            FileExamples(path)
-        assert str(error.value).startswith(f"{path}{where}{what}")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"question": "?", "answer": "x"},\n {"question": "?"}]', ":2: no answers; give them under"),
-        ('[{"question": "?",\n  "answer" "x"}]', ":2: not JSON (Expecting ':' delimiter)"),
-        ('{"question": "?", "answer": "x"}', ": expected a list of questions"),
+        (GOOD + "[1]\n", ", line 2: expected an object, found list"),
+        (GOOD + '{"answer": "x"}', ", line 2: key 'question' is missing or empty"),
+        (GOOD + '{"question": " ", "answer": "x"}', ", line 2: key 'question' is missing or empty"),
+        (GOOD + '{"question": 5, "answer": "x"}', ", line 2: key 'question' is missing or empty"),
+        (GOOD + '{"question": "?"}', ", line 2: no answers; give them under 'golden_answers'"),
+        (GOOD + '{"question": "?", "golden_answers": []}', ", line 2: no answers; give them under 'golden_answers'"),
+        (GOOD + '{"question": "?", "answer": 5}', ", line 2: key 'answer' must be a string or a list of strings"),
+        (GOOD + '{"question": "?", "answers": ["a", 5]}', ", line 2: key 'answers' must be a string or a list of"),
+        (GOOD + "\n" + GOOD, ", line 3: id 'dev_0' was used in line 1 already; ids must be distinct"),
+    ],
+)
+def test_errors_name_file_line_and_key(tmp_path: pathlib.Path, content: str, message: str) -> None:
+    for name in ("q.jsonl", "q.jsonl.gz"):
+        path = write(tmp_path / name, content)
+        with pytest.raises(ValueError) as error:
+            FileExamples(path)
+        assert str(error.value).startswith(f"{path}{message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"question": "?", "answer": "x"},\n {"question": "?"}]', ", item 2: no answers; give them under"),
         (
             '[{"id": 1, "question": "?", "answer": "x"},{"id": "1", "question": "?", "answer": "x"}]',
-            ":2: id '1' occurs",
+            ", item 2: id '1' was used in item 1 already",
         ),
     ],
 )
@@ -101,34 +90,11 @@ def test_errors_in_lists_name_the_item(tmp_path: pathlib.Path, content: str, mes
     assert str(error.value).startswith(f"{path}{message}")
 
 
-def test_files_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
-    many = gzip.compress(jsonl(*({"question": f"number {i}?", "answer": "x"} for i in range(5000))).encode())
-    damaged = bytearray(many)
-    damaged[10:14] = b"\xff" * 4  # the first block after the header
-    cases = {
-        "short.jsonl.gz": (many[:-50], "cannot be read after line .* ended before the end-of-stream"),
-        "damaged.jsonl.gz": (bytes(damaged), "cannot be read after line 0: Error -3 while decompressing"),
-        "plain.jsonl.gz": (GOOD.encode(), "cannot be read after line 0: Not a gzipped file"),
-        "latin1.jsonl": (b'{"question": "caf\xe9?", "answer": "x"}\n', "cannot be read after line 0: 'utf-8' codec"),
-        "latin1.json": (b'["caf\xe9"]', "cannot be read after line 0: 'utf-8' codec"),
-    }
-    for name, (content, message) in cases.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=rf"^{tmp_path}/{name}: {message}"):
-            FileExamples(tmp_path / name)
-
-
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_empty_files(tmp_path: pathlib.Path, content: str) -> None:
     path = write(tmp_path / "q.jsonl", content)
     with pytest.raises(ValueError, match=rf"^questions file {path} holds no questions$"):
         FileExamples(path)
-
-
-def test_missing_files(tmp_path: pathlib.Path) -> None:
-    for path in (tmp_path / "absent.jsonl", tmp_path):
-        with pytest.raises(ValueError, match=rf"^questions file {path} does not exist$"):
-            FileExamples(path)
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "musique", "popqa", "bamboogle"])
@@ -185,7 +151,7 @@ def test_open_dataset(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
     ("name", "message"),
     [
         ("atlas/dev", r"dataset 'atlas/dev': Atlas has the splits train, validation and test"),
-        ("hotpotqa", r"questions file hotpotqa does not exist"),
+        ("hotpotqa", r"^hotpotqa: No such file or directory"),
         ("no.such.module:Data", r"cannot load dataset 'no\.such\.module:Data': No module named 'no'"),
         ("json:Nothing", r"cannot load dataset 'json:Nothing': module 'json' has no attribute 'Nothing'"),
     ],

@@ -16,11 +16,8 @@ FLASHRAG = {"id": "a", "contents": '"Eiffel Tower"\nA tower in Paris.\nIt is tal
 @pytest.mark.parametrize("row", [EIFFEL, FLASHRAG, {**EIFFEL, "url": "x", "contents": "not this"}])
 def test_json_lines(tmp_path: pathlib.Path, row: dict) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
-    with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write("\ufeff\n" + json.dumps(row) + "\n\n")  # a byte order mark and blank lines do no harm
     expected = [Passage(id="a", title="Eiffel Tower", text="A tower in Paris.\nIt is tall.")]
     assert list(read_corpus(tmp_path / "c.jsonl")) == expected
-    assert list(read_corpus(str(tmp_path / "c.jsonl.gz"))) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,8 +57,6 @@ def test_real_corpora(shared_data, name: str, count: int) -> None:
 
 GOOD = json.dumps(EIFFEL) + "\n"
 BAD = {
-    "broken JSON": ("c.jsonl", GOOD + '{"id": "b", "text": \n', ["line 2", "not JSON", "one JSON object on each line"]),
-    "not an object": ("c.jsonl", GOOD + "[1]\n", ["line 2", "found list"]),
     "no text": ("c.jsonl", '{"id": "a", "title": "t"}\n', ["line 1", "'text'", "missing", "id, title"]),
     "null text": ("c.jsonl", '{"id": "a", "text": null}\n', ["line 1", "'text'", "missing"]),
     "text is a list": ("c.jsonl", '{"id": "a", "text": ["x"]}\n', ["line 1", "'text'", "list", "string"]),
@@ -73,9 +68,6 @@ BAD = {
     "repeated idx": ("c.json", '[{"text": "x", "idx": 1}, {"text": "y", "idx": 1}]', ["item 2", "'1'", "item 1"]),
     "half a surrogate": ("c.jsonl", '{"id": "a", "text": "\\ud800"}\n', ["line 1", "'text'", "surrogate"]),
     "no rows": ("c.jsonl", "\n", ["holds no passages", "{id, title, text}"]),
-    "list of strings": ("c.json", '["x"]', ["item 1", "found str"]),
-    "one object": ("c.json", '{"id": "a", "text": "x"}', ["expected a JSON list"]),
-    "lines called json": ("c.json", GOOD + '{"id": "b", "text": "x"}\n', ["line 2", "Rename it to .jsonl"]),
     "another extension": ("c.tsv", "a\tb\n", ["unknown extension", ".jsonl.gz"]),
 }
 
@@ -89,23 +81,6 @@ def test_bad_files(tmp_path: pathlib.Path, case: str) -> None:
         list(read_corpus(path))
     for part in [str(path), *expected]:
         assert part in str(caught.value)
-
-
-def test_bytes_that_are_not_text(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(GOOD.encode() + '{"id": "b", "text": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"line 2: not UTF-8 text .*Convert the file"):
-        list(read_corpus(path))
-
-
-def test_damaged_gzip(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(gzip.compress(GOOD.encode())[:-9])
-    with pytest.raises(ValueError, match="damaged or not gzip"):
-        list(read_corpus(path))
-    path.write_text(GOOD)
-    with pytest.raises(ValueError, match=r"drop \.gz"):
-        list(read_corpus(path))
 
 
 def test_missing_files_are_noticed_before_reading(tmp_path: pathlib.Path) -> None:

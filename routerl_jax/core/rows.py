@@ -1,0 +1,94 @@
+"""Rows of data files: JSON Lines or a JSON list, plain or gzip, with errors that lead to the row."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a row stands, for error messages."""
+
+    path: pathlib.Path
+    unit: str  # "line" or, in a JSON list, "item"
+    number: int  # from 1
+
+    def error(self, problem: str) -> ValueError:
+        """A ValueError that names file, row and problem."""
+        return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
+
+
+def read_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """JSON objects of a file with their places: the items of a list (.json), or else one per line; both may end in .gz.
+
+    Blank lines are passed over. Only newlines end a line, not what JSON strings may hold (U+2028).
+
+    Raises:
+      ValueError: while reading: a file that is missing, damaged or not UTF-8, and a row that is not a JSON object.
+    """
+    path = pathlib.Path(path).expanduser()
+    place = Place(path, "line", 0)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            rows = _items(path, file.read()) if _suffix(path) == ".json" else _lines(path, file)
+            for place, row in rows:
+                if not isinstance(row, dict):
+                    raise place.error(f"expected an object, found {type(row).__name__}")
+                yield place, row
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        what = f"damaged or not gzip after {place.unit} {place.number} ({error})"
+        raise ValueError(f"{path}: {what}. Fetch it again, or drop .gz if it is plain") from error
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}. Give a .jsonl, .jsonl.gz or .json file that can be read"
+        ) from error
+
+
+def checked_path(path: str | pathlib.Path) -> pathlib.Path:
+    """The path, `~` expanded, if it is a file whose extension tells how rows are written; ValueError otherwise."""
+    path = pathlib.Path(path).expanduser()
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")
+    if _suffix(path) not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
+    return path
+
+
+def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, Any]]:
+    for number, line in enumerate(file, 1):
+        line = line.rstrip()  # an error at the end then counts as this line's, not the next one's
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if line:
+            place = Place(path, "line", number)
+            yield place, _parse(line, place, "Put one JSON object on each line")
+
+
+def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
+    hint = "Rename it to .jsonl if it holds one JSON object per line"
+    rows = _parse(content.removeprefix(codecs.BOM_UTF8), Place(path, "line", 1), hint)
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
+    for number, row in enumerate(rows, 1):
+        yield Place(path, "item", number), row
+
+
+def _parse(content: bytes, start: Place, hint: str) -> Any:
+    """The JSON value that begins at `start`; errors name the line that is at fault."""
+    try:
+        return json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        place = start._replace(number=start.number + content.count(b"\n", 0, error.start))
+        raise place.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+    except json.JSONDecodeError as error:
+        place = start._replace(number=start.number + error.lineno - 1)
+        raise place.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
+
+
+def _suffix(path: pathlib.Path) -> str:
+    return pathlib.Path(path.name.removesuffix(".gz")).suffix
