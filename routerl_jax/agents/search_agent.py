@@ -6,7 +6,7 @@ import dataclasses
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar
-from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
 
@@ -95,15 +95,7 @@ class SearchAgent(Agent):
 
     def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> Sequence:
         """A worked example as tokens: the same prompt, tags and observations as a rollout, the same loss mask."""
-        ledger = Ledger()
-        ledger.feed(self.opening(demonstration.example, tokenizer))
-        for text, written in self.pieces(demonstration):
-            ids = tokenizer.encode(text)
-            if written:
-                ledger.sample(ids, [0.0] * len(ids), version=0)
-            else:
-                ledger.feed(ids)
-        return ledger.sequence()
+        return demonstrated(self.opening(demonstration.example, tokenizer), self.pieces(demonstration), tokenizer)
 
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 
 
@@ -61,3 +63,21 @@ class Ledger:
             positions=np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)),
             versions=np.asarray(self._versions, np.int32),
         )
+
+
+def demonstrated(prompt: Seq[int], pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer) -> Sequence:
+    """A written example as a rollout would have recorded it.
+
+    Args:
+      prompt: ids before the first piece, not learnt.
+      pieces: stretches of text and whether the policy is to write them; the others are fed, as observations are.
+    """
+    ledger = Ledger()
+    ledger.feed(prompt)
+    for text, learnt in pieces:
+        ids = tokenizer.encode(text)
+        if learnt:
+            ledger.sample(ids, [0.0] * len(ids), version=0)
+        else:
+            ledger.feed(ids)
+    return ledger.sequence()

@@ -11,11 +11,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
-from routerl_jax.data.atlas.drills import Drill, ReadingDrills
+from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import token_weights
@@ -52,7 +51,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     ):
         indices = range(step * batch_size, (step + 1) * batch_size)
         sequences = [
-            _drill(drills[i], model.tokenizer)
+            demonstrated((), drills[i], model.tokenizer)
             if i % batch_size < config.warm_start.drills * batch_size
             else agent.demonstrate(source[i], model.tokenizer)
             for i in indices
@@ -94,18 +93,6 @@ def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
     )
 
 
-def _drill(drill: Drill, tokenizer: Tokenizer) -> Sequence:
-    """A reading drill as tokens."""
-    ledger = Ledger()
-    for text, learnt in drill:
-        ids = tokenizer.encode(text)
-        if learnt:
-            ledger.sample(ids, [0.0] * len(ids), version=0)
-        else:
-            ledger.feed(ids)
-    return ledger.sequence()
-
-
 def _vocabulary(config: TrainConfig, agent: SearchAgent, source: DemonstrationSource) -> Tokenizer:
     """A tokenizer trained on demonstrations (invented ones and the training split's)."""
     demonstrations = (source[i] for i in range(_VOCABULARY_EXAMPLES))
@@ -130,7 +117,7 @@ def _validate(run: Run, agent: SearchAgent, held_out: DemonstrationSource) -> di
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
     metrics = {"held_out/nll": float(-written.mean())}
     source = ReadingDrills(seed=run.config.seed + 1)
-    drills = [_drill(source[i], run.model.tokenizer) for i in range(_HELD_OUT // 4)]
+    drills = [demonstrated((), source[i], run.model.tokenizer) for i in range(_HELD_OUT // 4)]
     logprobs = run.learner.logprobs(drills)
     metrics["held_out/drill_nll"] = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, drills)]).mean())
     return metrics

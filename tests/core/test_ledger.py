@@ -1,9 +1,12 @@
 """The ledger: what was fed and sampled comes back exactly, and forks share the past but not the future."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
-from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.ledger import Ledger, demonstrated
+from routerl_jax.core.tokenizer import Tokenizer
 
 
 def test_history() -> None:
@@ -77,3 +80,14 @@ def test_a_log_probability_for_every_sampled_token() -> None:
     with pytest.raises(ValueError, match="2 sampled tokens came with 1 log-probabilities"):
         ledger.sample([1, 2], [-0.5], 0)
     assert len(ledger) == 0  # nothing half-written
+
+
+def test_demonstrated_pieces_are_tokens_as_a_rollout_records_them() -> None:
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    sequence = demonstrated([1, 2], [("ab", True), ("c", False), ("d", True)], cast(Tokenizer, Letters()))
+    np.testing.assert_array_equal(sequence.tokens, [1, 2, *map(ord, "abcd")])
+    np.testing.assert_array_equal(sequence.loss_mask, [0, 0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(sequence.logprobs, np.zeros(6))
