@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -23,9 +23,9 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
 from routerl_jax.generation import programs
-from routerl_jax.generation.rows import RowTable, ladder, round_up
+from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
-from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, build_automaton
+from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated, single_device_mesh
@@ -62,6 +62,12 @@ class Stream:
     cached: int = 0  # tokens of the ledger that the row holds
     request: Request | None = None
     last_used: int = 0
+
+    @property
+    def turn_request(self) -> Request:
+        """The request of the turn under way."""
+        assert self.request is not None, "the conversation has no turn under way"
+        return self.request
 
 
 @dataclasses.dataclass
@@ -135,7 +141,8 @@ class Engine:
         self._cache = programs.KVCache.create(model, shards, rows_per_shard, max_length, cache_sharding)
         self._streams: list[Stream] = []
         self._clock = 0
-        self._automaton = _Automata(self)
+        eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
+        self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
         small = replicated(self.mesh)
         self._extend = jax.jit(
             functools.partial(programs.extend, self._graph),
@@ -196,7 +203,7 @@ class Engine:
         room = self.room(stream)
         if room < 1:
             raise ValueError("the conversation is full; check `room` before asking for a turn")
-        self._automaton.add(stops)
+        self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining)
 
@@ -329,11 +336,11 @@ class Engine:
             if stream.cached >= target:
                 continue
             assert stream.row is not None
-            key = (stream.row[0], tuple(stream.ledger.tokens[:target]))
-            if stream.cached == 0 and key in leaders:
-                followers.append((leaders[key], stream))
-                continue
             if stream.cached == 0:
+                key = (stream.row[0], tuple(stream.ledger.tokens[:target]))
+                if key in leaders:
+                    followers.append((leaders[key], stream))
+                    continue
                 leaders[key] = stream
             pending.append(stream)
         longest = self._extend_steps[-1]
@@ -352,7 +359,7 @@ class Engine:
             self._run_fork(followers)
 
     def _run_extend(self, streams: list[Stream], steps: int) -> None:
-        layout = _Layout(self._table, self._extend_rows, streams)
+        layout = Placement(self._table, self._extend_rows, streams)
         tokens = np.zeros((*layout.shape, steps), np.int32)
         counts = np.zeros(layout.shape, np.int32)
         for place, stream in layout:
@@ -376,7 +383,7 @@ class Engine:
         self.stats.prefilled_tokens += int(counts.sum())
 
     def _run_fork(self, pairs: list[tuple[Stream, Stream]]) -> None:
-        layout = _Layout(self._table, self._extend_rows, [target for _, target in pairs])
+        layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
         source_of = {id(target): source for source, target in pairs}
         sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
         for place, target in layout:
@@ -387,10 +394,9 @@ class Engine:
         self._cache = self._fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
 
     def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
-        layout = _Layout(self._table, self._decode_rows, running)
-        automaton, transition, hits = self._automaton.current()
-        requests = [stream.request for stream in running if stream.request is not None]
-        truncate = any(request.sampling.truncated for request in requests)
+        layout = Placement(self._table, self._decode_rows, running)
+        automaton, transition, hits = self._stops.current()
+        truncate = any(stream.turn_request.sampling.truncated for stream in running)
         identity = np.zeros((*layout.shape, 3), np.uint32)
         for place, stream in layout:
             identity[place] = (*stream.identity, stream.turn)
@@ -399,13 +405,13 @@ class Engine:
             rows=layout.rows,
             starts=starts,
             tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
-            limits=layout.gather(lambda stream: stream.request.remaining),
-            states=layout.gather(lambda stream: stream.request.automaton_state),
-            stop_masks=layout.gather(lambda stream: automaton.mask(stream.request.stops), np.uint32),
+            limits=layout.gather(lambda stream: stream.turn_request.remaining),
+            states=layout.gather(lambda stream: stream.turn_request.automaton_state),
+            stop_masks=layout.gather(lambda stream: automaton.mask(stream.turn_request.stops), np.uint32),
             identity=identity,
-            temperature=layout.gather(lambda stream: stream.request.sampling.temperature, np.float32),
-            top_p=layout.gather(lambda stream: stream.request.sampling.top_p, np.float32),
-            top_k=layout.gather(lambda stream: stream.request.sampling.top_k),
+            temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
+            top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
+            top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
         )
         leave_at = int(len(running) * self.leave_fraction)
         self._cache, outputs = self._decode(
@@ -433,8 +439,7 @@ class Engine:
         self, stream: Stream, outputs: programs.DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
     ) -> Generated | None:
         """Books one row's new tokens; returns the turn if it is over."""
-        request = stream.request
-        assert request is not None
+        request = stream.turn_request
         count = int(outputs.counts[place])
         stream.ledger.sample(
             outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), self.version
@@ -457,58 +462,6 @@ class Engine:
         stream.request = None
         stream.turn += 1
         return Generated(tokens=stream.ledger.tokens[-request.sampled :], stop_reason=reason, stop=stop)
-
-
-class _Layout:
-    """Places streams into the [shards, active rows] arrays of a program call."""
-
-    def __init__(self, table: RowTable, sizes: tuple[int, ...], streams: Sequence[Stream]) -> None:
-        by_shard: list[list[Stream]] = [[] for _ in range(table.shards)]
-        for stream in streams:
-            assert stream.row is not None
-            by_shard[stream.row[0]].append(stream)
-        active = round_up(max(len(group) for group in by_shard), sizes)
-        self.shape = (table.shards, active)
-        self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
-        self._places = [((shard, i), stream) for shard, group in enumerate(by_shard) for i, stream in enumerate(group)]
-        for place, stream in self._places:
-            assert stream.row is not None
-            self.rows[place] = stream.row[1]
-
-    def __iter__(self):
-        return iter(self._places)
-
-    def gather(self, value: Any, dtype: Any = np.int32) -> np.ndarray:
-        """value(stream) at each stream's place, 0 elsewhere."""
-        result = np.zeros(self.shape, dtype)
-        for place, stream in self._places:
-            result[place] = value(stream)
-        return result
-
-
-class _Automata:
-    """The union of all stop strings seen so far, on the device."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._stops: tuple[str, ...] = ()
-        self._built: tuple[StopAutomaton, jax.Array, jax.Array] | None = None
-
-    def add(self, stops: Sequence[str]) -> None:
-        new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
-        if new:
-            self._stops += new
-            self._built = None
-
-    def current(self) -> tuple[StopAutomaton, jax.Array, jax.Array]:
-        if self._built is None:
-            engine = self._engine
-            eos = sorted(engine.tokenizer.eos_ids | set(engine.config.eos_ids))
-            automaton = build_automaton(self._stops, engine.tokenizer.token_bytes, eos, engine.config.vocab_size)
-            everywhere = replicated(engine.mesh)
-            tables = jax.device_put((automaton.transition, automaton.hits), everywhere)
-            self._built = (automaton, *tables)
-        return self._built
 
 
 def _mesh_of(model: Decoder) -> Mesh:

@@ -1,8 +1,21 @@
-"""Which conversation holds which row of the KV cache."""
+"""Which conversation holds which row of the KV cache, and its place in the arrays of a program call."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+
+class HoldsRow(Protocol):
+    """Anything that may hold a row, (shard, local index)."""
+
+    row: tuple[int, int] | None
+
+
+S = TypeVar("S", bound=HoldsRow)
 
 
 class RowTable:
@@ -31,6 +44,40 @@ class RowTable:
         if local in self._free[shard]:
             raise ValueError(f"row {row} is free already")
         self._free[shard].append(local)
+
+
+class Placement(Generic[S]):
+    """Places row holders into the [shards, active rows] arrays of a program call; iterates over (place, holder).
+
+    Attributes:
+      shape: shards, and the fullest shard's number of holders rounded up to one of `sizes`.
+      rows: local row index at each place; `rows_per_shard`, which is no row, at empty places.
+    """
+
+    def __init__(self, table: RowTable, sizes: tuple[int, ...], holders: Sequence[S]) -> None:
+        by_shard: list[list[tuple[int, S]]] = [[] for _ in range(table.shards)]
+        for holder in holders:
+            if holder.row is None:
+                raise ValueError("only holders of a row can be placed")
+            shard, local = holder.row
+            by_shard[shard].append((local, holder))
+        self.shape = (table.shards, round_up(max(map(len, by_shard)), sizes))
+        self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
+        self._places: list[tuple[tuple[int, int], S]] = []
+        for shard, group in enumerate(by_shard):
+            for i, (local, holder) in enumerate(group):
+                self.rows[shard, i] = local
+                self._places.append(((shard, i), holder))
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], S]]:
+        return iter(self._places)
+
+    def gather(self, value: Callable[[S], Any], dtype: Any = np.int32) -> np.ndarray:
+        """value(holder) at each holder's place, 0 elsewhere."""
+        result = np.zeros(self.shape, dtype)
+        for place, holder in self._places:
+            result[place] = value(holder)
+        return result
 
 
 def ladder(low: int, high: int, factor: int = 2) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Int32, UInt32
 
@@ -34,6 +35,41 @@ class StopAutomaton:
         for stop in stops:
             bits |= 1 << self.stops.index(stop)
         return np.uint32(bits)
+
+
+class StopTables:
+    """The automaton of all stop strings asked for so far, on the devices; grows when new ones are added.
+
+    Old stop strings keep their bits and states, so turns under way read on.
+
+    Args:
+      token_bytes: the bytes behind each id.
+      eos_ids: ids that always end a turn.
+      size: vocabulary size of the model.
+      sharding: where the tables live.
+    """
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], eos_ids: Sequence[int], size: int, sharding: jax.sharding.Sharding
+    ) -> None:
+        self._token_bytes, self._eos_ids, self._size, self._sharding = token_bytes, eos_ids, size, sharding
+        self._stops: tuple[str, ...] = ()
+        self._built: tuple[StopAutomaton, jax.Array, jax.Array] | None = None
+
+    def add(self, stops: Sequence[str]) -> None:
+        """Makes sure that the automaton knows these stop strings."""
+        new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
+        if new:
+            self._stops += new
+            self._built = None
+
+    def current(self) -> tuple[StopAutomaton, jax.Array, jax.Array]:
+        """The automaton, and its transition and hit tables on the devices."""
+        if self._built is None:
+            automaton = build_automaton(self._stops, self._token_bytes, self._eos_ids, self._size)
+            tables = jax.device_put((automaton.transition, automaton.hits), self._sharding)
+            self._built = (automaton, *tables)
+        return self._built
 
 
 def build_automaton(
