@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import statistics
 import tempfile
@@ -18,12 +19,22 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import make_mesh, replicated
+from routerl_jax.parallel.platform import split_cpu
 
 SIZES = {
     "0.9M": {"embed": 128, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 32, "mlp": 384},
     "8M": {"embed": 320, "layers": 6, "heads": 10, "kv_heads": 5, "head_dim": 32, "mlp": 1024},
 }
 VOCABULARY = 1024
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """`--size` and `--repeats`; splits a CPU into two devices, as the quickstart does."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="0.9M", choices=sorted(SIZES))
+    parser.add_argument("--repeats", type=int, default=5)
+    split_cpu(2)
+    return parser.parse_args()
 
 
 def policy(size: str) -> Decoder:

@@ -13,26 +13,19 @@ from routerl_jax.parallel.platform import tune_process
 if __name__ == "__main__":
     tune_process()
 
-import argparse
-
-import jax
 import numpy as np
 
 GROUPS, SAMPLES, PROMPT, TURNS, SAMPLED, OBSERVED = 16, 8, 24, 3, 24, 96
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.9M")
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 2)
     import torch
 
     from benchmarks import peers
     from routerl_jax.generation.engine import Engine
     from routerl_jax.generation.sampling import Sampling
 
+    arguments = peers.arguments(__doc__)
     model = peers.policy(arguments.size)
     twin = peers.torch_twin(model)
     model.tokenizer.eos_ids = frozenset()  # both sides sample exactly as many tokens as asked

@@ -13,20 +13,12 @@ from routerl_jax.parallel.platform import tune_process
 if __name__ == "__main__":
     tune_process()
 
-import argparse
-
-import jax
 import numpy as np
 
 SEQUENCES, MINIBATCHES, PEER_MICRO = 128, 4, 16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.9M")
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 2)
     import torch
 
     from benchmarks import peers
@@ -37,6 +29,7 @@ def main() -> None:
     from routerl_jax.learning.optimizer import OptimizerConfig
     from routerl_jax.parallel.mesh import make_mesh
 
+    arguments = peers.arguments(__doc__)
     model = peers.policy(arguments.size)
     twin = peers.torch_twin(model)
     rng = np.random.default_rng(0)
