@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import unknown_key
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
+from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.encoder import Encoder
@@ -129,6 +130,6 @@ def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
 
         for passage in passages_of(spec.source.removeprefix("atlas/")):
             digest.update(f"{passage.id}\0{passage.title}\0{passage.text}\0".encode())
-    elif spec.source and pathlib.Path(spec.source).is_file():
-        digest.update(pathlib.Path(spec.source).read_bytes())
+    elif spec.source and (path := pathlib.Path(spec.source).expanduser()).is_file():
+        digest.update(file_sha256(path).encode())
     return cache_directory() / "knowledge" / f"{name}-{digest.hexdigest()[:12]}"
