@@ -36,7 +36,8 @@ class KnowledgeBase(abc.ABC):
         A blank query finds nothing. What a query finds doesn't depend on the others of the call.
 
         Raises:
-          ValueError: k is not a whole number of at least 1, or `queries` is not a list of strings.
+          ValueError: k is not a whole number of at least 1, `queries` is not a list of strings, or the kind's own search
+            does not give one result per query.
         """
         if isinstance(queries, str):
             raise ValueError(f"search takes a list of queries, got one string; write search([{queries!r}])")
@@ -48,7 +49,13 @@ class KnowledgeBase(abc.ABC):
         asked = [i for i, query in enumerate(queries) if query.strip()]
         results: list[list[Passage]] = [[] for _ in queries]
         if asked:
-            for i, found in zip(asked, self._search([queries[i] for i in asked], k)):
+            answers = self._search([queries[i] for i in asked], k)
+            if len(answers) != len(asked):
+                raise ValueError(
+                    f"knowledge base {self.name!r} gave {len(answers)} results for {len(asked)} queries: "
+                    f"{type(self).__name__}._search must give one list of passages per query"
+                )
+            for i, found in zip(asked, answers):
                 results[i] = found
         return results
 

@@ -21,16 +21,12 @@ _QUERY_BATCH = 16  # rows of every encoder call, full or not: a query's vector m
 
 
 class QueryCache:
-    """The vectors of the most recent queries. Counts `hits` and `misses`; safe to use from several threads."""
+    """The vectors of the most recent queries; safe to use from several threads."""
 
     def __init__(self, size: int) -> None:
-        self.hits = self.misses = 0
         self._size = size
         self._vectors: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._vectors)
 
     def known(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
         """The vectors of those (distinct) queries that are here."""
@@ -38,8 +34,6 @@ class QueryCache:
             found = {query: self._vectors[query] for query in queries if query in self._vectors}
             for query in found:
                 self._vectors.move_to_end(query)
-            self.hits += len(found)
-            self.misses += len(queries) - len(found)
         return found
 
     def add(self, vectors: dict[str, np.ndarray]) -> None:
@@ -99,7 +93,9 @@ class DenseKB(KnowledgeBase):
                     f"the encoder gives vectors of width {embedded.shape[-1]}, but {self.store.directory} was built "
                     f"with {self._dim}: load it with the encoder that its kb.json names"
                 )
-            fresh = dict(zip(missing, embedded))
+            fresh = {
+                query: vector.copy() for query, vector in zip(missing, embedded)
+            }  # a view would keep the batch alive
             self.cache.add(fresh)
             vectors |= fresh
         return np.stack([vectors[query] for query in queries])

@@ -1,7 +1,7 @@
 """Search over vectors by inner product: one interface, two backends.
 
 A backend proposes candidates; their scores are then computed anew in float64 and rounded to float32, and ties go to the
-lower id. What is returned for a query is therefore the same whatever else is in the batch, on any number of devices.
+lower id (of more than 16,384 equal vectors, to the lowest that the backend proposes). What is returned for a query is therefore the same whatever else is in the batch, on any number of devices.
 
 Dimensions: Q queries, D width, N vectors, C candidates per query.
 """
@@ -29,11 +29,12 @@ from routerl_jax.knowledge.encoders import local_mesh
 _SPARE = 16  # candidates beyond k: rounding in a backend can't push a winner out
 _TIE = 1e-5  # backends' float32 scores of equal vectors may differ by this much, relative to the best score
 _BLOCK = 8192  # candidates scored at a time, which bounds the memory of a large batch
+_MOST = 16_384  # candidates of a query among which equal vectors are put in order
 _QUERY_BUCKETS = (1, 8, 64)  # compiled numbers of queries
 
 
 class VectorSource(Protocol):
-    """N vectors that can be read piece by piece: `store.StoredArray` or `InMemory`."""
+    """N vectors that can be read piece by piece, as those of a `store.StoredArray`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,23 +48,6 @@ class VectorSource(Protocol):
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Vectors of the given rows."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class InMemory:
-    """A plain matrix as a VectorSource."""
-
-    matrix: Float32[np.ndarray, "N D"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.matrix.shape
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        return self.matrix[start:stop]
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        return self.matrix[rows]
 
 
 class VectorIndex(abc.ABC):
@@ -119,16 +103,16 @@ class VectorIndex(abc.ABC):
             raise ValueError(f"k={k} must be at least 1")
         k = min(k, n)
         ids, scores = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
-        open_rows, count = np.arange(len(queries)), k + _SPARE
+        open_rows, count, most = np.arange(len(queries)), k + _SPARE, min(max(k + _SPARE, _MOST), n)
         while len(open_rows):
-            count = min(count, n)
+            count = min(count, most)
             unclear = []
-            for rows in np.array_split(open_rows, -(-len(open_rows) * count // _BLOCK)):
+            for rows in np.array_split(open_rows, min(len(open_rows), -(-len(open_rows) * count // _BLOCK))):
                 best_ids, best = self._ranked(queries[rows], count)
                 ids[rows], scores[rows] = best_ids[:, :k], best[:, :k]
                 # Equal vectors beyond the last candidate could hold a lower id than the one at rank k: look further.
                 unclear.append(rows[best[:, -1] >= best[:, k - 1] - _TIE * np.abs(best[:, 0])])
-            open_rows = np.concatenate(unclear) if count < n else np.arange(0)
+            open_rows = np.concatenate(unclear) if count < most else np.arange(0)
             count *= 4
         return ids, scores
 
@@ -164,7 +148,8 @@ class ExactIndex(VectorIndex):
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             start, stop, _ = (index or (slice(None),))[0].indices(padded)
             values = vectors.read(min(start, n), min(stop, n))
-            return np.pad(values, ((0, stop - start - len(values)), (0, 0)))
+            missing = stop - start - len(values)  # only at the end: padding copies
+            return np.pad(values, ((0, missing), (0, 0))) if missing else values
 
         sharding = NamedSharding(self._mesh, PartitionSpec("data"))
         self._matrix = jax.make_array_from_callback((padded, width), sharding, part)
@@ -185,11 +170,6 @@ class ExactIndex(VectorIndex):
 
     def save(self, directory: pathlib.Path) -> dict[str, Any]:
         return {"recall_target": self.recall_target}
-
-    @property
-    def compilations(self) -> int:
-        """Number of programs compiled so far: at most three numbers of queries times the powers of two above k."""
-        return self._best._cache_size()
 
     def candidates(self, queries: Float32[np.ndarray, "Q D"], count: int) -> Int[np.ndarray, "Q C"]:
         width = min(max(32, 1 << (count - 1).bit_length()), len(self))
@@ -235,7 +215,7 @@ class ScannSettings:
     tree_from: int = 100_000  # vectors; from here on they are partitioned, in between only hashed
     leaves: int = 0  # partitions of the tree; 0: about sqrt(N)
     leaves_to_search: int = 0  # 0: 15 % of the leaves, at least 20
-    reorder: int = 100  # candidates that are scored exactly after hashing; 10 k if that is more
+    reorder: int = 200  # candidates that are scored exactly after hashing; 10 k if that is more
     soar_lambda: float = 1.5  # SOAR: each vector is put in two leaves; how much their errors must differ in direction
     threshold: float = 0.2  # anisotropic quantisation: inner products above this count, errors in them weigh more
 
@@ -321,7 +301,8 @@ class ScannIndex(VectorIndex):
         return np.where(found, ids, -1)
 
     def _search(self, queries: np.ndarray, count: int, leaves: int | None) -> tuple[np.ndarray, np.ndarray]:
-        reorder = None if self.regime == "brute_force" else max(self.settings.reorder, 10 * count)
+        k = count - _SPARE  # what the caller of `search` asked for
+        reorder = None if self.regime == "brute_force" else max(self.settings.reorder, 10 * k, count)
         batch = max(1, -(-len(queries) // (os.cpu_count() or 1)))
         ids, scores = self._searcher.search_batched_parallel(queries, count, reorder, leaves, batch_size=batch)
         return ids.astype(np.int64), ~np.isnan(scores)

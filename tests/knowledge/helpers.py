@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -27,6 +28,23 @@ class HashEncoder:
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
             row[:] = np.random.default_rng(seed).normal(size=self.dim)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+    """A plain matrix as a VectorSource."""
+
+    matrix: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.matrix.shape
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.matrix[start:stop]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        return self.matrix[rows]
 
 
 def make_passages(n: int) -> list[Passage]:

@@ -15,10 +15,10 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb, recall
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.dense import DenseKB
-from routerl_jax.knowledge.index import InMemory, ScannIndex, ScannSettings, VectorIndex
+from routerl_jax.knowledge.index import ScannIndex, ScannSettings, VectorIndex
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.models.encoder import Encoder
-from tests.knowledge.helpers import HashEncoder, clustered, make_passages, write_jsonl
+from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages, write_jsonl
 
 
 def test_report(tmp_path: pathlib.Path) -> None:
@@ -111,6 +111,7 @@ def test_low_recall_is_reported(tmp_path: pathlib.Path, caplog: pytest.LogCaptur
     assert report.index == "scann (tree)"
     assert report.recall is not None
     assert report.recall < 0.95
+    assert f"finds only {report.recall:.3f} of the nearest neighbours" in caplog.text
 
 
 def test_config_goes_through_config_dict() -> None:
