@@ -1,7 +1,8 @@
 """Search over vectors by inner product: one interface, two backends.
 
 A backend proposes candidates; their scores are then computed anew in float64 and rounded to float32, and ties go to the
-lower id (of more than 16,384 equal vectors, to the lowest that the backend proposes). What is returned for a query is therefore the same whatever else is in the batch, on any number of devices.
+lower id (of more than 16,384 equal vectors, to the lowest that the backend proposes). What is returned for a query is
+therefore the same whatever else is in the batch, on any number of devices.
 
 Dimensions: Q queries, D width, N vectors, C candidates per query.
 """
