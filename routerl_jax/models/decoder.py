@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import causal_mask, self_attention
 from routerl_jax.models.config import DecoderConfig
-from routerl_jax.models.layers import Initializer, rms_norm, rope_angles, rotate
+from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm, rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer) -> (output [B,T,N,H], new cache of this layer)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -166,8 +166,14 @@ class Decoder(nnx.Module):
         Returns:
           Normed hidden states [B, T, D] and the new caches in the same arrangement.
         """
+        with matmul_precision(self.compute_dtype):
+            return self._run(tokens, positions, attend, caches, unroll, remat)
+
+    def _run(
+        self, tokens: Array, positions: Array, attend: Attend, caches: Any, unroll: bool, remat: Remat
+    ) -> tuple[Array, Any]:
         dtype = self.compute_dtype
-        x = self.embedding[...].astype(dtype)[tokens]
+        x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
         rope = rope_angles(positions, self.config)
         graph, stacked = nnx.split(self.blocks)
 
@@ -192,7 +198,8 @@ class Decoder(nnx.Module):
             weight, spec = self.embedding[...], "...D,VD->...V"
         else:
             weight, spec = self.head[...], "...D,DV->...V"
-        return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+        with matmul_precision(self.compute_dtype):
+            return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
 
 
 def abstract_decoder(config: DecoderConfig, param_dtype: jnp.dtype, compute_dtype: jnp.dtype | None = None) -> Decoder:

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.config import EncoderConfig
-from routerl_jax.models.layers import Initializer, layer_norm
+from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
 
 _LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512)
@@ -71,7 +71,10 @@ class Encoder(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token vectors; `mask` is True on real tokens."""
-        tokens, mask = jnp.asarray(tokens), jnp.asarray(mask, bool)
+        with matmul_precision(self.word[...].dtype):
+            return self._run(jnp.asarray(tokens), jnp.asarray(mask, bool))
+
+    def _run(self, tokens: Array, mask: Array) -> Array:
         x = self.word[...][tokens] + self.position[...][: tokens.shape[1]] + self.token_type[...][0]
         x = layer_norm(x, self.embedding_norm[...], self.embedding_norm_bias[...], self.config.norm_eps)
         graph, stacked = nnx.split(self.blocks)
@@ -97,14 +100,15 @@ class Encoder(nnx.Module):
         """Embeds texts, in their order; texts longer than the model reads are cut at their end.
 
         Every batch has `batch_size` rows and one of a few lengths, so a text's vector depends on the text alone, not on
-        its neighbours. Rows are split over `self.mesh`, where `load_pretrained` put the weights (default: all local devices).
+        its neighbours. Rows are split over `self.mesh`, where `load_pretrained` put the weights (default: the first local
+        device).
 
         Raises:
           ValueError: the encoder was made without a tokenizer.
         """
         if self.tokenizer is None:
             raise ValueError("this encoder has no tokenizer: load it with load_pretrained, or set encoder.tokenizer")
-        mesh = self.mesh or single_device_mesh(jax.local_devices()[0])
+        mesh = self.mesh or single_device_mesh()
         batch_size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
         longest = self.config.longest_text
         ids = [self.tokenizer.encode_for_model(text, longest) for text in texts]

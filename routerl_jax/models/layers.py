@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -24,11 +25,11 @@ class Initializer:
         self.scale = scale
         self.dtype = dtype
 
-    def normal(self, shape: Sequence[int], axes: Axes, scale: float | None = None) -> nnx.Param:
-        """Gaussian with standard deviation `scale` (default: the model's)."""
+    def normal(self, shape: Sequence[int], axes: Axes) -> nnx.Param:
+        """Gaussian with standard deviation `scale`."""
         self._count += 1
         key = jax.random.fold_in(self._key, self._count)
-        value = jax.random.normal(key, tuple(shape), jnp.float32) * (self.scale if scale is None else scale)
+        value = jax.random.normal(key, tuple(shape), jnp.float32) * self.scale
         return nnx.Param(value.astype(self.dtype), axes=axes)
 
     def ones(self, shape: Sequence[int], axes: Axes) -> nnx.Param:
@@ -38,6 +39,14 @@ class Initializer:
     def zeros(self, shape: Sequence[int], axes: Axes) -> nnx.Param:
         """All zeros (biases)."""
         return nnx.Param(jnp.zeros(tuple(shape), self.dtype), axes=axes)
+
+
+def matmul_precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
+    """Makes float32 products of matrices traced inside it (and their gradients) float32 on accelerators too.
+
+    By default JAX multiplies float32 matrices in bfloat16 on TPUs and in TF32 on GPUs.
+    """
+    return jax.default_matmul_precision("highest") if dtype == jnp.float32 else contextlib.nullcontext()
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
