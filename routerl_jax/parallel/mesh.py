@@ -45,8 +45,8 @@ def make_mesh(sizes: Mapping[str, int] | None = None, devices: Sequence[Any] | N
 
 
 def single_device_mesh(device: Any = None) -> Mesh:
-    """A mesh of one device, for code that is always written against a mesh."""
-    return make_mesh(devices=[device or jax.devices()[0]])
+    """A mesh of one device (default: this process's first), for code that is always written against a mesh."""
+    return make_mesh(devices=[device or jax.local_devices()[0]])
 
 
 def batch_shards(mesh: Mesh) -> int:

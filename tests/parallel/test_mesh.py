@@ -37,12 +37,15 @@ def test_sizes(sizes: dict[str, int] | None, shape: tuple[int, ...]) -> None:
     assert batch_shards(mesh) == shape[0] * shape[1]
 
 
-def test_some_of_the_devices() -> None:
+def test_some_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = make_mesh({"fsdp": 2, "tensor": -1}, jax.devices()[2:6])
     assert mesh.devices.shape == (1, 2, 2)
     assert {device.id for device in mesh.devices.flat} == {2, 3, 4, 5}
     assert single_device_mesh().devices.item() == jax.devices()[0]
     assert single_device_mesh(jax.devices()[3]).devices.item() == jax.devices()[3]
+    local = jax.devices()[4:]  # as the second of two processes sees it
+    monkeypatch.setattr(jax, "local_devices", lambda: local)
+    assert single_device_mesh().devices.item() == local[0]
 
 
 @pytest.mark.parametrize(
