@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -49,17 +51,21 @@ class Cassette:
       path: the tape, usually `*.jsonl`.
       mode: "record" starts a new tape; "replay" answers from the tape alone; "auto" answers from it where it can, and
         otherwise asks the tool and goes on recording. A repeated call gets the recorded reply in all modes.
+      timeout: seconds; a reply that takes longer is recorded and raised as a TimeoutError. Set it to the driver's
+        `tool_timeout`: the driver has given up by then, and a replay of the reply would be another run.
 
     A tool's exception is part of the record if the call held one query: it is raised again (a RuntimeError under the
-    original class name and with its message). Each reply is on the tape before it is handed out.
+    original class name and with its message); so is a wrong number of results, and a timeout in any case. A call that
+    never comes back is not on the tape. Each reply is on the tape before it is handed out.
 
     Raises:
       ValueError: unknown mode, a tape to replay that is absent, to record that is there already, or damaged.
     """
 
-    def __init__(self, path: str | pathlib.Path, mode: Mode = "auto") -> None:
+    def __init__(self, path: str | pathlib.Path, mode: Mode = "auto", *, timeout: float = math.inf) -> None:
         self.path = pathlib.Path(path).expanduser()
         self.mode = mode
+        self.timeout = timeout
         self._replies: dict[_Key, _Reply] = {}
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
@@ -146,16 +152,27 @@ class RecordedTool:
                 f"{self._cassette.path} holds no reply of tool {self.name!r} to query {queries[0]!r} (k={k}). The run "
                 f"differs from the recorded one; use mode='auto' to record what is missing"
             )
+        started = time.monotonic()
         try:
             results = self._kb.search(queries, k)
+            if len(results) != len(queries):
+                raise ValueError(f"tool {self.name!r} gave {len(results)} results for {len(queries)} queries")
         except Exception as error:
+            self._check_time(started, queries, k)
             if len(queries) == 1:
                 self._cassette.record((self.name, queries[0], k), Failure(type(error).__name__, str(error)))
             raise
-        if len(results) != len(queries):
-            raise ValueError(f"tool {self.name!r} gave {len(results)} results for {len(queries)} queries")
+        self._check_time(started, queries, k)
         for query, passages in zip(queries, results):
             self._cassette.record((self.name, query, k), list(passages))
+
+    def _check_time(self, started: float, queries: list[str], k: int) -> None:
+        """Records and raises a timeout of all queries if they took too long."""
+        if time.monotonic() - started > self._cassette.timeout:
+            failure = Failure("TimeoutError", f"no reply within {self._cassette.timeout:g} s")
+            for query in queries:
+                self._cassette.record((self.name, query, k), failure)
+            raise failure.exception()
 
 
 def _line(key: _Key, reply: _Reply) -> bytes:

@@ -59,11 +59,12 @@ def table_passages(
     """Passages of a table: up to `rows_per_passage` rows each, a line per row, the title on the first line.
 
     No passage is longer than `budget` in the unit of `count`. A row that is too long by itself becomes several passages
-    that repeat the title and the row's first cell; a cell that is too long is continued in the next, its header marked
-    `(continued)`. Ids are `table#row`, `table#first-last` or `table#row.part`; rows count from 0, parts from 1.
+    that repeat the title and, if there is room, the row's first cell; a cell that is too long is continued in the next,
+    its header marked `(continued)`, and so is a single word if need be. Ids are `table#row`, `table#first-last` or
+    `table#row.part`; rows count from 0, parts from 1.
 
     Raises:
-      ValueError: rows_per_passage or budget below 1, or a budget in which not even one word of a cell fits.
+      ValueError: rows_per_passage or budget below 1, or a budget in which not even one letter of a cell fits.
     """
     if rows_per_passage < 1 or budget < 1:
         raise ValueError(f"rows_per_passage={rows_per_passage} and budget={budget} must be at least 1")
@@ -94,42 +95,61 @@ def _last_fitting(
 
 def _split_row(
     table: Table, row: int, title: str, cells: list[_Cell], budget: int, count: Callable[[str], int]
-) -> Iterator[str]:
+) -> list[str]:
     """Texts that together hold all cells of a row, each within the budget."""
-    key = (
-        [cells[0]] if count(_render(title, [cells[:1]])) <= budget // 2 else []
-    )  # says, in every part, whose row it is
+    parts: list[list[_Cell]] = []
+    # says, in every part, whose row it is
+    key = [cells[0]] if count(_render(title, [cells[:1]])) <= budget // 2 else []
     current: list[_Cell] = []
     for header, value in cells:
         if count(_render(title, [[*current, (header, value)]])) <= budget:
             current.append((header, value))
             continue
         if current not in ([], key):
-            yield _render(title, [current])
+            parts.append(current)
             current = list(key)
         words, label = value.split(" "), header
         while words:
-            fits = _words_that_fit(title, current, label, words, budget, count)
+            fits = _number_that_fits(title, current, label, words, " ", budget, count)
             if not fits:
-                raise ValueError(
-                    f"table {table.id!r}, row {row}, column {header!r}: a budget of {budget} does not hold its title, "
-                    f"header and the word {words[0][:40]!r}. Raise the budget"
-                )
+                letters = re.findall(r"\\.|.", words[0])  # what _clean escaped stays whole
+                fits = _number_that_fits(title, current, label, letters, "", budget, count)
+                if fits:
+                    words[:1] = ["".join(letters[:fits]), "".join(letters[fits:])]
+                    fits = 1
+                elif current:  # the key, which leaves no room
+                    if not parts:
+                        parts.append(current)  # it has to stand somewhere
+                    current = []
+                    continue
+                else:
+                    raise ValueError(
+                        f"table {table.id!r}, row {row}, column {header!r}: a budget of {budget} does not hold its title, "
+                        f"header and the beginning of {words[0][:40]!r}. Raise the budget"
+                    )
             current.append((label, " ".join(words[:fits])))
             words, label = words[fits:], header + CONTINUED
             if words:
-                yield _render(title, [current])
+                parts.append(current)
                 current = list(key)
-    yield _render(title, [current])
+    return [_render(title, [part]) for part in [*parts, current]]
 
 
-def _words_that_fit(
-    title: str, before: list[_Cell], header: str, words: Sequence[str], budget: int, count: Callable[[str], int]
+def _number_that_fits(
+    title: str,
+    before: list[_Cell],
+    header: str,
+    pieces: list[str],
+    joint: str,
+    budget: int,
+    count: Callable[[str], int],
 ) -> int:
-    def length(n: int) -> int:
-        return count(_render(title, [[*before, (header, " ".join(words[:n]))]]))
+    """How many of the pieces, words or letters, fit in a passage after the cells before them."""
 
-    return bisect.bisect_right(range(1, len(words) + 1), budget, key=length)
+    def length(n: int) -> int:
+        return count(_render(title, [[*before, (header, joint.join(pieces[:n]))]]))
+
+    return bisect.bisect_right(range(1, len(pieces) + 1), budget, key=length)
 
 
 def _render(title: str, rows: Sequence[Sequence[_Cell]]) -> str:

@@ -4,11 +4,13 @@ import json
 import pathlib
 import random
 import threading
+import types
 from collections.abc import Sequence
 
 import pytest
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge import cassette
 from routerl_jax.knowledge.cassette import Cassette
 
 
@@ -71,6 +73,38 @@ def test_failures_are_replayed(tmp_path: pathlib.Path) -> None:
             player.search(queries, 1)
         assert (type(caught.value).__name__, str(caught.value)) == ("TimeoutError", "no reply to 'fail'")
     assert len(tool.calls) == 3
+
+
+def test_a_wrong_number_of_results_is_recorded(tmp_path: pathlib.Path) -> None:
+    class Generous(Moody):
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            return [*super().search(queries, k), []]
+
+    tape = tmp_path / "t.jsonl"
+    message = "tool 'text' gave 2 results for 1 queries"
+    with pytest.raises(ValueError, match=message):
+        Cassette(tape, "record").wrap("text", Generous()).search(["a"], 1)
+    with pytest.raises(RuntimeError, match=message):
+        Cassette(tape, "replay").wrap("text").search(["a"], 1)
+
+
+@pytest.mark.parametrize("query", ["a", "fail"])
+def test_a_late_reply_is_a_timeout_on_the_tape(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    now = iter([0.0, 4.0, 10.0, 16.0])  # before and after the first and the second call of the tool
+    monkeypatch.setattr(cassette, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    tape = tmp_path / "t.jsonl"
+    recorder = Cassette(tape, "record", timeout=5).wrap("text", Moody())
+    reply = recorder.search(["in time"], 1)
+    with pytest.raises(RuntimeError, match="no reply within 5 s"):
+        recorder.search([query, "b"], 1)
+    player = Cassette(tape, "replay").wrap("text")
+    assert player.search(["in time"], 1) == reply
+    for late in (query, "b"):  # the driver has given up on both
+        with pytest.raises(RuntimeError, match="no reply within 5 s") as caught:
+            player.search([late], 1)
+        assert type(caught.value).__name__ == "TimeoutError"
 
 
 def test_auto_asks_only_what_is_missing(tmp_path: pathlib.Path) -> None:

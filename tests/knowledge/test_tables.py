@@ -96,6 +96,29 @@ def test_random_tables_lose_nothing(seed: int) -> None:
     assert [found[i] for i in range(5)] == expected
 
 
+def count_letters(text: str) -> int:
+    return len(text)
+
+
+@pytest.mark.parametrize("word", ["火" * 300, "https://example.org/" + "a/b?c=%20" * 40, "\\|" * 90])
+def test_a_word_that_is_too_long_is_split(word: str) -> None:
+    table = Table(id="t", title="T", header=("Name", "Link", "End"), rows=(("Ann", f"see {word} there", "ok"),))
+    passages = list(table_passages(table, budget=60, count=count_letters))
+    assert all(len(passage.text) <= 60 for passage in passages)
+    cells = [cell for passage in passages for row in parse(passage.text, "T") for cell in row]
+    assert cells.count(("Name", "Ann")) == len(passages)
+    assert "".join(value for name, value in cells if name.startswith("Link")).replace(" ", "") == f"see{word}there"
+    assert {name for name, _ in cells} == {"Name", "Link", "Link (continued)", "End"}
+
+
+def test_the_first_cell_is_not_repeated_where_it_leaves_no_room() -> None:
+    header, row = ("Name", "A header of some length"), ("Ann of the Hills", "x" * 30)
+    table = Table(id="t", title="T", header=header, rows=(row,))
+    texts = [passage.text for passage in table_passages(table, budget=54, count=count_letters)]
+    assert texts[:2] == ["T | Name: Ann of the Hills", f"T | A header of some length: {'x' * 25}"]
+    assert texts[2] == "T | A header of some length (continued): xxxxx"
+
+
 def test_a_budget_without_room_for_a_word() -> None:
     with pytest.raises(ValueError, match=r"table 't', row 0, column 'Name'.* budget of 2 .*Raise the budget"):
         list(table_passages(PLANETS, budget=2))
