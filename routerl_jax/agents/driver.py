@@ -165,13 +165,14 @@ class _Driver:
         """Does the next piece of work: pending tool calls first, then a decode segment."""
         if self._calls:
             calls, self._calls = self._calls, []
-            task = asyncio.ensure_future(self._run_calls(calls))
             if self.deterministic:
-                await task
+                await self._run_calls(calls)
                 return
-            self._in_flight.add(task)
-            task.add_done_callback(self._in_flight.discard)
-            task.add_done_callback(lambda _: self._changed.set())
+            for tool in dict.fromkeys(call.tool for call in calls):  # apart, so that no tool's callers wait for another
+                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.tool == tool]))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight.discard)
+                task.add_done_callback(lambda _: self._changed.set())
         if self.engine.busy:
             started = time.perf_counter()
             finished = await asyncio.to_thread(self.engine.step) if self._in_flight else self.engine.step()
@@ -230,33 +231,29 @@ class _Driver:
         """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other."""
         started = time.perf_counter()
         results = await self._attempt(tool, queries, k)
-        if isinstance(results, _Raised) and len(queries) > 1:
-            single = [await self._attempt(tool, [query], k) for query in queries]
-            results = [item if isinstance(item, str) else item[0] for item in single]
+        if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
+            results = [(await self._attempt(tool, [query], k))[0] for query in queries]
         seconds = time.perf_counter() - started
-        if isinstance(results, str):
-            results = [results] * len(queries)
         return [
-            Call(tool=tool, query=query, error=str(result), seconds=seconds)
-            if isinstance(result, str)
-            else Call(tool=tool, query=query, passages=tuple(result), seconds=seconds)
+            Call(tool=tool, query=query, error=result.message, seconds=seconds)
+            if isinstance(result, _Failure)
+            else Call(tool=tool, query=query, passages=result, seconds=seconds)
             for query, result in zip(queries, results)
         ]
 
-    async def _attempt(self, tool: str, queries: list[str], k: int) -> Any:
-        """Passages per query, or a message: `_Raised` if the tool raised, a plain string if it hung."""
+    async def _attempt(self, tool: str, queries: list[str], k: int) -> Sequence[_Result]:
+        """Per query its passages, or why there are none."""
         if tool not in self.tools:
-            return f"there is no tool {tool!r}"
+            return [_Failure(f"there is no tool {tool!r}")] * len(queries)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Sequence[_Result]] = loop.create_future()
 
         def work() -> None:
+            outcome: Sequence[_Result]
             try:
-                outcome: Any = self.tools[tool].search(queries, k)
-                if len(outcome) != len(queries):
-                    outcome = _Raised(f"tool {tool!r} gave {len(outcome)} results for {len(queries)} queries")
+                outcome = _checked(tool, self.tools[tool].search(queries, k), len(queries))
             except Exception as error:
-                outcome = _Raised(f"{type(error).__name__}: {error}")
+                outcome = [_Failure(f"{type(error).__name__}: {error}", raised=True)] * len(queries)
             with contextlib.suppress(RuntimeError):  # the run is over: nobody waits for a late reply any more
                 loop.call_soon_threadsafe(lambda: future.done() or future.set_result(outcome))
 
@@ -264,14 +261,43 @@ class _Driver:
         try:
             outcome = await asyncio.wait_for(future, self.tool_timeout)
         except TimeoutError:
-            outcome = f"no reply within {self.tool_timeout:g} s"
-        if isinstance(outcome, str):
-            logging.warning("tool %s failed on %d queries: %s", tool, len(queries), outcome)
+            outcome = [_Failure(f"no reply within {self.tool_timeout:g} s")] * len(queries)
+        failures = [result.message for result in outcome if isinstance(result, _Failure)]
+        if failures:
+            logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
         return outcome
 
 
-class _Raised(str):
-    """The message of an exception in a tool."""
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Why a query has no passages; `raised` if its whole batch failed by an exception, for which it need not be to blame."""
+
+    message: str
+    raised: bool = False
+
+
+_Result = tuple[Passage, ...] | _Failure
+
+
+def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
+    """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
+
+    Raises:
+      TypeError: the reply is no list of `count` results.
+    """
+    if not isinstance(reply, list | tuple):
+        raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
+    if len(reply) != count:
+        raise TypeError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
+    results: list[_Result] = []
+    for result in reply:
+        if not isinstance(result, list | tuple):
+            results.append(_Failure(f"tool {tool!r} gave {type(result).__name__} instead of a list of Passage"))
+        elif wrong := [type(item).__name__ for item in result if not isinstance(item, Passage)]:
+            results.append(_Failure(f"tool {tool!r} gave a list with {wrong[0]} in it instead of Passage"))
+        else:
+            results.append(tuple(result))
+    return results
 
 
 @dataclasses.dataclass

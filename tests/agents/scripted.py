@@ -1,27 +1,55 @@
-"""An engine whose policy is a script: for testing agents and the driver without a model."""
+"""An engine whose policy is a script, for testing agents and the driver without a model; and what both tests use."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 
+from routerl_jax.agents.grammar import R1SearcherGrammar
+from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.engine import Generated, Stream
 from tests import tiny
+
+AGENT = SearchAgent(grammar=tiny.GRAMMAR, max_searches=3, k=2, max_turn_tokens=100, answer_tokens=12)
+AGENTS = {
+    "r1_router": AGENT,
+    "r1_searcher": dataclasses.replace(AGENT, grammar=R1SearcherGrammar(tools=("text",)), prompt_suffix="<think>"),
+}
+SEARCH = "<think>hm</think><sub-question>capital of Ghana</sub-question><ret>{} retriever</ret>"
+ANSWER = "<think>so</think><answer>Accra</answer>"
+
+
+def knowledge(**changes):
+    """Scripted knowledge bases by name."""
+    return {"text": tiny.ScriptedKB("text"), "table": tiny.ScriptedKB("table"), **changes}
+
+
+def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text as a policy may well sample it: letter by letter, tags whole. Encoding the text gives other ids."""
+    return [i for piece in re.findall(r"<[^<>]+>|.", text, re.DOTALL) for i in tokenizer.encode(piece)]
 
 
 class ScriptedEngine:
     """Has the engine's methods; turn t of (example, sample) is `script(example_id, sample, t)`.
 
-    A turn is cut after the first stop string, as the real engine cuts it, or at its token limit.
+    A turn is cut after the first stop string, as the real engine cuts it, or at its token limit. Its ids are `spelled`, or
+    the tokenizer's own if `canonical`; `said` keeps those of each turn by (example id, sample).
     """
 
-    def __init__(self, script: Callable[[str, int, int], str], rows: int = 8, max_length: int = 400) -> None:
+    def __init__(
+        self, script: Callable[[str, int, int], str], rows: int = 8, max_length: int = 1000, canonical: bool = False
+    ) -> None:
         self.script = script
         self.rows = rows
         self.max_length = max_length
+        self.canonical = canonical
         self.tokenizer = tiny.tokenizer()
         self.seed = 0
         self.live: list[Stream] = []
+        self.said: dict[tuple[str, int], list[list[int]]] = {}
         self.peak = 0
         self.steps = 0
         self._ids: dict[int, str] = {}
@@ -57,14 +85,17 @@ class ScriptedEngine:
         self.steps += 1
         finished = []
         for stream, stops, limit in list(self._wanted.values()):
-            text = self.script(self._ids[id(stream)], stream.identity[1], stream.turn)
+            who = (self._ids[id(stream)], stream.identity[1])
+            text = self.script(*who, stream.turn)
             found = sorted((text.index(stop) + len(stop), stop) for stop in stops if stop in text)
             reason, stop = ("stop", found[0][1]) if found else ("eos", None)
-            ids = self.tokenizer.encode(text[: found[0][0]] if found else text)
+            text = text[: found[0][0]] if found else text
+            ids = self.tokenizer.encode(text) if self.canonical else spelled(self.tokenizer, text)
             if not found:
                 ids.append(min(self.tokenizer.eos_ids))
             if len(ids) > limit:
                 ids, reason, stop = ids[:limit], "length", None
+            self.said.setdefault(who, []).append(ids)
             stream.ledger.sample(ids, [-1.0] * len(ids), 0)
             stream.turn += 1
             del self._wanted[id(stream)]

@@ -10,8 +10,7 @@ from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Example, Passage
 from tests import tiny
-from tests.agents.scripted import ScriptedEngine
-from tests.agents.test_search_agent import AGENT, ANSWER, SEARCH
+from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 
 EXAMPLES = [Example(id=f"q{i}", question=f"Question {i}?", answers=("Accra",)) for i in range(6)]
 
@@ -20,12 +19,8 @@ def script(example, sample, turn):
     return [SEARCH.format("text"), ANSWER][turn]
 
 
-def tools(**changes):
-    return {"text": tiny.ScriptedKB("text"), "table": tiny.ScriptedKB("table"), **changes}
-
-
 def test_all_outstanding_searches_go_out_in_one_batch():
-    kbs = tools()
+    kbs = knowledge()
     stats = DriverStats()
     episodes = run(AGENT, EXAMPLES, ScriptedEngine(script, rows=64), kbs, samples=4, stats=stats)
     assert [(e.example.id, e.sample) for e in episodes] == [(f"q{i}", s) for i in range(6) for s in range(4)]
@@ -35,7 +30,7 @@ def test_all_outstanding_searches_go_out_in_one_batch():
 
 def test_no_more_agents_than_rows_run_at_once():
     engine = ScriptedEngine(script, rows=5)
-    assert len(run(AGENT, EXAMPLES, engine, tools(), samples=3)) == 18
+    assert len(run(AGENT, EXAMPLES, engine, knowledge(), samples=3)) == 18
     assert engine.peak == 5
 
 
@@ -45,7 +40,7 @@ def test_a_tool_that_raises_becomes_an_observation():
             raise ConnectionError("the index is on fire")
 
     stats = DriverStats()
-    episodes = run(AGENT, EXAMPLES, ScriptedEngine(script), tools(text=Broken()), stats=stats)
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(script), knowledge(text=Broken()), stats=stats)
     for episode in episodes:
         assert episode.answer == "Accra"
         assert episode.calls[0].error == "ConnectionError: the index is on fire"
@@ -65,7 +60,7 @@ def test_one_bad_query_spoils_no_other():
         search = f"<think>x</think><sub-question>{query}</sub-question><ret>text retriever</ret>"
         return [search, ANSWER][turn]
 
-    episodes = run(AGENT, EXAMPLES, ScriptedEngine(say), tools(text=Picky()))
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(say), knowledge(text=Picky()))
     assert [e.calls[0].error for e in episodes] == [None, None, None, "ValueError: bad query", None, None]
     assert all(len(e.calls[0].passages) == 2 for e in episodes if e.example.id != "q3")
 
@@ -79,20 +74,65 @@ def test_a_tool_that_hangs_times_out():
             return [[] for _ in queries]
 
     started = time.perf_counter()
-    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools(text=Hanging()), tool_timeout=0.3)
+    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Hanging()), tool_timeout=0.3)
     assert time.perf_counter() - started < 10
     release.set()
     assert [e.calls[0].error for e in episodes] == ["no reply within 0.3 s"] * 2
     assert [e.answer for e in episodes] == ["Accra"] * 2
 
 
-def test_a_tool_with_the_wrong_number_of_results_is_an_error():
-    class Short:
-        def search(self, queries, k):
-            return []
+PASSAGE = Passage(id="1", title="", text="fine")
 
-    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools(text=Short()))
-    assert "gave 0 results for 1 queries" in episodes[0].calls[0].error
+
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [
+        (None, "NoneType"),
+        ("no luck", "str"),
+        ("", "str"),
+        ({}, "dict"),
+        (iter([PASSAGE]), "list_iterator"),
+        (["x"], "a list with str in it"),
+        ([PASSAGE, {"text": "x"}], "a list with dict in it"),
+    ],
+)
+def test_nonsense_for_a_query_is_an_error_of_that_query(result, given):
+    class Odd:
+        def search(self, queries, k):
+            return [result if query == "odd" else [PASSAGE] for query in queries]
+
+    def say(example, sample, turn):
+        query = "odd" if example == "q1" else "even"
+        return [SEARCH.format("text").replace("capital of Ghana", query), ANSWER][turn]
+
+    episodes = run(AGENT, EXAMPLES[:3], ScriptedEngine(say), knowledge(text=Odd()))
+    error = f"tool 'text' gave {given} instead of "
+    assert [e.calls[0].error is None for e in episodes] == [True, False, True]
+    assert episodes[1].calls[0].error.startswith(error)
+    assert error in episodes[1].turns[0].observation
+    assert [e.calls[0].passages for e in episodes] == [(PASSAGE,), (), (PASSAGE,)]
+    assert [e.answer for e in episodes] == ["Accra"] * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (lambda queries: None, "gave NoneType instead of a list of results"),
+        (lambda queries: "?" * len(queries), "gave str instead of a list of results"),
+        (lambda queries: {query: [PASSAGE] for query in queries}, "gave dict instead of a list of results"),
+        (lambda queries: ([PASSAGE] for _ in queries), "gave generator instead of a list of results"),
+        (lambda queries: [], "gave 0 results for 1 queries"),
+        (lambda queries: [[PASSAGE]] * (len(queries) + 1), "gave 2 results for 1 queries"),
+    ],
+)
+def test_nonsense_for_a_batch_is_an_error_of_each_query(reply, error):
+    class Odd:
+        def search(self, queries, k):
+            return reply(queries)
+
+    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Odd()))
+    assert [e.calls[0].error for e in episodes] == [f"TypeError: tool 'text' {error}"] * 2
+    assert [e.answer for e in episodes] == ["Accra"] * 2
 
 
 def test_an_agent_that_raises_is_named():
@@ -101,12 +141,12 @@ def test_an_agent_that_raises_is_named():
             raise KeyError("oops")
 
     with pytest.raises(RuntimeError, match=r"the agent failed on example 'q0', sample 0.*oops"):
-        run(Faulty(), EXAMPLES, ScriptedEngine(script), tools())
+        run(Faulty(), EXAMPLES, ScriptedEngine(script), knowledge())
 
 
 def test_ids_must_be_distinct():
     with pytest.raises(ValueError, match="example id 'q0' occurs twice"):
-        run(AGENT, [EXAMPLES[0], EXAMPLES[0]], ScriptedEngine(script), tools())
+        run(AGENT, [EXAMPLES[0], EXAMPLES[0]], ScriptedEngine(script), knowledge())
 
 
 class Comparing(Agent):
@@ -122,34 +162,41 @@ class Comparing(Agent):
 
 
 def test_agents_may_call_tools_in_parallel():
-    kbs = tools()
+    kbs = knowledge()
     episodes = run(Comparing(), EXAMPLES, ScriptedEngine(script, rows=64), kbs)
     assert [len(batch) for kb in kbs.values() for batch in kb.batches] == [6, 6]
     assert all([call.tool for call in e.calls] == ["text", "table"] for e in episodes)
 
 
 def test_overlap_gives_the_same_episodes_and_does_not_wait_for_slow_tools():
+    """The text tool replies only after the callers of the table tool have gone on to their second turns."""
+    went_on = threading.Event()
+
     class Slow(tiny.ScriptedKB):
         def search(self, queries, k):
-            time.sleep(0.2)
+            if not went_on.wait(5):
+                raise TimeoutError("nothing was decoded meanwhile")
             return super().search(queries, k)
 
+    class Engine(ScriptedEngine):
+        def step(self):
+            if self.steps == 1:
+                went_on.set()
+            return super().step()
+
     def say(example, sample, turn):
-        which = "table" if int(example[1:]) % 2 else "text"
-        return [SEARCH.format(which)] * (1 + int(example[1:]) % 3) + [ANSWER]
+        number = int(example[1:])
+        return [*[SEARCH.format("table" if number % 2 else "text")] * (1 + number % 3), ANSWER][turn]
 
-    def say_turn(example, sample, turn):
-        return say(example, sample, turn)[turn]
-
-    plain = run(AGENT, EXAMPLES, ScriptedEngine(say_turn, rows=64), tools())
-    overlapped = run(AGENT, EXAMPLES, ScriptedEngine(say_turn, rows=64), tools(text=Slow("text")), deterministic=False)
+    plain = run(AGENT, EXAMPLES, ScriptedEngine(say, rows=64), knowledge())
+    overlapped = run(AGENT, EXAMPLES, Engine(say, rows=64), knowledge(text=Slow("text")), deterministic=False)
     for a, b in zip(plain, overlapped):
         assert a.sequences[0].tokens.tolist() == b.sequences[0].tokens.tolist()
 
 
 def test_runs_inside_a_running_event_loop():
     async def notebook():
-        return run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools())
+        return run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge())
 
     assert [e.answer for e in asyncio.run(notebook())] == ["Accra", "Accra"]
 
@@ -165,8 +212,8 @@ def test_cassette_replays_a_run_without_the_tools(tmp_path):
         def search(self, queries, k):
             raise AssertionError("the real tool was called")
 
-    first = recorded("record", tools())
-    again = recorded("replay", tools(text=Gone(), table=Gone()))
+    first = recorded("record", knowledge())
+    again = recorded("replay", knowledge(text=Gone(), table=Gone()))
     for a, b in zip(first, again):
         assert a.sequences[0].tokens.tolist() == b.sequences[0].tokens.tolist()
         assert a.calls[0].passages == b.calls[0].passages

@@ -1,27 +1,46 @@
-"""The search agent's loop, step by step, with a scripted policy."""
+"""The search agent's loop, step by step, with a scripted policy, in both tag protocols."""
 
+import copy
 import dataclasses
 
 import numpy as np
 import pytest
 
+from configs import quickstart, smollm2_search
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import build_recipe
 from tests import tiny
-from tests.agents.scripted import ScriptedEngine
+from tests.agents.scripted import AGENT, AGENTS, ANSWER, SEARCH, ScriptedEngine, spelled
 
-AGENT = SearchAgent(grammar=tiny.GRAMMAR, max_searches=3, k=2, max_turn_tokens=100, answer_tokens=12)
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
-SEARCH = "<think>hm</think><sub-question>capital of Ghana</sub-question><ret>{} retriever</ret>"
-ANSWER = "<think>so</think><answer>Accra</answer>"
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+
+
+@pytest.fixture(params=list(AGENTS))
+def agent(request):
+    return AGENTS[request.param]
+
+
+def search(agent):
+    """A turn that searches."""
+    return agent.grammar.write_search("hm", "capital of Ghana", "text")
+
+
+def answer(agent):
+    """A turn that answers."""
+    return agent.grammar.write_answer("so", "Accra")
 
 
 def play(*turns, agent=AGENT, tools=None, **engine):
     """Runs the agent on a policy that says these turns."""
     made = ScriptedEngine(lambda example, sample, turn: turns[turn], **engine)
-    tools = tools or {name: tiny.ScriptedKB(name) for name in ("text", "table")}
+    tools = tools or {name: tiny.ScriptedKB(name) for name in agent.grammar.tools}
     (episode,) = run(agent, [EXAMPLE], made, tools)
     return episode, tools, made
 
@@ -31,7 +50,7 @@ def spoken(episode, engine):
     return engine.tokenizer.decode(episode.sequences[0].tokens)
 
 
-def test_searches_reads_and_answers():
+def test_searches_reads_and_answers_in_r1_router():
     episode, _, engine = play(SEARCH.format("table"), SEARCH.format("text"), ANSWER)
     assert episode.answer == "Accra"
     assert [(c.tool, c.query) for c in episode.calls] == [("table", "capital of Ghana"), ("text", "capital of Ghana")]
@@ -48,12 +67,29 @@ def test_searches_reads_and_answers():
     assert not engine.live
 
 
-def test_only_what_the_policy_wrote_is_trained_on():
-    """Token in, token out: the mask covers exactly the sampled turns, in place."""
-    episode, _, engine = play(SEARCH.format("table"), "<think>no tags", ANSWER)
+def test_searches_reads_and_answers_in_r1_searcher():
+    turns = ("hm <|begin_of_query|>capital of Ghana<|end_of_query|>", "so</think>\n<answer>Accra</answer>")
+    episode, _, engine = play(*turns, agent=AGENTS["r1_searcher"])
+    assert episode.answer == "Accra"
+    assert [(c.tool, c.query) for c in episode.calls] == [("text", "capital of Ghana")]
+    assert [t.action.kind for t in episode.turns] == ["search", "answer"]
+    assert all(t.well_formed for t in episode.turns)
+    assert spoken(episode, engine) == (
+        "Question: What is the capital of Ghana?\n<think>hm <|begin_of_query|>capital of Ghana<|end_of_query|>"
+        "\n\n<|begin_of_documents|>\n(1)Title:  Text: fact 0 about 16\n(2)Title:  Text: fact 1 about 16\n"
+        "<|end_of_documents|>\n\nso</think>\n<answer>Accra</answer>"
+    )
+    assert not engine.live
+
+
+def test_only_what_the_policy_wrote_is_trained_on(agent):
+    """Token in, token out: the mask covers exactly the sampled ids, though encoding their text would give others."""
+    episode, _, engine = play(search(agent), "no tags", answer(agent), agent=agent)
     sequence = episode.sequences[0]
     runs = np.split(sequence.tokens, np.flatnonzero(np.diff(sequence.loss_mask)) + 1)
+    assert [ids.tolist() for ids in runs[1::2]] == engine.said["q", 0]
     texts = [engine.tokenizer.decode(ids) for ids in runs]
+    assert all(engine.tokenizer.encode(text) != ids.tolist() for text, ids in zip(texts[1::2], runs[1::2]))
     assert texts[1::2] == [turn.text for turn in episode.turns]
     assert texts[0::2] == [episode.prompt, *(turn.observation for turn in episode.turns[:-1])]
     assert (sequence.logprobs[sequence.loss_mask] == -1).all()
@@ -61,11 +97,11 @@ def test_only_what_the_policy_wrote_is_trained_on():
     assert (sequence.versions >= 0).tolist() == sequence.loss_mask.tolist()
 
 
-def test_after_the_last_search_the_answer_is_forced():
-    episode, _, engine = play(*[SEARCH.format("text")] * 3, "Accra</answer>")
+def test_after_the_last_search_the_answer_is_forced(agent):
+    episode, _, engine = play(*[search(agent)] * 3, "Accra</answer>", agent=agent)
     assert len(episode.calls) == 3
     assert episode.answer == "Accra"
-    assert episode.turns[-1].forced == "<answer>"
+    assert episode.turns[-1].forced == agent.grammar.answer_opening
     assert all(
         turn.well_formed for turn in episode.turns
     )  # that no thought precedes the answer is not the policy's doing
@@ -75,22 +111,25 @@ def test_after_the_last_search_the_answer_is_forced():
 
 
 @pytest.mark.parametrize("text", ["Accra", "Accra <think>x</think></answer>"])
-def test_a_forced_answer_must_be_closed_and_plain(text):
-    episode, _, _ = play(*[SEARCH.format("text")] * 3, text)
+def test_a_forced_answer_must_be_closed_and_plain(agent, text):
+    episode, _, _ = play(*[search(agent)] * 3, text, agent=agent)
     assert episode.turns[-1].forced
     assert not episode.turns[-1].well_formed
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("protocol", "text", "error"),
     [
-        ("<think>x</think><sub-question>q</sub-question><ret>map retriever</ret>", "there is no 'map retriever'"),
-        ("<think>x</think><ret>text retriever</ret>", "the sub-question is missing"),
-        ("<think>x</think><sub-question> </sub-question><ret>text retriever</ret>", "the sub-question is missing"),
+        ("r1_router", SEARCH.format("map"), "there is no 'map retriever'"),
+        ("r1_router", "<think>x</think><ret>text retriever</ret>", "the sub-question is missing"),
+        ("r1_router", SEARCH.format("text").replace("capital of Ghana", " "), "the sub-question is missing"),
+        ("r1_searcher", "x <|begin_of_query|> <|end_of_query|>", "the query is empty"),
+        ("r1_searcher", "x <|end_of_query|>", "there is neither a complete query nor an answer"),
     ],
 )
-def test_an_invalid_action_is_explained_and_costs_a_turn(text, error):
-    episode, _, _ = play(text, text, ANSWER)
+def test_an_invalid_action_is_explained_and_costs_a_turn(protocol, text, error):
+    agent = AGENTS[protocol]
+    episode, _, _ = play(text, text, answer(agent), agent=agent)
     assert [t.action.kind for t in episode.turns] == ["invalid", "invalid", "answer"]
     assert error in episode.turns[0].observation
     assert episode.invalid_actions == 2
@@ -98,8 +137,8 @@ def test_an_invalid_action_is_explained_and_costs_a_turn(text, error):
     assert episode.answer == "Accra"
 
 
-def test_ending_without_an_answer_ends_the_episode():
-    episode, _, _ = play("I give up")
+def test_ending_without_an_answer_ends_the_episode(agent):
+    episode, _, _ = play("I give up", agent=agent)
     assert episode.answer is None
     assert episode.turns[-1].stop_reason == "eos"
 
@@ -110,58 +149,98 @@ def test_none_means_that_nothing_more_is_needed():
     assert episode.answer == "Accra"
 
 
-def test_passages_are_dropped_whole_when_room_is_short():
+def test_passages_are_dropped_whole_when_room_is_short(agent):
     class Verbose:
         def search(self, queries, k):
             return [
                 [Passage(id=str(i), title="", text=f"long story {i} " + "na " * 40) for i in range(k)] for _ in queries
             ]
 
-    tools = {"text": Verbose(), "table": Verbose()}
-    agent = dataclasses.replace(AGENT, k=5)
-    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=agent, tools=tools, max_length=360)
-    shown = episode.turns[0].observation
-    assert 0 < shown.count("long story") < 5
-    assert shown.startswith("<information>\nter-0:")
-    assert shown.endswith("na\n</information>")
+    agent = dataclasses.replace(agent, k=5)
+    tools = {name: Verbose() for name in agent.grammar.tools}
+    episode, _, _ = play(search(agent), answer(agent), agent=agent, tools=tools, max_length=420)
+    shown, (call,) = episode.turns[0].observation, episode.calls
+    count = shown.count("long story")
+    assert 0 < count < 5
+    assert shown == agent.grammar.observation(call, call.passages[:count])
     assert episode.answer == "Accra"
-    assert len(episode.sequences[0]) <= 360
+    assert len(episode.sequences[0]) <= 420
 
 
-def test_when_not_even_an_empty_observation_fits_the_answer_is_forced():
-    tight = len(tiny.tokenizer().encode("Question: What is the capital of Ghana?\n" + SEARCH.format("text"))) + 20
-    episode, _, _ = play(SEARCH.format("text"), "Accra</answer>", max_length=tight)
-    assert episode.turns[-1].forced == "<answer>"
+def prompt_length(agent):
+    return len(agent.opening(EXAMPLE, tiny.tokenizer()))
+
+
+def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(agent):
+    tight = prompt_length(agent) + len(spelled(tiny.tokenizer(), search(agent))) + 20
+    episode, _, _ = play(search(agent), "Accra</answer>", agent=agent, max_length=tight)
+    assert episode.turns[-1].forced == agent.grammar.answer_opening
     assert episode.answer == "Accra"
     assert not episode.turns[0].observation
 
 
-def test_a_prompt_that_leaves_no_room_gives_a_truncated_episode():
-    prompt = len(tiny.tokenizer().encode("Question: What is the capital of Ghana?\n"))
-    episode, _, _ = play(ANSWER, max_length=prompt + 5)
+def test_a_prompt_that_leaves_no_room_gives_a_truncated_episode(agent):
+    episode, _, _ = play(answer(agent), agent=agent, max_length=prompt_length(agent) + 5)
     assert episode.truncated
     assert episode.answer is None
 
 
-def test_a_turn_that_runs_into_its_limit_is_invalid_and_the_run_goes_on():
-    episode, _, _ = play("<think>" + "na " * 200, ANSWER, agent=dataclasses.replace(AGENT, max_turn_tokens=30))
+def test_a_turn_that_runs_into_its_limit_is_invalid_and_the_run_goes_on(agent):
+    agent = dataclasses.replace(agent, max_turn_tokens=30)
+    episode, _, _ = play("<think>" + "na " * 200, answer(agent), agent=agent)
     assert episode.turns[0].stop_reason == "length"
     assert episode.turns[0].action.kind == "invalid"
     assert episode.turns[0].tokens == 30
     assert episode.answer == "Accra"
 
 
-def test_demonstrations_are_written_as_rollouts_are():
+def test_demonstrations_are_written_as_rollouts_are(agent):
     """The tokens and the mask of a demonstration equal those of a rollout that says the same, forced answer included."""
-    passages = tuple(tiny.ScriptedKB("table").search(["capital of Ghana"], 2)[0])
-    step = DemonstrationStep(thought="hm", query="capital of Ghana", tool="table", passages=passages)
+    passages = tuple(tiny.ScriptedKB("text").search(["capital of Ghana"], 2)[0])
+    step = DemonstrationStep(thought="hm", query="capital of Ghana", tool="text", passages=passages)
     for count in (0, 1, 3):
         demonstration = Demonstration(example=EXAMPLE, steps=(step,) * count, thought="so", answer="Accra")
-        last = "Accra</answer>" if count == 3 else ANSWER
-        episode, _, engine = play(*[SEARCH.format("table")] * count, last)
-        written = AGENT.demonstrate(demonstration, engine.tokenizer)
+        last = "Accra</answer>" if count == 3 else answer(agent)
+        episode, _, engine = play(*[search(agent)] * count, last, agent=agent, canonical=True)
+        written = agent.demonstrate(demonstration, engine.tokenizer)
         np.testing.assert_array_equal(written.tokens, episode.sequences[0].tokens)
         np.testing.assert_array_equal(written.loss_mask, episode.sequences[0].loss_mask)
+
+
+def test_the_opening_of_a_conversation(agent):
+    """A prompt of one's own, the bare question, instructions as text, and instructions as a chat."""
+    plain = tiny.tokenizer()
+    chatty = Tokenizer(copy.deepcopy(plain.hf))
+    chatty.hf.chat_template = CHAT_TEMPLATE
+    instructions, question = agent.grammar.instructions(), EXAMPLE.question
+
+    def opening(tokenizer, **changes):
+        changed = dataclasses.replace(agent, prompt_suffix="<think>", **changes)
+        return tokenizer.decode(changed.opening(EXAMPLE, tokenizer))
+
+    for tokenizer in (plain, chatty):
+        assert opening(tokenizer, prompt="Q {question} {A}:\n", instruct=True) == f"Q {question} {{A}}:\n<think>"
+        assert opening(tokenizer) == f"Question: {question}\n<think>"
+    assert opening(plain, instruct=True) == f"{instructions}\n\nUser: {question}\nAssistant: <think>"
+    assert opening(chatty, instruct=True) == f"[system] {instructions}\n[user] {question}\n[assistant] <think>"
+
+
+@pytest.mark.parametrize("module", [quickstart, smollm2_search])
+def test_the_agents_of_shipped_configurations_work(module):
+    config = from_config_dict(TrainConfig, module.get_config())
+    agent = build_recipe(config).agent
+    assert isinstance(agent, SearchAgent)
+    assert agent.grammar.tools == tuple(config.knowledge)
+    for name in ("max_searches", "k", "max_turn_tokens", "answer_tokens", "instruct", "prompt_suffix"):
+        assert getattr(agent, name) == getattr(config.agent, name)
+    turns = [search(agent)] * agent.max_searches
+    episode, _, _ = play(*turns, "Accra</answer>", agent=agent, max_length=2000)
+    assert len(episode.calls) == agent.max_searches
+    assert [len(call.passages) for call in episode.calls] == [agent.k] * agent.max_searches
+    assert all(turn.well_formed for turn in episode.turns)
+    assert episode.answer == "Accra"
+    assert episode.prompt.endswith(config.agent.prompt_suffix)
+    assert (agent.grammar.instructions() in episode.prompt) == config.agent.instruct
 
 
 def test_routing_baselines_change_the_call_not_the_words():

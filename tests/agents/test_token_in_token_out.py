@@ -1,0 +1,75 @@
+"""The ids that the real engine feeds and samples are those of the episode and of the learner's batch, one by one."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from routerl_jax.agents.driver import run
+from routerl_jax.agents.grammar import R1RouterGrammar
+from routerl_jax.core.types import Action, Example
+from routerl_jax.generation.engine import Engine
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.parallel.mesh import make_mesh
+from tests import tiny
+from tests.agents.scripted import AGENT, knowledge
+
+EXAMPLES = [Example(id=f"q{i}", question=f"Question {'why ' * i}?", answers=("Accra",)) for i in range(5)]
+
+
+class Searching(R1RouterGrammar):
+    """Takes whatever a random policy writes for a search."""
+
+    def parse(self, text):
+        return Action(kind="search", tool="text", query=str(len(text)))
+
+
+class RecordingEngine(Engine):
+    """Keeps what its device programs were fed at each (row, position), and what they sampled there."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fed = np.full((self.rows, self.max_length), -1)
+        self.sampled = np.full((self.rows, self.max_length), -1)
+        extend, decode = self._extend, self._decode
+
+        def recorded_extend(**inputs):
+            for i, row in enumerate(inputs["rows"][0]):
+                start, count = inputs["starts"][0, i], inputs["counts"][0, i]
+                if row < self.rows:
+                    self.fed[row, start : start + count] = inputs["tokens"][0, i, :count]
+            return extend(**inputs)
+
+        def recorded_decode(**arguments):
+            cache, outputs = decode(**arguments)
+            inputs, counts, tokens = arguments["inputs"], np.asarray(outputs.counts), np.asarray(outputs.tokens)
+            for i, row in enumerate(inputs.rows[0]):
+                start, count = inputs.starts[0, i], counts[0, i]
+                if row < self.rows:
+                    self.fed[row, start] = inputs.tokens[0, i]
+                    self.sampled[row, start + 1 : start + 1 + count] = tokens[0, i, :count]
+            return cache, outputs
+
+        self._extend, self._decode = recorded_extend, recorded_decode
+
+
+def test_ids_are_never_encoded_again():
+    agent = dataclasses.replace(AGENT, grammar=Searching(tools=("text", "table")), max_turn_tokens=13)
+    engine = RecordingEngine(
+        tiny.model(layers=1), rows=len(EXAMPLES), max_length=256, segment=5
+    )  # nobody waits for a row
+    episodes = run(agent, EXAMPLES, engine, knowledge())
+    sequences = [episode.sequences[0] for episode in episodes]
+    for sequence, fed, sampled in zip(sequences, engine.fed, engine.sampled):
+        length, mask = len(sequence), sequence.loss_mask
+        np.testing.assert_array_equal(np.where(sampled >= 0, sampled, fed)[:length], sequence.tokens)
+        np.testing.assert_array_equal((sampled >= 0)[:length], mask)
+        again = (fed >= 0)[:length] & mask  # a sampled token that begins a segment or an observation is fed on
+        assert again.sum() > 5
+        np.testing.assert_array_equal(fed[:length][again], sequence.tokens[again])
+        assert engine.tokenizer.encode(engine.tokenizer.decode(sequence.tokens)) != sequence.tokens.tolist()
+    layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (128, 256), 512)
+    batch, index = layout.build(sequences, [s.loss_mask for s in sequences], [1.0] * len(sequences))
+    for sequence, (micro, shard, start) in zip(sequences, index.places):
+        in_batch = np.asarray(batch.tokens)[micro, shard, start : start + len(sequence)]
+        np.testing.assert_array_equal(in_batch, sequence.tokens)
