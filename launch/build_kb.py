@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import start
+from launch.command import read_config_as, start
 
 FLAGS = flags.FLAGS
 
@@ -30,10 +30,9 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.core.config import from_config_dict
     from routerl_jax.knowledge.build import BuildConfig, build_kb
 
-    report = build_kb(from_config_dict(BuildConfig, FLAGS.config), FLAGS.workdir)
+    report = build_kb(read_config_as(BuildConfig), FLAGS.workdir)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
 
 FLAGS = flags.FLAGS
+T = TypeVar("T")
 
 
 def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None], *, arguments: bool = False) -> None:
@@ -44,15 +45,21 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
 
 
 def read_config() -> TrainConfig:
-    """The configuration that --config and its overrides give. Raises ValueError that names the file or the key."""
-    from routerl_jax.core.config import from_config_dict
+    """The run that --config and its overrides describe. Raises ValueError that names the file or the key."""
     from routerl_jax.training.config import TrainConfig
+
+    return read_config_as(TrainConfig)
+
+
+def read_config_as(schema: type[T]) -> T:
+    """As `read_config`, for a program whose configuration is of another class."""
+    from routerl_jax.core.config import from_config_dict
 
     value = FLAGS.config
     if not isinstance(value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
         path = cast(Any, FLAGS["config"]).config_filename
         raise ValueError(f"--config={path}: there is no such file; configurations lie in configs/")
-    return from_config_dict(TrainConfig, value)
+    return from_config_dict(schema, value)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

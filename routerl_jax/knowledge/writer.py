@@ -2,7 +2,7 @@
 
 Everything is written into `DIR.tmp-FINGERPRINT` beside DIR, which is renamed to DIR at the very end. Finished stages
 leave a marker there; a second build with the same fingerprint (same corpus, encoder, ...) finds it and skips them.
-`.DIR.lock` lets one process at a time build DIR.
+`.DIR.lock` lets one process at a time build DIR; `.DIR.replaced` is what was at DIR, in the moment of the renaming.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,6 +64,7 @@ class StoreWriter:
         self.overwrite = overwrite
         self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
         self._progress = self.scratch / _PROGRESS
+        self._replaced = self.directory.with_name(f".{self.directory.name}.replaced")
         self._lock = FileLock(self.directory.with_name(f".{self.directory.name}.lock"))
 
     def __enter__(self) -> StoreWriter:
@@ -74,6 +74,8 @@ class StoreWriter:
         except Timeout:
             logging.warning("waiting for the process that is building %s", self.directory)
             self._lock.acquire()
+        if self.existing is not None:  # otherwise it may be all that a crash in `commit` has left
+            shutil.rmtree(self._replaced, ignore_errors=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,7 +100,7 @@ class StoreWriter:
         """Writes all passages in one go, or finds them written; returns their number.
 
         Raises:
-          ValueError: there is something at `directory` that may not be replaced.
+          ValueError: there is something at `directory` that may not or cannot be replaced.
         """
         self._check_target()
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
@@ -118,21 +120,26 @@ class StoreWriter:
         """Writes the manifest and moves everything into place."""
         manifest.write(self.scratch)
         self._check_target()
-        old = self.directory.with_name(f"{self.directory.name}.old-{os.getpid()}")
         if self.directory.exists():
-            self.directory.rename(old)
+            shutil.rmtree(self._replaced, ignore_errors=True)
+            self.directory.rename(self._replaced)
         self.scratch.rename(self.directory)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(self._replaced, ignore_errors=True)
         shutil.rmtree(self.directory / _PROGRESS)
 
     def _check_target(self) -> None:
+        if self.directory.is_mount():
+            raise ValueError(
+                f"{self.directory} is a mount point, which a finished knowledge base can't be renamed to; give a "
+                f"directory inside it, such as {self.directory / 'kb'}"
+            )
         if not self.directory.exists() or (self.directory.is_dir() and not any(self.directory.iterdir())):
             return
         if not (self.directory / MANIFEST).is_file():
             raise ValueError(f"{self.directory} exists and is not a knowledge base; give a new or empty directory")
         if not self.overwrite:
             raise ValueError(
-                f"{self.directory} already holds a knowledge base, of another corpus or configuration. Load it with "
+                f"{self.directory} already holds a knowledge base, of another corpus, encoder or configuration. Load it with "
                 f"load_kb, give another directory, or set config.overwrite=True to replace it"
             )
 

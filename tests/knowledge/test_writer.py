@@ -148,6 +148,39 @@ def test_a_damaged_knowledge_base_is_rebuilt_with_overwrite(tmp_path: pathlib.Pa
     assert files_of(tmp_path / "kb") == before
 
 
+def test_a_mount_point_is_noticed_before_the_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kb").mkdir()
+    monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: path.name == "kb" and path.parent == tmp_path)
+    encoder = HashEncoder()
+    with pytest.raises(ValueError, match=r"kb is a mount point.*give a directory inside it, such as .*kb/kb"):
+        build(tmp_path / "kb", encoder=encoder)
+    assert encoder.seen == []
+    assert build(tmp_path / "kb" / "kb").count == 100
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_was_replaced_does_not_stay_after_a_crash(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    """The crash comes before the new knowledge base is in its place, or when it is, before the old one is deleted."""
+    build(tmp_path / "kb")
+    before, rename = files_of(tmp_path / "kb"), pathlib.Path.rename
+
+    def crash(path: pathlib.Path, target: pathlib.Path) -> None:
+        if target != tmp_path / "kb" or in_place:
+            rename(path, target)
+        if target == tmp_path / "kb":
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "rename", crash)
+        with pytest.raises(Crash):
+            build(tmp_path / "kb", BuildConfig(name="new", shard_size=32, overwrite=True))
+    assert files_of(tmp_path / ".kb.replaced") == before
+    assert build(tmp_path / "kb", BuildConfig(name="new", shard_size=32)).embedded == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".kb.lock", "kb"]
+
+
 def test_foreign_files_are_left_alone(tmp_path: pathlib.Path) -> None:
     (tmp_path / "kb").mkdir()
     (tmp_path / "kb" / "thesis.txt").write_text("important")
