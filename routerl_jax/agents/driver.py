@@ -283,12 +283,13 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
     """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
 
     Raises:
-      TypeError: the reply is no list of `count` results.
+      TypeError: the reply is no list.
+      ValueError: it has not `count` results.
     """
     if not isinstance(reply, list | tuple):
         raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
     if len(reply) != count:
-        raise TypeError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
+        raise ValueError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
     results: list[_Result] = []
     for result in reply:
         if not isinstance(result, list | tuple):

@@ -73,7 +73,7 @@ def sample_tokens(
     peak = scaled.max(axis=-1, keepdims=True)
     weights = jnp.exp(scaled - peak)
     total = weights.sum(axis=-1)
-    kept = weights if top_p is None or top_k is None else _truncate(weights, total, top_p, top_k)
+    kept = weights if top_p is None or top_k is None else _truncate(weights, top_p, top_k)
     uniforms = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,)))(
         keys, positions
     )
@@ -83,10 +83,11 @@ def sample_tokens(
     return token, chosen - peak[:, 0] - jnp.log(total)
 
 
-def _truncate(
-    weights: Float[Array, "B V"], total: Float[Array, " B"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]
-) -> Float[Array, "B V"]:
-    """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept)."""
+def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]) -> Float[Array, "B V"]:
+    """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept).
+
+    p = 1 keeps all of the rest, whatever the sums' rounding says: a row without truncation stays exactly as it is.
+    """
     size = weights.shape[-1]
     descending = -jnp.sort(-weights, axis=-1)
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
@@ -94,7 +95,7 @@ def _truncate(
     descending = jnp.where(descending >= kth, descending, 0.0)
     mass = descending.sum(axis=-1, keepdims=True)
     before = jnp.cumsum(descending, axis=-1) - descending
-    needed = (before < top_p[:, None] * mass) & (descending > 0)
+    needed = ((before < top_p[:, None] * mass) | (top_p >= 1)[:, None]) & (descending > 0)
     lowest = jnp.min(jnp.where(needed, descending, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(weights >= jnp.maximum(lowest, kth), weights, 0.0)
 

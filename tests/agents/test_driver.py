@@ -117,12 +117,18 @@ def test_nonsense_for_a_query_is_an_error_of_that_query(result, given):
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (lambda queries: None, "gave NoneType instead of a list of results"),
-        (lambda queries: "?" * len(queries), "gave str instead of a list of results"),
-        (lambda queries: {query: [PASSAGE] for query in queries}, "gave dict instead of a list of results"),
-        (lambda queries: ([PASSAGE] for _ in queries), "gave generator instead of a list of results"),
-        (lambda queries: [], "gave 0 results for 1 queries"),
-        (lambda queries: [[PASSAGE]] * (len(queries) + 1), "gave 2 results for 1 queries"),
+        (lambda queries: None, "TypeError: tool 'text' gave NoneType instead of a list of results"),
+        (lambda queries: "?" * len(queries), "TypeError: tool 'text' gave str instead of a list of results"),
+        (
+            lambda queries: {query: [PASSAGE] for query in queries},
+            "TypeError: tool 'text' gave dict instead of a list of results",
+        ),
+        (
+            lambda queries: ([PASSAGE] for _ in queries),
+            "TypeError: tool 'text' gave generator instead of a list of results",
+        ),
+        (lambda queries: [], "ValueError: tool 'text' gave 0 results for 1 queries"),
+        (lambda queries: [[PASSAGE]] * (len(queries) + 1), "ValueError: tool 'text' gave 2 results for 1 queries"),
     ],
 )
 def test_nonsense_for_a_batch_is_an_error_of_each_query(reply, error):
@@ -131,7 +137,7 @@ def test_nonsense_for_a_batch_is_an_error_of_each_query(reply, error):
             return reply(queries)
 
     episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Odd()))
-    assert [e.calls[0].error for e in episodes] == [f"TypeError: tool 'text' {error}"] * 2
+    assert [e.calls[0].error for e in episodes] == [error] * 2
     assert [e.answer for e in episodes] == ["Accra"] * 2
 
 

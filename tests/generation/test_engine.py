@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.generation.engine import Engine, EngineStats
+from routerl_jax.generation.engine import Engine, EngineStats, Generated
 from routerl_jax.generation.rows import RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from tests import tiny
+
+FREE = Sampling()
 
 
 def prompts(count, seed=0, shortest=3, longest=30):
@@ -125,15 +127,19 @@ def test_more_conversations_than_rows_give_the_same_tokens():
     assert crowded == roomy
 
 
-def test_result_does_not_depend_on_batch_composition():
-    """Each conversation alone, all together, and on eight devices: the same tokens and (to 1e-5) log-probs."""
+def test_result_does_not_depend_on_schedule_or_company():
+    """Each conversation alone, all together, in short segments, on eight devices: the same tokens and (to 1e-5) log-probs.
 
-    def run(devices, rows, order):
-        engine = Engine(tiny.model(devices), rows=rows, max_length=128, seed=1)
+    The conversations sample differently; only some are truncated.
+    """
+    samplings = [Sampling(top_p=0.9), Sampling(), Sampling(temperature=0.7), Sampling(top_k=5), GREEDY, Sampling()]
+
+    def run(devices, rows, order, **schedule):
+        engine = Engine(tiny.model(devices), rows=rows, max_length=128, seed=1, **schedule)
         made = {}
         for i in order:
             stream = engine.open(prompts(6)[i], f"example {i}", sample=i % 2)
-            engine.request(stream, stops=["Day"], max_tokens=20, sampling=Sampling(top_p=0.9))
+            engine.request(stream, stops=["Day"], max_tokens=20, sampling=samplings[i])
             made[i] = stream
             if rows == 1:
                 finish(engine)
@@ -142,7 +148,13 @@ def test_result_does_not_depend_on_batch_composition():
         return [made[i].ledger.sequence() for i in range(6)]
 
     together = run(1, 8, range(6))
-    for other in (run(1, 1, range(6)), run(1, 8, [3, 1, 5, 0, 2, 4]), run(8, 16, range(6))):
+    others = [
+        run(1, 1, range(6)),
+        run(8, 16, range(6)),
+        run(1, 8, [3, 1, 5, 0, 2, 4], segment=3, leave_fraction=0),
+        run(1, 4, range(6), segment=3, leave_fraction=0.9),  # rows change hands while others are in mid-turn
+    ]
+    for other in others:
         for a, b in zip(together, other):
             np.testing.assert_array_equal(a.tokens, b.tokens)
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
@@ -162,18 +174,50 @@ def test_stop_strings_end_turns_and_stay_in_the_text():
     assert stop not in model.tokenizer.decode(stopped[0].tokens[:-1])  # it ended with the token that completed the stop
 
 
-def test_end_tokens_and_limits_end_turns():
+def test_a_stop_string_may_span_two_segments():
     model = tiny.model()
-    eos = next(iter(model.tokenizer.eos_ids))
-    engine = Engine(model, rows=2, max_length=40)
-    stream = engine.open([1, 2, 3])
-    engine.request(stream, max_tokens=1000, sampling=Sampling(temperature=5.0))
-    generated = finish(engine)[id(stream)]
-    if generated.stop_reason == "eos":
-        assert generated.tokens[-1] == eos
-    else:
-        assert len(stream.ledger) == 40
-    assert engine.room(stream) == 40 - len(stream.ledger)
+    written = [
+        r.tokens for r in Engine(model, rows=8, max_length=128).generate(prompts(8), max_tokens=30, sampling=FREE)
+    ]
+    text_of = model.tokenizer.token_bytes
+
+    def spanning(tokens, border):
+        """The last byte before the border and the first after it, if they are plain and first meet there."""
+        stop = text_of[tokens[border - 1]][-1:] + text_of[tokens[border]][:1]
+        before = b"".join(text_of[token] for token in tokens[:border])
+        return stop.decode() if re.fullmatch(rb"[!-~]{2}", stop) and stop not in before else None
+
+    found = [(i, b, spanning(tokens, b)) for i, tokens in enumerate(written) for b in range(3, len(tokens), 3)]
+    place, border, stop = next(each for each in found if each[2])
+    for segment in (3, 32):
+        engine = Engine(model, rows=8, max_length=128, segment=segment, leave_fraction=0)
+        stopped = engine.generate(prompts(8), max_tokens=30, stops=[stop], sampling=FREE)[place]
+        assert (stopped.stop_reason, stopped.stop) == ("stop", stop)
+        assert stopped.tokens == written[place][: border + 1]
+
+
+def test_end_tokens_end_turns():
+    prompt = prompts(2)[1]
+    new = greedy_reference(tiny.model(), prompt, 12)[len(prompt) :]
+    place = next(i for i in range(3, 12) if new[i] not in new[:i])
+    engine = Engine(tiny.model(eos_ids=(new[place],)), rows=2, max_length=100)
+    stream = engine.open(prompt)
+    engine.request(stream, max_tokens=40, stops=["never"])
+    assert finish(engine)[id(stream)] == Generated(tokens=new[: place + 1], stop_reason="eos", stop=None)
+    assert stream.ledger.tokens == prompt + new[: place + 1]
+    engine.close(stream)
+    assert engine._table.free() == engine.rows == 2
+
+
+def test_limits_end_turns():
+    engine = Engine(tiny.model(), rows=2, max_length=40)
+    turns = []
+    for limit in (7, 1000):
+        stream = engine.open([1, 2, 3])
+        engine.request(stream, max_tokens=limit)
+        turns.append(finish(engine)[id(stream)])
+        assert engine.room(stream) == 40 - len(stream.ledger)
+    assert [(len(turn.tokens), turn.stop_reason) for turn in turns] == [(7, "length"), (37, "length")]
 
 
 def test_a_fork_continues_like_its_source():
@@ -210,15 +254,19 @@ def test_new_weights_take_effect_and_are_recorded():
     assert sequence.versions[sequence.loss_mask].tolist() == [0] * 4 + [5] * 4
 
 
-def test_compilations_are_bounded_and_stop_after_warm_up():
+def test_compilations_are_counted_and_stop_after_warm_up():
     engine = Engine(tiny.model(), rows=16, max_length=256)
 
     def workload(seed):
         rng = np.random.default_rng(seed)
-        streams = [engine.open(p, f"{seed}-{i}") for i, p in enumerate(prompts(16, seed, 3, 60))]
+        streams = [
+            engine.open(p, f"{seed}-{i}", sample) for i, p in enumerate(prompts(8, seed, 3, 60)) for sample in (0, 1)
+        ]
+        samplings = [FREE, GREEDY, Sampling(top_p=0.9), Sampling(top_k=3)] if seed % 2 else [FREE, GREEDY]
         for turn in range(3):
-            for stream in streams[: 16 if turn < 2 else int(rng.integers(1, 17))]:
-                engine.request(stream, stops=["Day"], max_tokens=int(rng.integers(4, 30)), sampling=Sampling())
+            for i, stream in enumerate(streams[: 16 if turn < 2 else int(rng.integers(1, 17))]):
+                sampling = samplings[i % len(samplings)]
+                engine.request(stream, stops=["Day"], max_tokens=int(rng.integers(4, 30)), sampling=sampling)
             finish(engine)
             for stream in streams:
                 engine.feed(stream, rng.integers(0, tiny.VOCABULARY, rng.integers(1, 30)).tolist())
@@ -227,11 +275,14 @@ def test_compilations_are_bounded_and_stop_after_warm_up():
 
     for seed in range(6):
         workload(seed)
-    warm = engine.compilations
-    ladders = len(engine._decode_rows) * len(engine._decode_spans)
-    ladders += len(engine._extend_rows) * (len(engine._extend_steps) * (len(engine._extend_spans) + 1) + 1)
-    assert warm <= ladders
-    for seed in range(6, 12):
+    # Rows are rounded up to 8 or 16, new tokens to 32, 64, ..., cached ones to 0 or 256.
+    prompts_fed = 2  # 8 prompts of up to 32 or up to 64 tokens
+    prompts_copied = 1  # 8 of them
+    observations_fed = 2  # up to 32 tokens after cached ones, 8 or 16 rows
+    decoded = 4  # 8 or 16 rows, some truncated or none
+    warm = prompts_fed + prompts_copied + observations_fed + decoded
+    assert engine.compilations == warm
+    for seed in range(6, 10):
         workload(seed)
     assert engine.compilations == warm
 

@@ -1,9 +1,10 @@
 """The stop automaton against a naive search in the decoded bytes."""
 
+import jax
 import numpy as np
 import pytest
 
-from routerl_jax.generation.stops import EOS_BIT, build_automaton
+from routerl_jax.generation.stops import EOS_BIT, StopTables, build_automaton
 
 TOKENS = [b"a", b"b", b"ab", b"</", b"answer", b">", b"</answer>", b"x</ans", b"wer>y", b"er", b"\xc3", b"\xa9", b" "]
 STOPS = ("</answer>", "ab", "bab", "\u00e9", "> ")
@@ -58,6 +59,24 @@ def test_mask_selects_stops_and_always_keeps_end_of_sequence():
     mask = automaton.mask(["ab"])
     assert run(automaton, [2, 6, 12], mask) == [0b10, 0, int(EOS_BIT)]
     assert not automaton.hits[:, len(TOKENS) :].any()  # ids beyond the tokenizer match nothing
+
+
+def test_stop_strings_may_be_added_while_turns_are_under_way():
+    """A turn that has read half of its stop string reads on in the new tables, from its old state, with its old mask."""
+    tables = StopTables(TOKENS, (12,), len(TOKENS), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    tables.add(["bab", "</answer>"])
+    old, _, _ = tables.current()
+    state = int(old.transition[int(old.transition[0, 3]), 4])  # after </ and answer
+    tables.add(["ab", "bab", "b>"])
+    new, transition, hits = tables.current()
+    assert new.stops == ("bab", "</answer>", "ab", "b>")
+    mask = old.mask(["</answer>"])
+    assert new.mask(["</answer>"]) == mask
+    assert int(hits[state, 5]) & int(mask) == 0b10
+    np.testing.assert_array_equal(transition, new.transition)
+    np.testing.assert_array_equal(hits, new.hits)
+    tables.add(["ab"])
+    assert tables.current()[0] is new  # nothing new, nothing is built
 
 
 @pytest.mark.parametrize("stops", [("a", "a"), ("",), tuple(str(i) for i in range(32))])
