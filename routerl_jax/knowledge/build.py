@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import file_sha256, read_corpus
-from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder, token_counter
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder, token_counter
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
 from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
@@ -31,7 +31,8 @@ from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.encoder import Encoder
 
 KINDS = ("dense_text", "dense_table")
-_SLICE = 1024  # passages per encoder call: long enough to batch by length, short enough for the progress bar to move
+# Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
+_SLICE, _SLICE_BATCHES = 1024, 16
 _SCAN = 65_536  # vectors read at a time by the check
 _LOW_RECALL = 0.95
 
@@ -51,6 +52,7 @@ class BuildConfig:
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
     table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
     check_queries: int = 256  # passages whose neighbours are looked up to measure the index's recall; 0: no check
     overwrite: bool = False  # replace a knowledge base that is at the same place already
@@ -61,8 +63,9 @@ class BuildConfig:
         for key in ("rows_per_passage", "table_budget", "shard_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
-        if self.check_queries < 0:
-            raise ValueError(f"check_queries={self.check_queries} must not be negative")
+        for key in ("embed_batch", "check_queries"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key}={getattr(self, key)} must not be negative")
         for key, needs, value in (
             ("rows_per_passage", "kind", "dense_table"),
             ("table_budget", "kind", "dense_table"),
@@ -77,7 +80,7 @@ class BuildConfig:
     def changes(self) -> dict[str, Any]:
         """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
         fields, scann = dict(vars(self)), dataclasses.asdict(self.scann)
-        for key in ("scann", "corpus", "check_queries", "overwrite"):
+        for key in ("scann", "corpus", "embed_batch", "check_queries", "overwrite"):
             del fields[key]
         result = {key: value for key, value in fields.items() if value != _default(key)}
         defaults = dataclasses.asdict(ScannSettings())
@@ -199,10 +202,17 @@ def _build(
     encoder: TextEncoder,
     progress: bool,
 ) -> Report:
+    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     clock, embedding = _Clock(), _Embedding(config, encoder)
-    with StoreWriter(directory, _fingerprint(config, source[1]), overwrite=config.overwrite) as writer:
+    fingerprint = _fingerprint(config, source[1], embedding.digest)
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
-        same = there is not None and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        same = (
+            there is not None
+            and there.embedding is not None
+            and (there.corpus_sha256, there.embedding.digest, there.config)
+            == (source[1], embedding.digest, config.changes())
+        )
         if config.overwrite or not same:
             _write(config, writer, read, source, embedding, clock, progress)
     store = Store(writer.directory)
@@ -268,6 +278,7 @@ def _write(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             embedding=Embedding(
                 encoder=config.encoder,
+                digest=embedding.digest,
                 dim=shards.dim,
                 query_prefix=config.query_prefix,
                 passage_prefix=config.passage_prefix,
@@ -283,17 +294,17 @@ class _Embedding:
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
         self.embedded = self.cut = 0
         self.bar: tqdm | None = None
-        self._prefix, self._encoder = config.passage_prefix, encoder
+        self.digest = encoder_digest(encoder)
+        self._prefix, self._encoder, self._batch = config.passage_prefix, encoder, _batch_size(config, encoder)
         self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
         self._counter = token_counter(encoder)
 
     def __call__(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
-        parts = []
-        for start in range(0, len(passages), _SLICE):
-            texts = [self._text(passage) for passage in passages[start : start + _SLICE]]
-            parts.append(self._encoder.embed(texts))
+        parts, size = [], max(_SLICE, _SLICE_BATCHES * self._batch)
+        for start in range(0, len(passages), size):
+            texts = [self._text(passage) for passage in passages[start : start + size]]
+            parts.append(self._embed(texts))
             self.embedded += len(texts)
-            self.cut += sum(map(self._too_long, texts))
             if self.bar is not None:
                 self.bar.update(len(texts))
         return np.concatenate(parts)
@@ -307,11 +318,23 @@ class _Embedding:
         title = f"{passage.title}\n" if self._with_title and passage.title else ""
         return f"{self._prefix}{title}{passage.text}"
 
-    def _too_long(self, text: str) -> bool:
-        if self._counter is None:
-            return False
+    def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+        encoder = self._encoder
+        if not isinstance(encoder, Encoder) or encoder.tokenizer is None or self._counter is None:
+            return encoder.embed(texts, batch_size=self._batch)
         count, longest = self._counter
-        return len(text) >= longest - 2 and count(text) > longest  # a token is at least a character
+        ids = [encoder.tokenizer.encode_for_model(text, longest) for text in texts]
+        # only a text that fills the encoder may have been cut, and is worth counting again
+        self.cut += sum(len(i) == longest and count(text) > longest for i, text in zip(ids, texts))
+        return encoder.embed(ids, batch_size=self._batch)
+
+
+def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
+    if config.embed_batch:
+        return config.embed_batch
+    mesh = encoder.mesh if isinstance(encoder, Encoder) else None
+    devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
+    return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
 class _Clock:
@@ -359,10 +382,10 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
     return recall(index, vectors, vectors.take(rows))
 
 
-def _fingerprint(config: BuildConfig, digest: str) -> str:
+def _fingerprint(config: BuildConfig, corpus: str, encoder: str) -> str:
     """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
-    parts = [FORMAT, config.kind, digest, config.encoder, config.passage_prefix, config.shard_size, tables]
+    parts = [FORMAT, config.kind, corpus, config.encoder, encoder, config.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

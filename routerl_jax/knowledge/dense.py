@@ -13,7 +13,7 @@ from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
-from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, VectorIndex
 from routerl_jax.knowledge.store import Store
 
@@ -71,11 +71,16 @@ class DenseKB(KnowledgeBase):
         if store.manifest.embedding is None:
             raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
         chosen = encoder or store.manifest.embedding.encoder
-        return cls(
-            store,
-            shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen,
-            _open_index(store, index, mesh),
-        )
+        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        built, found = store.manifest.embedding.digest, encoder_digest(model)
+        if built and found and built != found:
+            name = f"the encoder {chosen!r}" if isinstance(chosen, str) else "the given encoder"
+            raise ValueError(
+                f"{name} is not what {store.directory} was built with: its weights or tokenizer have another digest "
+                f"than kb.json says of {store.manifest.embedding.encoder!r}. Give the old one "
+                f"(load_kb(..., encoder=DIRECTORY)). {store.hint}"
+            )
+        return cls(store, model, _open_index(store, index, mesh))
 
     def __len__(self) -> int:
         return len(self.store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
+from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.models.encoder import Encoder
 from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel.mesh import make_mesh
 
 
@@ -25,7 +28,19 @@ class TextEncoder(Protocol):
         ...
 
 
-_loaded: dict[tuple[str, tuple[int, ...]], Encoder] = {}
+# What an encoder's vectors depend on, in its directory.
+_FILES = (
+    "*.safetensors",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+
+_loaded: dict[tuple[str, tuple[int, ...]], tuple[Encoder, str]] = {}
 _lock = threading.Lock()
 
 
@@ -40,16 +55,33 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Encoder:
       ValueError: nothing usable under that name, or not a text encoder with a tokenizer.
     """
     local = local_mesh(mesh)
-    path = pathlib.Path(name).expanduser()
-    key = (str(path.resolve()) if path.is_dir() else name, tuple(device.id for device in local.devices.flat))
+    key = (encoder_place(name), tuple(device.id for device in local.devices.flat))
     with _lock:
         if key not in _loaded:
-            model = load_pretrained(name, mesh=local)
+            directory = resolve(name)
+            model = load_pretrained(str(directory), mesh=local)
             if not isinstance(model, Encoder) or model.tokenizer is None:
                 raise ValueError(f"encoder {name!r} is not a text encoder with a tokenizer (such as MiniLM)")
-            model.mesh = local
-            _loaded[key] = model
-        return _loaded[key]
+            _loaded[key] = model, _digest(directory)
+        return _loaded[key][0]
+
+
+def encoder_place(name: str) -> str:
+    """The name by which an encoder is found from anywhere: a directory's absolute path, other names as they are."""
+    path = pathlib.Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else name
+
+
+def encoder_digest(encoder: TextEncoder) -> str:
+    """Digest of the files (weights, tokenizer, settings) that `shared_encoder` loaded this from; "" for any other."""
+    with _lock:
+        return next((digest for model, digest in _loaded.values() if model is encoder), "")
+
+
+def _digest(directory: pathlib.Path) -> str:
+    files = sorted({path for pattern in _FILES for path in directory.glob(pattern)})
+    parts = [f"{path.relative_to(directory)}\0{file_sha256(path)}\0" for path in files]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def local_mesh(mesh: Mesh | None) -> Mesh:

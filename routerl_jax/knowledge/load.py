@@ -25,11 +25,11 @@ def load_kb(
       path_or_url: its directory.
       mesh: devices of the encoder and of an exact index; default: all of this process's.
       index: search with this backend (`scann`, `exact`) instead of the one it was built with.
-      encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, presumably).
+      encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
 
     Raises:
       ValueError: no knowledge base there (or a damaged one; the message says how to rebuild it), an unknown kind, index
-        or encoder, or a URL.
+        or encoder, an encoder with other weights or another tokenizer than it was built with, or a URL.
     """
     if str(path_or_url).startswith(("http://", "https://")):
         raise ValueError(

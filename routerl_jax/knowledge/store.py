@@ -34,7 +34,8 @@ MANIFEST, EMBEDDINGS, BYTES, OFFSETS, INDEX = "kb.json", "embeddings", "passages
 class Embedding:
     """How passages became vectors; queries must go the same way."""
 
-    encoder: str  # name or directory, as `models.load_pretrained` takes it
+    encoder: str  # name or absolute directory, as `models.load_pretrained` takes it
+    digest: str = ""  # of the encoder's weights and tokenizer (encoders.encoder_digest); empty: not known
     dim: int
     dtype: str = "float32"
     query_prefix: str = ""  # put before every query

@@ -95,9 +95,11 @@ class Encoder(nnx.Module):
         return vectors
 
     def embed(
-        self, texts: Sequence[str], *, batch_size: int = 32, progress: bool = False
+        self, texts: Sequence[str] | Sequence[list[int]], *, batch_size: int = 32, progress: bool = False
     ) -> Float32[np.ndarray, "N D"]:
         """Embeds texts, in their order; texts longer than the model reads are cut at their end.
+
+        A text may be given as the ids that `tokenizer.encode_for_model(text, config.longest_text)` makes of it.
 
         Every batch has `batch_size` rows and one of a few lengths, so a text's vector depends on the text alone, not on
         its neighbours. Rows are split over `self.mesh`, where `load_pretrained` put the weights (default: the first local
@@ -111,7 +113,7 @@ class Encoder(nnx.Module):
         mesh = self.mesh or single_device_mesh()
         batch_size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
         longest = self.config.longest_text
-        ids = [self.tokenizer.encode_for_model(text, longest) for text in texts]
+        ids = [t if isinstance(t, list) else self.tokenizer.encode_for_model(t, longest) for t in texts]
         graph, params = nnx.split(self, nnx.Param)
         result = np.zeros((len(ids), self.config.embed), np.float32)
         order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))

@@ -6,6 +6,9 @@ import gzip
 import itertools
 import json
 import pathlib
+import types
+from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,6 +83,46 @@ def test_passages_longer_than_the_encoder_reads_are_counted(tmp_path: pathlib.Pa
     assert load_kb(tmp_path / "kb", encoder=encoder).search(["x"], 9)[0][0].text in texts  # cut in the vector only
 
 
+def test_texts_are_tokenised_once(tmp_path: pathlib.Path, minilm: Encoder) -> None:
+    passages = [
+        Passage(id=str(i), title="", text=f"{i} word" * 60) for i in range(3)
+    ]  # more letters than 256, not tokens
+    tokenizer = minilm.tokenizer
+    assert tokenizer is not None
+    spies = mock.Mock(wraps=tokenizer.encode_for_model), mock.Mock(wraps=tokenizer.encode)
+    with mock.patch.multiple(tokenizer, encode_for_model=spies[0], encode=spies[1]):
+        report = build_from_passages(passages, BuildConfig(), tmp_path / "kb", progress=False, encoder=minilm)
+    texts = [call.args[0] for spy in spies for call in spy.call_args_list]
+    assert sorted(filter(None, texts)) == [p.text for p in passages]
+    assert report.cut == 0
+    store = load_kb(tmp_path / "kb", encoder=minilm).store
+    np.testing.assert_array_equal(store.embeddings.read(0, 3), minilm.embed([p.text for p in passages]))
+
+
+@pytest.mark.parametrize(("platform", "embed_batch", "rows"), [("cpu", 0, 32), ("gpu", 0, 512), ("gpu", 5, 5)])
+def test_rows_of_an_encoder_call(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, platform: str, embed_batch: int, rows: int
+) -> None:
+    sizes: list[int] = []
+
+    class Asked(HashEncoder):
+        def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+            if texts != ["width"]:
+                sizes.append(batch_size)
+            return super().embed(texts)
+
+    devices = [types.SimpleNamespace(platform=platform, device_kind="") for _ in range(2)]
+    monkeypatch.setattr("jax.local_devices", lambda: devices)
+    build_from_passages(
+        make_passages(9),
+        BuildConfig(embed_batch=embed_batch, check_queries=0),
+        tmp_path / "kb",
+        progress=False,
+        encoder=Asked(),
+    )
+    assert sizes == [rows]
+
+
 def test_recall_is_measured() -> None:
     vectors = clustered(3000, 64, noise=0.6)
 
@@ -120,7 +163,7 @@ def test_config_goes_through_config_dict() -> None:
     assert from_config_dict(BuildConfig, config).scann.leaves == 7
     with pytest.raises(ValueError, match=r"config\.corpsu; did you mean config\.corpus"):
         from_config_dict(BuildConfig, {"corpsu": "x"})
-    for wrong in ({"kind": "dense"}, {"shard_size": 0}, {"rows_per_passage": 0}, {"check_queries": -1}):
+    for wrong in ({"kind": "dense"}, {"shard_size": 0}, {"rows_per_passage": 0}, {"embed_batch": -1}):
         with pytest.raises(ValueError, match=f"config: {next(iter(wrong))}="):
             from_config_dict(BuildConfig, wrong)
     for unused in ({"table_budget": 99}, {"index": "exact", "scann": {"leaves": 9}}, {"recall_target": 0.9}):
@@ -129,7 +172,7 @@ def test_config_goes_through_config_dict() -> None:
 
 
 def test_changes_are_what_the_command_line_would_say() -> None:
-    assert BuildConfig(corpus="x", overwrite=True, check_queries=1).changes() == {}
+    assert BuildConfig(corpus="x", overwrite=True, check_queries=1, embed_batch=9).changes() == {}
     config = BuildConfig(query_prefix="q: ", scann=ScannSettings(leaves=5))
     assert config.changes() == {"query_prefix": "q: ", "scann.leaves": 5}
 

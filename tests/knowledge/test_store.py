@@ -49,6 +49,7 @@ def test_manifest(built: pathlib.Path) -> None:
     assert (fields["kind"], fields["name"], fields["count"]) == ("dense_text", "test", N)
     assert fields["embedding"] == {
         "encoder": "all-MiniLM-L6-v2",
+        "digest": "",
         "dim": 8,
         "dtype": "float32",
         "query_prefix": "",

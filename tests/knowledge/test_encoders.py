@@ -1,0 +1,96 @@
+"""Which encoder a knowledge base was built with: found from any directory, and noticed when its files were replaced."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from routerl_jax.knowledge import encoders
+from routerl_jax.knowledge.build import BuildConfig, Report, build_from_passages
+from routerl_jax.knowledge.encoders import shared_encoder
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.models.pretrained import resolve
+from routerl_jax.parallel.mesh import single_device_mesh
+from tests.knowledge.helpers import make_passages
+
+
+def write_encoder(directory: pathlib.Path, seed: int) -> None:
+    """A tiny BERT with random weights and MiniLM's tokenizer."""
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=64
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(resolve("all-MiniLM-L6-v2") / name, directory)
+
+
+def build(directory: pathlib.Path, encoder: str, **changes: object) -> Report:
+    encoders._loaded.clear()  # as in a new process
+    config = BuildConfig(encoder=encoder, index="exact", **changes)  # type: ignore[arg-type]
+    return build_from_passages(make_passages(5), config, directory, progress=False)
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setattr(encoders, "_loaded", {})
+    monkeypatch.setattr(encoders, "local_mesh", lambda mesh: single_device_mesh())  # quicker than all eight
+    monkeypatch.chdir(tmp_path)
+    write_encoder(tmp_path / "enc", seed=0)
+    return tmp_path
+
+
+def test_a_relative_directory_is_found_from_anywhere(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build(home / "kb", "./enc").embedded == 5
+    manifest = json.loads((home / "kb" / "kb.json").read_text())
+    assert manifest["embedding"]["encoder"] == manifest["config"]["encoder"] == str(home / "enc")
+    monkeypatch.chdir("/")
+    encoders._loaded.clear()
+    assert len(load_kb(home / "kb").search(["x"], 2)[0]) == 2
+    assert build(home / "kb", str(home / "enc")).embedded == 0  # the same build, spelled otherwise
+
+
+@pytest.mark.parametrize("replaced", ["weights", "tokenizer"])
+def test_replaced_files_are_noticed(home: pathlib.Path, replaced: str) -> None:
+    build(home / "kb", "enc")
+    shutil.copytree(home / "enc", home / "old")
+    before = load_kb(home / "kb").search(["x"], 3)
+    if replaced == "weights":
+        write_encoder(home / "enc", seed=1)
+    else:
+        (home / "enc" / "vocab.txt").write_text("other\n")
+
+    encoders._loaded.clear()
+    message = rf"'{home}/enc' is not what .*kb was built with: its weights or tokenizer .*delete .*kb"
+    with pytest.raises(ValueError, match=message):
+        load_kb(home / "kb")
+    with pytest.raises(ValueError, match="is not what"):
+        load_kb(home / "kb", encoder=shared_encoder("enc"))
+    assert load_kb(home / "kb", encoder="old").search(["x"], 3) == before
+
+    with pytest.raises(ValueError, match="of another corpus, encoder or configuration"):
+        build(home / "kb", "enc")
+    assert build(home / "kb", "enc", overwrite=True).embedded == 5
+    kb = load_kb(home / "kb")
+    assert (kb.search(["x"], 3) == before) == (replaced == "tokenizer")  # whose vocab.txt is not read beside the .json
+
+
+def test_a_killed_build_is_not_continued_with_other_weights(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("routerl_jax.knowledge.writer.StoreWriter.commit", crash)
+        with pytest.raises(KeyboardInterrupt):
+            build(home / "kb", "enc")
+    write_encoder(home / "enc", seed=1)
+    assert build(home / "kb", "enc").embedded == 5
+    texts = [f"{p.title}\n{p.text}" for p in make_passages(5)]
+    found = load_kb(home / "kb").store.embeddings.read(0, 5)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(found, shared_encoder("enc").embed(texts))
