@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import file_sha256, read_corpus
+from routerl_jax.knowledge.corpus import file_sha256, passages_sha256, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder, token_counter
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
@@ -171,11 +171,8 @@ def build_from_passages(
     """
     if config.corpus:
         raise ValueError(f"corpus={config.corpus!r} must be empty: the passages are given. Use build_kb to read a file")
-    digest = hashlib.sha256()
-    for passage in passages:
-        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
     encoder = encoder or shared_encoder(config.encoder)
-    return _build(config, directory, lambda: _checked(passages), ("", digest.hexdigest()), encoder, progress)
+    return _build(config, directory, lambda: _checked(passages), ("", passages_sha256(passages)), encoder, progress)
 
 
 def recall(index: VectorIndex, vectors: VectorSource, queries: Float32[np.ndarray, "Q D"], k: int = 10) -> float:

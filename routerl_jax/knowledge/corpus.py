@@ -8,8 +8,9 @@ passage is an error.
 from __future__ import annotations
 
 import hashlib
+import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from routerl_jax.core.rows import Place, checked_path, read_rows
@@ -30,6 +31,14 @@ def file_sha256(path: pathlib.Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def passages_sha256(passages: Iterable[Passage]) -> str:
+    """Hex digest of passages in memory: ids, titles and texts, in their order."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
+    return digest.hexdigest()
 
 
 def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | None = None) -> str:

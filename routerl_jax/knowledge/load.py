@@ -1,15 +1,18 @@
-"""`load_kb`: from a directory to a knowledge base that can be searched."""
+"""From a directory to a knowledge base that can be searched."""
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
+from routerl_jax.core.types import Passage
 from routerl_jax.knowledge import dense  # noqa: F401 - registers its kinds
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
-from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.store import Store
+from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
+from routerl_jax.knowledge.store import Manifest, Store
 
 
 def load_kb(
@@ -41,3 +44,43 @@ def load_kb(
     except ValueError as error:
         raise ValueError(f"{store.directory / 'kb.json'}: {error}") from error
     return opener(store, mesh=mesh, index=index, encoder=encoder)
+
+
+def check_kb(
+    directory: str | pathlib.Path, said: Mapping[str, str], where: str, passages: Sequence[Passage] | None = None
+) -> None:
+    """Checks that the knowledge base in a directory is what a configuration says, whose keys would else do nothing.
+
+    Args:
+      said: any of kind, encoder, index and source (a corpus file: the same path, or the same content; a file that is not
+        there can't be compared).
+      where: the section of the configuration, for the message.
+      passages: what `source` stands for where it is not a file.
+
+    Raises:
+      ValueError: names the key that differs, or as `load_kb`.
+    """
+    manifest = Manifest.read(pathlib.Path(directory).expanduser())
+    found = {
+        "kind": manifest.kind,
+        "encoder": manifest.embedding.encoder if manifest.embedding else "",
+        "index": str(manifest.index.get("backend", "")),
+        "source": manifest.corpus or "passages in memory",
+    }
+    for key, value in said.items():
+        if key == "source":
+            same = _same_source(manifest, value, passages)
+        else:
+            same = found[key] == (encoder_place(value) if key == "encoder" else value)
+        if not same:
+            raise ValueError(
+                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {found[key]!r}. "
+                f"Change {where}.{key}, or give another {where}.directory"
+            )
+
+
+def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | None) -> bool:
+    if passages is not None:
+        return passages_sha256(passages) == manifest.corpus_sha256
+    path = pathlib.Path(source).expanduser()
+    return not path.is_file() or str(path.resolve()) == manifest.corpus or file_sha256(path) == manifest.corpus_sha256

@@ -87,7 +87,7 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
 
 
 def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
-    from routerl_jax.knowledge.load import load_kb
+    from routerl_jax.knowledge.load import check_kb, load_kb
 
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
     if not (directory / "kb.json").is_file():
@@ -95,6 +95,16 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
         with FileLock(f"{directory}.lock"):  # several processes of one host may get here at once
             if not (directory / "kb.json").is_file():
                 _build_kb(name, spec, directory, progress)
+    if spec.directory:  # in the cache the place depends on the keys
+        said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index")}
+        if not spec.source:  # then defaults say nothing: whatever is there is meant
+            said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
+        passages = None
+        if spec.source.startswith("atlas/"):
+            from routerl_jax.data.atlas.world import passages_of
+
+            passages = passages_of(spec.source.removeprefix("atlas/"))
+        check_kb(directory, said, f"config.knowledge.{name}", passages)
     return load_kb(str(directory))
 
 
