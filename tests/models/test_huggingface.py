@@ -1,6 +1,7 @@
 """From and to Hugging Face directories: every bit kept, every fault named."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -14,13 +15,15 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from absl import logging
 from flax import nnx
 
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models import huggingface
-from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
+from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
 
@@ -140,6 +143,112 @@ def test_an_export_replaces_an_earlier_one(
         assert (tmp_path / "model.safetensors").exists() == (second == whole)
 
 
+def snapshot(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_an_export_appears_whole_or_not_at_all(
+    saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the weights can't be written, an earlier export stays as it was and nothing else is left."""
+    target = tmp_path / "export"
+    model = load(saved("qwen3").directory)
+
+    def full(*_: object, **__: object) -> None:
+        assert not target.exists()
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "save_file", full)
+        with pytest.raises(OSError, match="no space left"):
+            save_pretrained(model, target)
+        assert not list(tmp_path.iterdir())
+    save_pretrained(model, target)
+    before = snapshot(target)
+    monkeypatch.setattr(huggingface, "save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        save_pretrained(load(saved("llama").directory), target)
+    assert snapshot(target) == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_export_deletes_nothing_but_an_export(saved: Models, tmp_path: pathlib.Path) -> None:
+    model = load(saved("qwen3").directory)
+    for name in ("notes.txt", "questions.json", "checkpoints"):
+        directory = tmp_path / f"with {name}"
+        save_pretrained(model, directory)
+        (directory / name).mkdir() if name == "checkpoints" else (directory / name).write_text("mine")
+        with pytest.raises(ValueError, match=rf"^{directory} holds {name}, which is not of an export; give another"):
+            save_pretrained(model, directory)
+        assert (directory / name).exists()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_file_modes_follow_the_umask(saved: Models, tmp_path: pathlib.Path, umask: int, mode: int) -> None:
+    model = load(saved("qwen3").directory)
+    tokenizer = train_tokenizer(["some text"], 259 + 2, ["<a>", "</a>"], context=64)
+    before = os.umask(umask)
+    try:
+        save_pretrained(model, tmp_path / "export", tokenizer)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "export").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} < set(modes)
+    assert set(modes.values()) == {mode}, modes
+
+
+def test_only_the_main_process_writes_and_holds_one_shard(
+    saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both processes gather the same tensors in the same order; the main one writes a shard before it reads the next."""
+    model = load(saved("qwen3").directory)
+    monkeypatch.setattr(huggingface, "_SHARD_BYTES", 40_000)
+    events: list[Any] = []
+    gather = huggingface._Part.gather
+    monkeypatch.setattr(
+        huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.layer)) or gather(part)
+    )
+    write = huggingface.save_file
+    monkeypatch.setattr(
+        huggingface,
+        "save_file",
+        lambda tensors, *rest, **more: events.append(len(tensors)) or write(tensors, *rest, **more),
+    )
+    save_pretrained(model, tmp_path / "main")
+    pending = 0
+    for event in events:
+        pending = pending + 1 if isinstance(event, tuple) else pending - event
+        assert isinstance(event, tuple) or not pending
+    gathered = [event for event in events if isinstance(event, tuple)]
+    assert len(gathered) == len(stored(tmp_path / "main"))
+    events.clear()
+    monkeypatch.setattr(multihost, "is_main", lambda: False)
+    save_pretrained(model, tmp_path / "other")
+    assert events == gathered
+    assert not (tmp_path / "other").exists()
+
+
+def test_end_tokens_of_generation(saved: Models, tmp_path: pathlib.Path) -> None:
+    """An export ends turns where the engine does, an import where transformers' `generate` does."""
+    tokenizer = train_tokenizer(["some text"], 259 + 3, ["<|im_end|>", "<a>", "</a>"], context=64)
+    model = load(saved("llama_mqa").directory)  # ends at 2 and 3
+    assert not {2, 3} & tokenizer.eos_ids
+    assert len(tokenizer.eos_ids) == 2
+    save_pretrained(model, tmp_path / "export", tokenizer)
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "export")
+    assert generation.eos_token_id == [2, 3, *sorted(tokenizer.eos_ids)]
+    assert generation.pad_token_id == tokenizer.pad_id
+    assert set(load(tmp_path / "export").config.eos_ids) == {2, 3} | tokenizer.eos_ids
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["eos_token_id"] == [2, 3]
+
+    directory = copy(saved, tmp_path / "import")
+    for theirs, ours in [(7, (7,)), ([7, 9], (7, 9)), (None, (2,))]:  # 2 is config.json's
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
+        assert load(directory).config.eos_ids == ours
+    (directory / "generation_config.json").unlink()
+    assert load(directory).config.eos_ids == (2,)
+
+
 def test_bfloat16_round_trip(tmp_path: pathlib.Path) -> None:
     hf, directory = random_decoder("qwen2", tmp_path / "float32")
     hf.to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
@@ -167,6 +276,28 @@ def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
     assert not model.blocks.up[...].sharding.is_fully_replicated
     save_pretrained(model, tmp_path)
     assert_same_bits(stored(tmp_path), stored(directory))
+
+
+@pytest.mark.parametrize("family", ["llama_bias", "qwen3"])
+def test_every_block_is_read_once(saved: Models, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Over eight devices of which two or four hold the same: as many numbers are read as the checkpoint has."""
+    directory = saved(family).directory
+    sizes = []
+    read = huggingface._Checkpoint.read
+
+    def counting(*arguments: Any) -> np.ndarray:
+        block = read(*arguments)
+        sizes.append(block.size)
+        return block
+
+    monkeypatch.setattr(huggingface._Checkpoint, "read", counting)
+    for mesh in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 8}):
+        sizes.clear()
+        model = load(directory, mesh=make_mesh(mesh), layout="fsdp+tensor", dtype="bfloat16")
+        assert sum(sizes) == sum(tensor.numel() for tensor in stored(directory).values())
+        whole = load(directory, dtype="float32")
+        for path, value in parameters(model).items():
+            np.testing.assert_array_equal(value, parameters(whole)[path].astype(jnp.bfloat16))
 
 
 def test_config_of_transformers_4(saved: Models, tmp_path: pathlib.Path) -> None:
@@ -215,6 +346,44 @@ def test_a_tensor_of_another_shape(saved: Models, tmp_path: pathlib.Path, name: 
     message = rf"^{tmp_path}: tensor '{re.escape(name)}' of shape {re.escape(str(shape))} does not fit .*config\.json"
     with pytest.raises(ValueError, match=message):
         load(directory)
+
+
+def test_quantized_weights(saved: Models, tmp_path: pathlib.Path) -> None:
+    directory = copy(saved, tmp_path, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(UnsupportedModelError, match=rf"^{tmp_path}/config\.json: quantization_config \(fp8\) is not"):
+        load(directory)
+    tensors = stored(saved("llama").directory)
+    copy(saved, tmp_path, quantization_config=None)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for dtype, kind in [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")]:
+        safetensors.torch.save_file(tensors | {name: tensors[name].to(dtype)}, directory / "model.safetensors")
+        with pytest.raises(
+            UnsupportedModelError, match=rf"^{tmp_path}: tensor '{name}' is stored as {kind}; quantized"
+        ):
+            load(directory)
+
+
+def test_unused_tensors_are_named(saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that every checkpoint of some age has: rotary frequencies, the copy of tied embeddings."""
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    load(saved("qwen2_tied").directory)
+    shutil.copytree(saved("qwen2_tied").directory, tmp_path, dirs_exist_ok=True)
+    tensors = stored(tmp_path)
+    tensors |= {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6),
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+    }
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    load(tmp_path)
+    assert not lines
+    tensors |= {"model.layers.0.mlp.up_proj.bias": torch.ones(88), "model.layers.3.mlp.up_proj.weight": torch.ones(3)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    load(tmp_path)
+    assert lines == [
+        f"{tmp_path}: 2 tensors are not of this architecture and unused: model.layers.0.mlp.up_proj.bias, "
+        f"model.layers.3.mlp.up_proj.weight"
+    ]
 
 
 def test_missing_tensors(saved: Models, tmp_path: pathlib.Path) -> None:
