@@ -162,6 +162,12 @@ def test_exact_does_not_depend_on_the_number_of_devices() -> None:
         np.testing.assert_array_equal(scores, results[0][1])
 
 
+def test_exact_copies_no_vectors_to_pad_them() -> None:
+    vectors = clustered(16, 8)
+    with mock.patch.object(np, "pad", side_effect=AssertionError("sixteen vectors fit eight devices as they are")):
+        ExactIndex(InMemory(vectors))
+
+
 def test_exact_compiles_few_programs() -> None:
     vectors = np.random.default_rng(0).normal(size=(500, 16)).astype(np.float32)
     index = ExactIndex(InMemory(vectors))
