@@ -31,12 +31,13 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
-        if os.environ.get("ROUTERL_TRACEBACK"):
-            main(argv)
-            return
         try:
+            for name in {"workdir", "output"} & set(FLAGS):
+                _refuse_url(f"--{name}", FLAGS[name].value)
             main(argv)
         except ValueError as error:
+            if os.environ.get("ROUTERL_TRACEBACK"):
+                raise
             sys.exit(f"launch.{program}: {error}")
         except KeyboardInterrupt:
             sys.exit(130)
@@ -48,7 +49,10 @@ def read_config() -> TrainConfig:
     """The run that --config and its overrides describe. Raises ValueError that names the file or the key."""
     from routerl_jax.training.config import TrainConfig
 
-    return read_config_as(TrainConfig)
+    config = read_config_as(TrainConfig)
+    for name, knowledge in config.knowledge.items():
+        _refuse_url(f"--config.knowledge.{name}.directory", knowledge.directory)
+    return config
 
 
 def read_config_as(schema: type[T]) -> T:
@@ -60,6 +64,14 @@ def read_config_as(schema: type[T]) -> T:
         path = cast(Any, FLAGS["config"]).config_filename
         raise ValueError(f"--config={path}: there is no such file; configurations lie in configs/")
     return from_config_dict(schema, value)
+
+
+def _refuse_url(key: str, path: str | None) -> None:
+    """Read as a path, a URL would become a local directory `gs:`."""
+    if path and "://" in path:
+        raise ValueError(
+            f"{key}={path}: this must be a path in a file system; mount the bucket (gcsfuse for gs://) and give the path there"
+        )
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

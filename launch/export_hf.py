@@ -21,18 +21,22 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.", required=True)
     flags.DEFINE_string("output", None, "Directory to write; must be empty or not exist.", required=True)
     flags.DEFINE_integer("step", None, "Checkpoint to export; default: the finished policy, or the newest checkpoint.")
-    flags.DEFINE_string("dtype", None, "dtype of the exported weights, e.g. bfloat16; default: as trained.")
+    flags.DEFINE_enum(
+        "dtype", None, ["float32", "bfloat16", "float16"], "Of the exported weights; default: as trained."
+    )
     flags.DEFINE_bool("json", False, "Print a JSON object with what was written.")
 
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.models.huggingface import cast, save_pretrained
+    from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.training.load import load_config, load_policy
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
-    model = load_policy(workdir, load_config(workdir), step=FLAGS.step)
+    # On one device: the machine that exports need not have the devices of the run.
+    model = load_policy(workdir, load_config(workdir), single_device_mesh(), step=FLAGS.step)
     if FLAGS.dtype:
         cast(model, FLAGS.dtype)
     save_pretrained(model, output)

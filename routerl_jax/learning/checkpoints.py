@@ -16,7 +16,7 @@ from routerl_jax.models.config import DecoderConfig
 
 
 class Checkpoints:
-    """Saves and restores training state in `directory` (a local path or a bucket).
+    """Saves and restores training state in `directory`.
 
     A checkpoint appears whole or not at all: orbax writes to a temporary name and renames, so a kill at any moment leaves
     the previous one valid.
@@ -27,8 +27,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int = 2) -> None:
-        directory = str(directory)
-        self.directory = directory if "://" in directory else str(pathlib.Path(directory).absolute())
+        self.directory = str(pathlib.Path(directory).absolute())
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -98,7 +97,8 @@ class Checkpoints:
 def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:
     """Raises ValueError that names the differing fields if a checkpoint was made by another architecture."""
     current = model_fields(model)
-    differing = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
+    keys = {*saved, *current} - {"bos_id", "eos_ids"}  # what a turn begins and ends with says nothing of the weights
+    differing = [key for key in sorted(keys) if saved.get(key) != current.get(key)]
     if differing:
         shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
         raise ValueError(f"{where} is a checkpoint of another architecture ({shown}); use the model it was made with")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -78,6 +79,8 @@ class Run:
             )
             self.learner.state, self.learner.reference = state, reference
             self.start = latest
+        if multihost.is_main():  # of an earlier sitting: checkpoints are newer from here on
+            shutil.rmtree(workdir / "policy", ignore_errors=True)
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
 
     def save(self, step: int, **extra: Any) -> None:

@@ -1,0 +1,82 @@
+"""Which policy of a run is opened, and where."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
+from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
+from routerl_jax.training.load import load_config, load_policy
+from routerl_jax.training.run import Run
+from tests import tiny
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> TrainConfig:
+    save_pretrained(tiny.model(), tmp_path / "initial")
+    return TrainConfig(
+        model=ModelConfig(path=str(tmp_path / "initial")),
+        engine=EngineConfig(max_length=64),
+        mesh=MeshConfig(fsdp=8, layout="fsdp"),
+        kind="sft",
+        knowledge={"text": KnowledgeConfig()},
+    )
+
+
+def sitting(config: TrainConfig, workdir: pathlib.Path, mesh: Mesh, *, resume: bool) -> Run:
+    return Run(config, workdir, tiny.model(mesh=mesh, layout="fsdp"), mesh, config.learner.loss, 4, resume)
+
+
+def final_norm(model: Decoder) -> float:
+    return float(np.asarray(model.final_norm[...])[0])
+
+
+def set_final_norm(run: Run, value: float) -> None:
+    params = run.learner.state.params
+    params["final_norm"].set_value(params["final_norm"].get_value() * 0 + value)
+    run.learner.state = dataclasses.replace(run.learner.state, params=params)
+
+
+def test_a_resumed_run_is_not_beaten_by_its_earlier_policy(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Finished after step 1, resumed for more steps, killed after step 2: the newest weights are the checkpoint's."""
+    workdir, mesh = tmp_path / "run", make_mesh({"fsdp": 8})
+    first = sitting(config, workdir, mesh, resume=False)
+    set_final_norm(first, 2.0)
+    first.save(1)
+    first.finish()
+    assert final_norm(load_policy(workdir, config, mesh)) == 2.0
+    assert (workdir / "policy" / "config.json").is_file()
+
+    second = sitting(config, workdir, mesh, resume=True)
+    assert second.start == 1
+    set_final_norm(second, 3.0)
+    second.save(2)
+    second.checkpoints.close()
+    second.writer.close()
+    assert final_norm(load_policy(workdir, config, mesh)) == 3.0
+
+
+def test_a_run_of_eight_devices_opens_on_one(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """From a checkpoint and from the finished policy, as launch.export_hf does."""
+    workdir = tmp_path / "run"
+    run = sitting(config, workdir, make_mesh({"fsdp": 8}), resume=False)
+    run.save(1)
+    expected = jax.tree.map(np.asarray, run.learner.params)
+    run.checkpoints.wait()
+    for finished in (False, True):
+        if finished:
+            run.finish()
+        for step in (None, 1):
+            model = load_policy(workdir, load_config(workdir), single_device_mesh(), step=step)
+            assert len(model.blocks.q[...].sharding.device_set) == 1
+            for ours, theirs in zip(jax.tree.leaves(nnx.state(model, nnx.Param)), jax.tree.leaves(expected)):
+                np.testing.assert_array_equal(ours, theirs)
+    assert json.loads((workdir / "config.json").read_text())["mesh"]["fsdp"] == 8
