@@ -87,7 +87,7 @@ class SearchAgent(Agent):
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             pieces.append((self.grammar.observation(call, step.passages), False))
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
-        if len(demonstration.steps) >= self.max_searches:  # here a rollout's answer would be forced
+        if demonstration.forced:
             opening = self.grammar.answer_opening
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]

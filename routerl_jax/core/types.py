@@ -157,9 +157,13 @@ class DemonstrationStep:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """A worked example for supervised learning: steps, then a final thought and answer. An agent renders it to tokens."""
+    """A worked example for supervised learning: steps, then a final thought and answer. An agent renders it to tokens.
+
+    `forced`: the answer follows on from the agent's own opening of it, as when the budget of searches is spent.
+    """
 
     example: Example
     steps: tuple[DemonstrationStep, ...]
     thought: str
     answer: str
+    forced: bool = False

@@ -199,7 +199,9 @@ def test_demonstrations_are_written_as_rollouts_are(agent):
     passages = tuple(tiny.ScriptedKB("text").search(["capital of Ghana"], 2)[0])
     step = DemonstrationStep(thought="hm", query="capital of Ghana", tool="text", passages=passages)
     for count in (0, 1, 3):
-        demonstration = Demonstration(example=EXAMPLE, steps=(step,) * count, thought="so", answer="Accra")
+        demonstration = Demonstration(
+            example=EXAMPLE, steps=(step,) * count, thought="so", answer="Accra", forced=count == 3
+        )
         last = "Accra</answer>" if count == 3 else answer(agent)
         episode, _, engine = play(*[search(agent)] * count, last, agent=agent, canonical=True)
         written = agent.demonstrate(demonstration, engine.tokenizer)

@@ -30,7 +30,8 @@ class DemonstrationSource:
       seed: root of the randomness; use different seeds for training and validation.
       invented: share of items from invented worlds; the rest is about real entities of the training split.
       k: passages per search.
-      max_searches: searches before a demonstration must answer.
+      max_searches: largest budget of searches. Every demonstration has its own, from what its question needs to this; when
+        it is spent the answer is forced, so that a policy answers well under any budget.
       persistence: chance to search again after a miss instead of giving up.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
     """
@@ -60,14 +61,20 @@ class DemonstrationSource:
         if not question.hops:
             return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
         steps: list[DemonstrationStep] = []
+        budget = int(rng.integers(len(question.hops), self.max_searches, endpoint=True))
         thought = f"I need the {question.hops[0].noun}."
         for i, hop in enumerate(question.hops):
             found = False
             while not found:
                 give_up = bool(steps) and thought.startswith("It is not") and rng.random() > self.persistence
-                if len(steps) == self.max_searches or give_up:
+                spent = len(steps) == budget
+                if spent or give_up:
                     return Demonstration(
-                        example=example, steps=tuple(steps), thought="I could not find it.", answer=UNKNOWN
+                        example=example,
+                        steps=tuple(steps),
+                        thought="I could not find it.",
+                        answer=UNKNOWN,
+                        forced=spent,
                     )
                 kb = str(rng.choice(world.KNOWLEDGE_BASES))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
@@ -76,7 +83,13 @@ class DemonstrationSource:
                 thought = "It is not there."
             if i + 1 < len(question.hops):
                 thought = f"It is {hop.value}. I need its {question.hops[i + 1].noun}."
-        return Demonstration(example=example, steps=tuple(steps), thought="That is it.", answer=question.answer)
+        return Demonstration(
+            example=example,
+            steps=tuple(steps),
+            thought="That is it.",
+            answer=question.answer,
+            forced=len(steps) == budget,
+        )
 
 
 class Scene:
