@@ -27,7 +27,7 @@ def convert_llama(source: pathlib.Path, target: pathlib.Path) -> None:
     """Dequantizes `source` and writes config.json, model.safetensors and the tokenizer to `target`.
 
     Raises:
-      ValueError: the file is of another architecture, or its tokenizer is not byte-level BPE.
+      ValueError: the file is of another architecture, or its tokenizer is not byte-level BPE with a known rule for words.
     """
     import gguf
 
@@ -102,11 +102,19 @@ def _write_tokenizer(field: Any, source: pathlib.Path, target: pathlib.Path) -> 
     tokens, kinds = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in field("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    # GGUF names the rule that cuts text into words but does not carry it.
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if field("tokenizer.ggml.pre") == "smollm":  # GGUF names the rule but does not carry it: digits stand alone
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    else:
-        tokenizer.pre_tokenizer = byte_level
+    rules = {
+        "gpt-2": byte_level,
+        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level]),
+    }
+    rule = field("tokenizer.ggml.pre")
+    if rule not in rules:
+        raise ValueError(
+            f"{source}: pre-tokenizer {rule!r} (tokenizer.ggml.pre) is not supported, only {', '.join(rules)}; "
+            f"use the model's Hugging Face directory"
+        )
+    tokenizer.pre_tokenizer = rules[rule]
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # gguf.TokenType.CONTROL
     tokenizer.add_special_tokens(

@@ -20,7 +20,7 @@ EMBED, HEADS, KV_HEADS, WIDTH, MLP, LAYERS, VOCAB = 48, 4, 2, 12, 88, 2, 300
 
 
 def write_gguf(
-    path: pathlib.Path, *, architecture: str = "llama", tokenizer: str = "gpt2", tied: bool = False
+    path: pathlib.Path, *, architecture: str = "llama", tokenizer: str = "gpt2", pre: str = "smollm", tied: bool = False
 ) -> tuple[Tokenizer, list[str]]:
     """A random Llama in llama.cpp's format; returns its tokenizer as it was trained, and the vocabulary."""
     rng = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def write_gguf(
     merges = json.loads(trained.hf.backend_tokenizer.to_str())["model"]["merges"]
     control = {"<|endoftext|>", "<|im_end|>"}
     writer.add_tokenizer_model(tokenizer)
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(pieces)
     writer.add_token_types([gguf.TokenType.CONTROL if p in control else gguf.TokenType.NORMAL for p in pieces])
     writer.add_token_merges([" ".join(pair) for pair in merges])
@@ -114,6 +114,7 @@ def test_tokenizer_and_template(tmp_path: pathlib.Path) -> None:
     [
         ({"architecture": "gemma"}, r"GGUF architecture 'gemma' is not supported, only 'llama'"),
         ({"tokenizer": "llama"}, r"tokenizer 'llama' is not supported, only byte-level BPE"),
+        ({"pre": "llama-bpe"}, r"pre-tokenizer 'llama-bpe' \(tokenizer\.ggml\.pre\) is not supported, only gpt-2, smollm"),
     ],
 )
 def test_what_is_not_supported(tmp_path: pathlib.Path, changes: dict[str, str], message: str) -> None:
