@@ -40,11 +40,21 @@ def build(made, sequences=SEQUENCES, aggregation="token", ref=True):
 
 def logits_loss(logits, fields, loss=LOSS):
     """The learner's objective as a function of the logits."""
-    logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), fields["targets"][..., None], axis=-1)[..., 0]
-    return objective(loss, logprobs, jnp.zeros_like(logprobs), fields)[0]
+    full = jax.nn.log_softmax(logits)
+    logprobs = jnp.take_along_axis(full, fields["targets"][..., None], axis=-1)[..., 0]
+    return objective(loss, logprobs, -(jnp.exp(full) * full).sum(axis=-1), fields)[0]
 
 
-@pytest.mark.parametrize("loss", [LOSS, LossConfig(kind="reinforce"), LossConfig(kl="k2", kl_coef=1.0)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LOSS,
+        LossConfig(kind="reinforce"),
+        LossConfig(kl="k2", kl_coef=1.0),
+        LossConfig(entropy_coef=0.01),
+        LossConfig(clip_high=0.28, kl_coef=0.15, min_entropy=0.2),  # the quickstart's
+    ],
+)
 def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss):
     made = learner()
     batch, _ = build(made)
@@ -57,11 +67,10 @@ def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss)
     value, gradient = jax.value_and_grad(logits_loss)(logits, fields, loss)
     unsampled = np.asarray(fields["weights"]) == 0
     assert (np.asarray(gradient)[unsampled] == 0).all()
-    assert (np.abs(np.asarray(gradient)[~unsampled]).max(axis=-1) > 0).any(axis=-1).all()
+    assert (np.abs(np.asarray(gradient)[~unsampled]).max(axis=-1) > 0).mean() > 0.4  # clipped ones have none
     assert unsampled.mean() > 0.3
-    # Nor does the loss see them: any finite logits, and log-probs of -inf or NaN, change nothing there.
-    garbage = jnp.where(unsampled[..., None], 1e30, logits)
-    assert logits_loss(garbage, fields, loss) == value
+    # Nor does the loss see them: NaN for logits (so for log-probs and entropies), or for what else it reads, changes nothing.
+    assert logits_loss(jnp.where(unsampled[..., None], jnp.nan, logits), fields, loss) == value
     poisoned = {
         **fields,
         **{k: jnp.where(unsampled, jnp.nan, fields[k]) for k in ("old_logprobs", "ref_logprobs", "advantages")},
@@ -81,13 +90,7 @@ def test_only_decisions_get_the_policy_gradient():
     }
 
     def gradient(loss):
-        def f(logits):
-            full = jax.nn.log_softmax(logits)
-            entropies = -(jnp.exp(full) * full).sum(-1)
-            logprobs = jnp.take_along_axis(full, fields["targets"][..., None], axis=-1)[..., 0]
-            return objective(loss, logprobs, entropies, fields)[0]
-
-        return np.abs(np.asarray(jax.grad(f)(logits))).max(axis=-1)[0]
+        return np.abs(np.asarray(jax.grad(logits_loss)(logits, fields, loss))).max(axis=-1)[0]
 
     sure, decision = gradient(LossConfig(min_entropy=0.5))
     assert sure == 0
@@ -220,23 +223,25 @@ def test_layout_and_sharding_do_not_change_the_update(devices, buckets, micro_to
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, other.params)
 
 
-def test_fsdp_and_tensor_layouts_give_the_same_update():
-    base = learner()
-    base.update(build(base)[0])
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.01, eps=1e-3)], ids=["sgd", "adamw"])
+def test_fsdp_and_tensor_layouts_give_the_same_update(optimizer):
+    """AdamW's eps is well above float32's noise in the gradients, which its first steps otherwise blow up to full size."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    made = Learner(
-        tiny.model(mesh=mesh, layout="fsdp+tensor"), optax.adam(0.0), LOSS, BatchLayout(mesh, (64, 128), 256)
-    )
-    assert not made.params["blocks"]["gate"].get_value().sharding.is_fully_replicated
-    assert (
-        made.state.opt_state[0].mu["blocks"]["gate"].get_value().sharding
-        == made.params["blocks"]["gate"].get_value().sharding
-    )
-    metrics, _ = made.update(build(made)[0])
-    reference = learner(optimizer=optax.adam(0.0))
-    expected, _ = reference.update(build(reference)[0])
+    sharded = Learner(tiny.model(mesh=mesh, layout="fsdp+tensor"), optimizer, LOSS, BatchLayout(mesh, (128,), 256))
+    base = learner(buckets=(128,), optimizer=optimizer)
+    before = jax.tree.map(np.array, base.params)
+    for first in (0, 6):
+        metrics, _ = sharded.update(build(sharded, SEQUENCES[first : first + 7])[0])
+        expected, _ = base.update(build(base, SEQUENCES[first : first + 7])[0])
     for name in expected:
         np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-3, atol=1e-6, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-6), sharded.params, base.params)
+    moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), base.params, before)
+    assert min(jax.tree.leaves(moved)) > 0.003
+    gate = sharded.params["blocks"]["gate"].get_value()
+    assert not gate.sharding.is_fully_replicated
+    moments = optax.tree_utils.tree_get(sharded.state.opt_state, "mu")
+    assert moments is None or moments["blocks"]["gate"].get_value().sharding == gate.sharding
 
 
 def test_remat_changes_memory_not_results():
@@ -250,15 +255,14 @@ def test_remat_changes_memory_not_results():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), results[0], other)
 
 
-def test_number_of_compilations_is_bounded():
+def test_number_of_compilations():
     made = learner()
     for count in (1, 5, 13, 3, 9, 13, 2):
         made.update(build(made, SEQUENCES[:count])[0])
-    assert made.compilations <= 5  # the capacity grows in powers of two: 1, 2, 4, 8, 16
-    warm = made.compilations
+    assert made.compilations == 3  # mini-batches of 1, 2 and up to 4 micro-batches; smaller ones use the largest so far
     for count in (4, 13, 7):
         made.update(build(made, SEQUENCES[:count])[0])
-    assert made.compilations == warm
+    assert made.compilations == 3
 
 
 def test_metrics_say_what_happened():
