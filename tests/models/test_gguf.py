@@ -114,7 +114,10 @@ def test_tokenizer_and_template(tmp_path: pathlib.Path) -> None:
     [
         ({"architecture": "gemma"}, r"GGUF architecture 'gemma' is not supported, only 'llama'"),
         ({"tokenizer": "llama"}, r"tokenizer 'llama' is not supported, only byte-level BPE"),
-        ({"pre": "llama-bpe"}, r"pre-tokenizer 'llama-bpe' \(tokenizer\.ggml\.pre\) is not supported, only gpt-2, smollm"),
+        (
+            {"pre": "llama-bpe"},
+            r"pre-tokenizer 'llama-bpe' \(tokenizer\.ggml\.pre\) is not supported, only gpt-2, smollm",
+        ),
     ],
 )
 def test_what_is_not_supported(tmp_path: pathlib.Path, changes: dict[str, str], message: str) -> None:
