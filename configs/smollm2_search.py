@@ -30,8 +30,8 @@ def get_config() -> ml_collections.ConfigDict:
     next 56 validate, the next 100 test (change the ranges for other files). Corpus: {id, title, text} a line.
 
     Made for one GPU. On two CPU cores add --config.model.compute_dtype=float32 --config.rollout.examples=2
-    --config.rollout.samples=4 --config.engine.rows=8 --config.learner.micro_tokens=1024: correct, and about two minutes a
-    step.
+    --config.rollout.samples=4 --config.engine.rows=8 --config.learner.micro_tokens=1024 --config.learner.minibatches=1
+    --config.evaluation.every=0 --config.evaluation.final_examples=8: correct, and about two minutes a step.
     """
     return to_config_dict(
         TrainConfig(
