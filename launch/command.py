@@ -28,7 +28,7 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
     def guarded(argv: Sequence[str]) -> None:
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
             logging.set_verbosity(logging.WARNING)  # orbax tells of every rename at INFO
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it found no PyTorch: we need its tokenizers only
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on PyTorch, which users need not have
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")

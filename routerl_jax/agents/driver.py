@@ -261,7 +261,7 @@ class _Driver:
         try:
             outcome = await asyncio.wait_for(future, self.tool_timeout)
         except TimeoutError:
-            outcome = [_Failure(f"no reply within {self.tool_timeout:g} s")] * len(queries)
+            outcome = [_Failure(f"TimeoutError: no reply within {self.tool_timeout:g} s")] * len(queries)
         failures = [result.message for result in outcome if isinstance(result, _Failure)]
         if failures:
             logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])

@@ -9,7 +9,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-from filelock import FileLock
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -17,6 +16,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import unknown_key
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.knowledge.corpus import file_sha256
+from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.encoder import Encoder
@@ -90,11 +90,8 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
     from routerl_jax.knowledge.load import check_kb, load_kb
 
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
-    if not (directory / "kb.json").is_file():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{directory}.lock"):  # several processes of one host may get here at once
-            if not (directory / "kb.json").is_file():
-                _build_kb(name, spec, directory, progress)
+    if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
+        _build_kb(name, spec, directory, progress)
     if spec.directory:  # in the cache the place depends on the keys
         said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index")}
         if not spec.source:  # then defaults say nothing: whatever is there is meant
@@ -134,7 +131,8 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
 
 def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
-    digest = hashlib.sha256(json.dumps(dataclasses.asdict(spec), sort_keys=True).encode())
+    what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
     if spec.source.startswith("atlas/"):
         from routerl_jax.data.atlas.world import passages_of
 

@@ -77,7 +77,7 @@ def test_a_tool_that_hangs_times_out():
     episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Hanging()), tool_timeout=0.3)
     assert time.perf_counter() - started < 10
     release.set()
-    assert [e.calls[0].error for e in episodes] == ["no reply within 0.3 s"] * 2
+    assert [e.calls[0].error for e in episodes] == ["TimeoutError: no reply within 0.3 s"] * 2
     assert [e.answer for e in episodes] == ["Accra"] * 2
 
 
