@@ -23,3 +23,15 @@ def shared_data():
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory) -> pathlib.Path:
+    """Inputs of tests.training.small_run, and in `whole` an uninterrupted run of it on one device."""
+    from tests.programs import finish, start
+    from tests.training.small_run import make_config
+
+    home = tmp_path_factory.mktemp("small_run")
+    make_config(home)
+    finish(start("tests.training.small_run", home, home / "whole", JAX_NUM_CPU_DEVICES="1"))
+    return home

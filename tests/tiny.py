@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Passage
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.learning.batch import Batch
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import make_mesh
@@ -95,3 +97,18 @@ class ScriptedKB:
             ]
             for query in queries
         ]
+
+
+def unpack(batch: Batch) -> list[dict[str, np.ndarray]]:
+    """The sequences of a batch: `tokens` [T], and every per-target field by name, [T - 1] (the target's, not its place's)."""
+    fields = {
+        field.name: np.asarray(getattr(batch, field.name))
+        for field in dataclasses.fields(batch)
+        if field.name not in ("buckets", "count")
+    }
+    found = []
+    for segment in np.unique(fields["segment_ids"])[1:]:
+        at = fields["segment_ids"] == segment
+        sequence = {name: values[at] for name, values in fields.items()}
+        found.append({name: values if name == "tokens" else values[:-1] for name, values in sequence.items()})
+    return found

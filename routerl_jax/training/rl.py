@@ -98,11 +98,11 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
             with step_clock("validation"):
                 summary, _ = score(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
-        if run_.due(done):
-            with step_clock("checkpoint"):
-                run_.save(done, stream=stream.state(), stage=recipe.stage(step).name)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
-        run_.writer.write(step, metrics)
+        run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
+        if run_.due(done):
+            with clock("checkpoint"):
+                run_.save(done, stream=stream.state(), stage=recipe.stage(step).name)
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
@@ -220,6 +220,11 @@ def _train_step(
             current += new
             for name, value in update_metrics.items():
                 sums.setdefault(f"actor/{name}", []).append(value)
+    if not len(keep):  # nothing to learn from; sampler and learner are compared all the same
+        scored = learner.logprobs(sequences)
+        gap = gap_metrics(
+            [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
+        )
     engine.update(learner.params, step + 1)
 
     metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | gap

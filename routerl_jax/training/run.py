@@ -134,7 +134,9 @@ class Run:
                     f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same "
                     f"one, or use another --workdir"
                 )
-        path.write_text(json.dumps(current, indent=2) + "\n")
+        temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
+        temporary.write_text(json.dumps(current, indent=2) + "\n")
+        temporary.replace(path)
 
 
 def step_seed(seed: int, step: int) -> int:

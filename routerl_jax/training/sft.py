@@ -23,6 +23,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
+from routerl_jax.training.writer import read_metrics
 
 _VOCABULARY_EXAMPLES = 6000
 _HELD_OUT = 256
@@ -73,8 +74,14 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
             run.save(done)
     run.finish()
     if multihost.is_main():
+        metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
         (workdir / "results.json").write_text(json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
+
+
+def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
+    rows = read_metrics(workdir)
+    return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
 def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:

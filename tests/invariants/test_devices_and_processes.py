@@ -1,82 +1,117 @@
-"""One device, eight devices and two processes give the same run."""
+"""One device, eight devices, sharded weights and two processes give the same run: words, calls, rewards, weights."""
 
 import json
-import os
 import pathlib
+import shutil
 import socket
 import subprocess
-import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.training.small_run import make_config
+from routerl_jax.models.pretrained import PACKAGED_MODELS
+from tests.programs import finish, start
+from tests.training.small_run import STEPS
 
-ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 3
-
-
-def launch(home, workdir, devices, **environment):
-    command = [sys.executable, "-m", "tests.training.small_run", str(home), str(workdir)]
-    command += ["--steps", str(STEPS), "--devices", str(devices)]
-    env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu", **environment}
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+INITIAL = PACKAGED_MODELS["atlas-warm-start"]
 
 
-def finish(*processes):
-    for process in processes:
-        output, _ = process.communicate(timeout=400)
-        assert process.returncode == 0, output[-3000:]
+def launch(home: pathlib.Path, workdir: pathlib.Path, devices: int, *options: Any, **environment: str):
+    return start("tests.training.small_run", home, workdir, *options, JAX_NUM_CPU_DEVICES=str(devices), **environment)
 
 
-def episodes(workdir):
+def placement(output: str) -> dict[str, int]:
+    """Pieces of batches and weights, devices that hold weights: the program's last line."""
+    return json.loads(output.splitlines()[-1])
+
+
+def episodes(workdir: pathlib.Path) -> list[list[Any]]:
+    """What was said, asked for, found and rewarded, by step (a tool's time and its scores' last bits left out)."""
+
+    def calls(turn: dict[str, Any]) -> list[Any]:
+        return [(c["tool"], c["query"], c["error"], [p["id"] for p in c["passages"]]) for c in turn["calls"]]
+
     return [
-        [(r["id"], r["sample"], [t["text"] for t in r["turns"]], r["rewards"]) for r in map(json.loads, path.open())]
+        [
+            (r["id"], r["sample"], [(t["text"], calls(t), t["observation"]) for t in r["turns"]], r["rewards"])
+            for r in map(json.loads, path.open())
+        ]
         for path in sorted((workdir / "episodes").glob("*.jsonl"))
     ]
 
 
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    make_config(home)
-    finish(launch(home, home / "one", 1))
-    return home
+def weights(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    return load_file(directory / "model.safetensors")
 
 
-def check(home, workdir):
-    """The same words and rewards at every step; weights equal to float32's reordering of sums over shards."""
-    assert episodes(workdir) == episodes(home / "one")
-    assert len(episodes(workdir)) == STEPS
-    a, b = (load_file(path / "policy" / "model.safetensors") for path in (home / "one", workdir))
+def check(first: pathlib.Path, second: pathlib.Path) -> None:
+    """The same but for float32 sums over shards in another order.
+
+    Adam makes whole steps of rounding where a gradient is almost zero, so single weights may differ by a tenth of a step;
+    per tensor that is 5e-4 of the way from the initial weights (measured), and gradient norms differ by 3e-6.
+    """
+    assert episodes(first) == episodes(second)
+    rows = [[json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (first, second)]
+    for a, b in zip(*rows):
+        assert b["actor/grad_norm"] == pytest.approx(a["actor/grad_norm"], rel=3e-5)
+        assert b["actor/loss"] == pytest.approx(a["actor/loss"], abs=1e-6)
+    initial, a, b = (weights(path) for path in (INITIAL, first / "policy", second / "policy"))
     for name in a:
-        np.testing.assert_allclose(b[name], a[name], atol=2e-4, err_msg=name)
-    results = [json.loads((path / "results.json").read_text())["agents"]["trained"] for path in (home / "one", workdir)]
-    assert results[0]["em"] == results[1]["em"]
-    assert results[0]["searches_per_question"] == results[1]["searches_per_question"]
+        assert np.linalg.norm(b[name] - a[name]) < 2e-3 * np.linalg.norm(a[name] - initial[name]), name
+    results = [json.loads((path / "results.json").read_text())["agents"]["trained"] for path in (first, second)]
+    assert results[0] == results[1]
 
 
-def test_eight_devices(one_device):
-    finish(launch(one_device, one_device / "eight", 8))
-    check(one_device, one_device / "eight")
+def test_the_run_is_worth_comparing(small_run: pathlib.Path) -> None:
+    """It searches, finds, is rewarded unevenly and learns: otherwise the other tests here would compare nothing."""
+    workdir = small_run / "whole"
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(episodes(workdir)) == STEPS
+    assert all(row["rollout/tool_calls"] > 4 and row["rollout/tool_errors"] == 0 for row in rows)
+    assert all(row["reward/std"] > 0 and row["actor/grad_norm"] > 0 for row in rows)
+    assert {tool for step in episodes(workdir) for e in step for t in e[2] for tool, *_ in t[1]} > {"text"}
+    before, after = weights(INITIAL), weights(workdir / "policy")
+    assert all(np.abs(after[name] - before[name]).max() > 1e-5 for name in before)
 
 
-def test_two_processes(one_device):
+def test_eight_devices(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    output = finish(launch(small_run, tmp_path / "eight", 8))
+    assert placement(output) == {"batch": 8, "devices": 8, "weights": 1}
+    check(small_run / "whole", tmp_path / "eight")
+
+
+def test_sharded_weights(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Four devices: the batch is cut in four, the weights in two."""
+    output = finish(launch(small_run, tmp_path / "fsdp", 4, "--fsdp", 2))
+    assert placement(output) == {"batch": 4, "devices": 4, "weights": 2}
+    check(small_run / "whole", tmp_path / "fsdp")
+
+
+def test_two_processes(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    workdir = tmp_path / "two processes"
+    for attempt in range(3):
+        pair = start_pair(small_run, workdir)
+        try:
+            main, _ = pair[0].communicate(timeout=900)
+            if attempt < 2 and pair[0].returncode and "address already in use" in main.lower():
+                shutil.rmtree(workdir, ignore_errors=True)
+                continue  # another program took the port before we did
+            assert pair[0].returncode == 0, main[-3000:]
+            other = finish(pair[1])
+            break
+        finally:
+            for process in pair:
+                process.kill()
+    assert placement(main) == placement(other) == {"batch": 2, "devices": 2, "weights": 1}
+    check(small_run / "whole", workdir)
+
+
+def start_pair(home: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen[str]]:
+    """Two processes of one device each, which find each other at a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    workdir = one_device / "two processes"
-    processes = [
-        launch(
-            one_device,
-            workdir,
-            2,
-            JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
-            JAX_NUM_PROCESSES="2",
-            JAX_PROCESS_ID=str(i),
-        )
-        for i in range(2)
-    ]
-    finish(*processes)
-    check(one_device, workdir)
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    return [launch(home, workdir, 1, **job, JAX_PROCESS_ID=str(i)) for i in range(2)]

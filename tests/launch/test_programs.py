@@ -3,44 +3,29 @@
 import json
 import pathlib
 import re
-import subprocess
-import sys
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
 
-from routerl_jax.core.config import to_config_dict
+from routerl_jax.generation.engine import Engine
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.pretrained import PACKAGED_MODELS
+from routerl_jax.training import config as schema
+from tests.programs import fine, launch, launch_here, refusal, write_config
 from tests.training.small_run import make_config
 
-ROOT = pathlib.Path(__file__).parents[2]
-CONFIG = """
-import json
-import ml_collections
-from routerl_jax.core.config import from_config_dict, to_config_dict
-from routerl_jax.training.config import TrainConfig
-
-def get_config():
-    return to_config_dict(from_config_dict(TrainConfig, json.loads({text!r})))
-"""
-
-
-def launch(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"launch.{program}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400, check=False)
-
-
-def fine(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+QUESTION = "What is the atomic number of Seaborgium?"
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    home = tmp_path_factory.mktemp("home")
-    made = make_config(home)
-    path = home / "config.py"
-    path.write_text(CONFIG.format(text=json.dumps(to_config_dict(made).to_dict())))
-    return path
+def config(small_run: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    made = make_config(small_run, mesh=schema.MeshConfig(cpu_devices=2))
+    return write_config(made, tmp_path_factory.mktemp("programs") / "config.py")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +56,9 @@ def test_the_workdir_holds_what_it_should(workdir: pathlib.Path) -> None:
     results = json.loads((workdir / "results.json").read_text())
     assert {"warm_start", "trained", "no_search"} <= results["agents"].keys()
     assert results["agents"]["no_search"]["searches_per_question"] == 0
+    assert results["agents"]["trained"]["searches_per_question"] > 0
     assert results["seconds"]["training"] > 0
+    assert results["devices"] == 2  # config.mesh.cpu_devices
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1]
     # the same weights score what they sampled: sampler and learner agree
@@ -84,14 +71,17 @@ def test_train_refuses_and_says_why(config: pathlib.Path, workdir: pathlib.Path)
         ("--config.step=3",): "unknown config key config.step; did you mean config.steps?",
         (f"--workdir={workdir}",): "holds a run already; pass --resume",
         ("--config.steps=2", "spare"): "unexpected argument 'spare'",
+        ("--config=configs/nothing.py",): "there is no such file",
     }
     for extra, message in cases.items():
-        done = launch("train", f"--config={config}", f"--workdir={workdir}-other", *extra)
-        assert done.returncode != 0
-        assert message in done.stderr, done.stderr[-2000:]
-        assert "Traceback" not in done.stderr
-    done = launch("train", "--config=configs/nothing.py", f"--workdir={workdir}-other")
-    assert "there is no such file" in done.stderr
+        assert message in refusal("train", f"--config={config}", f"--workdir={workdir}-other", *extra)
+
+
+def test_a_refusal_is_one_line_on_standard_error(workdir: pathlib.Path) -> None:
+    done = launch("view", f"--workdir={workdir}", "--step=9")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "launch.view: step 9 was not logged; the last one is step-000001\n"
 
 
 def test_evaluate(workdir: pathlib.Path) -> None:
@@ -102,61 +92,75 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     assert results["agents"]["trained"] == trained  # greedy: the same answers again
     directory = workdir / "evaluation"
     assert json.loads((directory / "results.json").read_text()) == results
-    assert len((directory / "trained.jsonl").read_text().splitlines()) == 6
+    assert len((directory / "trained.jsonl").read_text().splitlines()) == 4
     assert "| after RL |" in (directory / "report.md").read_text()
     assert (directory / "figures" / "comparison.png").stat().st_size > 5000
-    done = launch("evaluate", f"--workdir={workdir}", "--agents=best")
-    assert done.returncode == 1
-    assert "unknown agent 'best'; known: trained" in done.stderr
-    assert "give either --workdir or --model" in launch("evaluate").stderr
+    assert "unknown agent 'best'; known: trained" in refusal("evaluate", f"--workdir={workdir}", "--agents=best")
+    assert "give either --workdir or --model" in refusal("evaluate")
 
 
 def test_ask(workdir: pathlib.Path) -> None:
-    record = json.loads(fine(launch("ask", f"--workdir={workdir}", "--json", "What is 7?")))
-    assert record["question"] == "What is 7?"
-    assert record["prompt"].startswith("Question: What is 7?")
-    shown = fine(launch("ask", f"--workdir={workdir}", "--temperature=1", "--samples=2", "What is 7?"))
-    assert shown.count("Question  What is 7?") == 2
+    """Two attempts as JSON and two as text: the same ones."""
+    arguments = (f"--workdir={workdir}", "--temperature=1", "--samples=2", QUESTION)
+    records = [json.loads(line) for line in fine(launch("ask", "--json", *arguments)).splitlines()]
+    assert [(record["question"], record["sample"]) for record in records] == [(QUESTION, 0), (QUESTION, 1)]
+    assert all(record["prompt"].startswith(f"Question: {QUESTION}") for record in records)
+    shown = fine(launch("ask", *arguments))
     assert "attempt 2" in shown
     assert "answers" in shown
-    assert "give exactly one question" in launch("ask", f"--workdir={workdir}").stderr
-    done = launch("ask", f"--workdir={workdir}/nothing", "What?")
-    assert "holds no run (config.json is missing)" in done.stderr
+    for passage in (p for record in records for turn in record["turns"] for c in turn["calls"] for p in c["passages"]):
+        assert passage["title"] in shown
+    assert "give exactly one question" in refusal("ask", f"--workdir={workdir}")
+    assert "holds no run (config.json is missing)" in refusal("ask", f"--workdir={workdir}/nothing", "What?")
 
 
-def test_view(workdir: pathlib.Path) -> None:
-    shown = fine(launch("view", f"--workdir={workdir}", "--step=0", "--count=2"))
+def test_view(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not launch_here("view", f"--workdir={workdir}", "--step=0", "--count=2")
+    shown = capsys.readouterr().out
     assert shown.count("Question") >= 2
     assert re.search(r"2 episodes of .*step-000000", shown.replace("\n", ""))
-    assert "step 9 was not logged" in launch("view", f"--workdir={workdir}", "--step=9").stderr
 
 
 def test_exported_policy_answers_the_same_in_transformers(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Greedy output of transformers equals ours, token for token."""
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from routerl_jax.generation.engine import Engine
-    from routerl_jax.models.huggingface import load_pretrained
-
     output = tmp_path / "exported"
     fine(launch("export_hf", f"--workdir={workdir}", f"--output={output}"))
-    twin = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(output)
-    engine = Engine(load_pretrained(str(output)), rows=8, max_length=192)
-    questions = [f"Question: What is {i}?\n" for i in range(8)]
+    twin: Any = transformers.AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output)
+    model = load_pretrained(str(output))
+    assert isinstance(model, Decoder)
+    engine = Engine(model, rows=8, max_length=192)
+    questions = [f"Question: What is the capital of {name}?\n" for name in ("Ghana", "Togo", "Peru", "Chad")]
     streams = [engine.open(engine.tokenizer.encode(question), question) for question in questions]
     for stream in streams:
-        engine.request(stream, max_tokens=64)
+        engine.request(stream, max_tokens=48)
     while engine.busy:
         engine.step()
     for question, stream in zip(questions, streams):
         prompt = tokenizer(question, return_tensors="pt", add_special_tokens=False)
-        theirs = twin.generate(**prompt, do_sample=False, max_new_tokens=64)[0].tolist()
+        theirs = twin.generate(**prompt, do_sample=False, max_new_tokens=48)[0].tolist()
         np.testing.assert_array_equal(stream.ledger.sequence().tokens[: len(theirs)], theirs)
         assert len(theirs) == len(stream.ledger)
-    done = launch("export_hf", f"--workdir={workdir}", f"--output={output}")
-    assert "is not empty" in done.stderr
-    done = launch("export_hf", f"--workdir={workdir}", f"--output={tmp_path / 'x'}", "--step=7")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
+    assert "is not empty" in refusal("export_hf", f"--workdir={workdir}", f"--output={output}")
+
+
+def test_a_step_is_exported(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of two steps, the second is the finished policy; the first lies between it and the initial weights."""
+
+    def exported(step: int) -> dict[str, np.ndarray]:
+        assert not launch_here(
+            "export_hf", f"--workdir={workdir}", f"--output={tmp_path / str(step)}", f"--step={step}"
+        )
+        return load_file(tmp_path / str(step) / "model.safetensors")
+
+    initial, final = (
+        load_file(p / "model.safetensors") for p in (PACKAGED_MODELS["atlas-warm-start"], workdir / "policy")
+    )
+    first, second = exported(1), exported(2)
+    for name in final:
+        np.testing.assert_array_equal(second[name], final[name], err_msg=name)
+        assert 0 < np.linalg.norm(first[name] - initial[name]) < 2 * np.linalg.norm(final[name] - initial[name]), name
+        assert (first[name] != final[name]).any(), name
+    message = refusal("export_hf", f"--workdir={workdir}", f"--output={tmp_path / 'x'}", "--step=7")
+    assert "checkpoints has no checkpoint of step 7; it has [1, 2]" in message
+    assert not (tmp_path / "x").exists()

@@ -1,100 +1,223 @@
-"""A whole RL run that takes seconds: a tiny policy on a scripted world; run as a program by tests that kill it.
+"""A whole run that takes seconds: the shipped warm start on a handful of Atlas's questions; or a supervised one.
 
-python -m tests.training.small_run WORKDIR [--resume] [--steps N] [--devices N]
+The first is also a program, for tests of devices, processes and kills:
+
+    JAX_NUM_CPU_DEVICES=2 python -m tests.training.small_run HOME WORKDIR [--resume] [--fsdp N] [--kill MOMENT:STEP]
+
+Its last line is a JSON object that says into how many pieces the batches and the weights were cut; `WORKDIR/reads.json`
+lists the settings that it has read.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
-import sys
+import shutil
+import signal
+from typing import Any
 
-if __name__ == "__main__":
-    devices = sys.argv[sys.argv.index("--devices") + 1] if "--devices" in sys.argv else "2"
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", devices)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import jax
 
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.data.atlas import world
+from routerl_jax.learning.learner import Learner, LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training import config as schema
 
-
-def make_policy(directory: pathlib.Path) -> str:
-    """A random policy with its tokenizer, as a Hugging Face directory."""
-    from routerl_jax.models.huggingface import save_pretrained
-    from tests import tiny
-
-    if not (directory / "config.json").is_file():
-        save_pretrained(tiny.model(), directory)
-    return str(directory)
+STEPS = 3
+QUESTIONS = 22
 
 
-def make_questions(path: pathlib.Path) -> str:
-    """Forty questions with short answers."""
-    if not path.is_file():
-        lines = [f'{{"id": "q{i}", "question": "What is {i}?", "golden_answers": ["{i % 3}"]}}' for i in range(40)]
-        path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def make_corpus(path: pathlib.Path) -> str:
-    """Thirty short passages."""
-    if not path.is_file():
-        lines = [f'{{"id": "p{i}", "title": "Number {i}", "text": "The value of {i} is {i % 3}."}}' for i in range(30)]
-        path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def make_config(home: pathlib.Path, steps: int = 4, **changes) -> schema.TrainConfig:
-    """The run's configuration; its inputs are made in `home`."""
+def make_inputs(home: pathlib.Path) -> None:
+    """Questions, a corpus of some twenty passages per knowledge base (the gold ones among them), and an encoder."""
     home.mkdir(parents=True, exist_ok=True)
-    questions = make_questions(home / "questions.jsonl")
-    fields = {
-        "steps": steps,
-        "model": schema.ModelConfig(path=make_policy(home / "initial")),
-        "engine": schema.EngineConfig(rows=16, max_length=192, segment=16),
-        "agent": schema.AgentConfig(grammar="r1_router", max_searches=2, k=2, max_turn_tokens=16, answer_tokens=8),
+    questions = [question for question in world.real_questions("train") if question.hops][:QUESTIONS]
+    gold = {hop.passage_id for question in questions for hop in question.hops}
+    rows = [{"id": q.id, "question": q.text, "golden_answers": [q.answer]} for q in questions]
+    write_rows(home / "questions.jsonl", rows)
+    for kb in world.KNOWLEDGE_BASES:
+        passages = world.passages_of(kb)
+        chosen = [p for p in passages if p.id in gold] + [p for p in passages if p.id not in gold][:10]
+        write_rows(home / f"{kb}.jsonl", [{"id": p.id, "title": p.title, "text": p.text} for p in chosen])
+    make_encoder(home / "encoder")
+
+
+def write_rows(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_encoder(directory: pathlib.Path) -> None:
+    """A random BERT of one layer with the warm start's tokenizer: texts that share words lie close."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=1024,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=128,
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(PACKAGED_MODELS["atlas-warm-start"] / name, directory)
+
+
+def make_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
+    """The configuration of an RL run; its inputs are made in `home` if they are not there."""
+    if not (home / "encoder").is_dir():
+        make_inputs(home)
+    fields: dict[str, Any] = {
+        "steps": STEPS,
+        "model": schema.ModelConfig(path="atlas-warm-start"),
+        "engine": schema.EngineConfig(rows=16, max_length=256),
+        "agent": schema.AgentConfig(grammar="r1_router", max_searches=2, k=1, max_turn_tokens=48, answer_tokens=16),
         "knowledge": {
-            "text": schema.KnowledgeConfig(
-                source=make_corpus(home / "corpus.jsonl"), index="exact", directory=str(home / "kb")
+            kb: schema.KnowledgeConfig(
+                source=str(home / f"{kb}.jsonl"),
+                encoder=str(home / "encoder"),
+                index="exact",
+                directory=str(home / f"kb-{kb}"),
             )
+            for kb in world.KNOWLEDGE_BASES
         },
         "data": schema.DataConfig(
-            train=questions, validation="", test="", train_range=(0, 30), validation_range=(30, 34), test_range=(34, 40)
+            train=str(home / "questions.jsonl"),
+            validation="",
+            test="",
+            train_range=(0, 16),
+            validation_range=(16, 18),
+            test_range=(18, 22),
         ),
         "rollout": schema.RolloutConfig(examples=4, samples=4),
         "stages": {
-            "first": schema.StageConfig(start=0, reward={"invalid_actions": -0.5, "answered": 0.1}),
-            "second": schema.StageConfig(start=2, reward={"f1": 1.0, "invalid_actions": -0.5}),
+            "first": schema.StageConfig(start=0, reward={"em": 1.0, "searches": -0.1}),
+            "second": schema.StageConfig(start=2, reward={"f1": 1.0, "format": 0.2, "searches": -0.1}),
         },
         "learner": schema.LearnerConfig(
             minibatches=2,
             loss=LossConfig(clip_high=0.28, kl_coef=0.01),
-            optimizer=OptimizerConfig(lr=3e-3, schedule="linear"),
-            micro_tokens=512,
+            optimizer=OptimizerConfig(lr=1e-4, schedule="linear"),
+            micro_tokens=1024,
         ),
-        "evaluation": schema.EvaluationConfig(every=2, examples=4, final_examples=6, baselines=False, before=False),
+        "evaluation": schema.EvaluationConfig(every=2, examples=2, final_examples=4, baselines=False, before=False),
         "checkpoint": schema.CheckpointConfig(every=1),
-        "log_episodes": 4,
     }
     return schema.TrainConfig(**{**fields, **changes})
+
+
+def make_sft_config(**changes: Any) -> schema.TrainConfig:
+    """The configuration of a supervised run of a tiny policy."""
+    fields: dict[str, Any] = {
+        "kind": "sft",
+        "steps": STEPS,
+        "model": schema.ModelConfig(
+            architecture={
+                "model_type": "llama",
+                "vocab_size": 400,
+                "embed": 16,
+                "layers": 1,
+                "heads": 2,
+                "kv_heads": 1,
+                "head_dim": 8,
+                "mlp": 32,
+                "max_length": 1024,
+                "tied_embeddings": True,
+            }
+        ),
+        "engine": schema.EngineConfig(max_length=1024),
+        "agent": schema.AgentConfig(max_searches=2, k=1),
+        "knowledge": {kb: schema.KnowledgeConfig() for kb in world.KNOWLEDGE_BASES},
+        "learner": schema.LearnerConfig(optimizer=OptimizerConfig(kind="muon", lr=3e-3, adam_lr=1e-3)),
+        "evaluation": schema.EvaluationConfig(every=2),
+        "checkpoint": schema.CheckpointConfig(every=1),
+        "warm_start": schema.WarmStartConfig(examples=4, drills=0.5, observation_weight=0.3, vocabulary=400),
+    }
+    return schema.TrainConfig(**{**fields, **changes})
+
+
+# --- killed at a certain point -----------------------------------------------------------------------------------------
+
+
+def arm(moment: str, fatal: int) -> None:
+    """`kill -9` of this process in its save after `fatal` steps.
+
+    `before-save`, `in-commit` (all is written under the checkpoint's temporary name) or `after-save` (the checkpoint is
+    there, what would follow it is not).
+    """
+    from routerl_jax.training.run import Run
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    save, rename = Run.save, os.rename
+
+    def deadly_save(self: Run, step: int, **extra: Any) -> None:
+        if (moment, step) == ("before-save", fatal):
+            die()
+        save(self, step, **extra)
+        if (moment, step) == ("after-save", fatal):
+            self.checkpoints.wait()
+            die()
+
+    def deadly_rename(source: Any, target: Any, **options: Any) -> None:
+        if moment == "in-commit" and pathlib.Path(target).parts[-2:] == ("checkpoints", str(fatal)):
+            die()
+        rename(source, target, **options)
+
+    Run.save = deadly_save
+    os.rename = deadly_rename
+
+
+def pieces(array: jax.Array) -> int:
+    """Into how many different pieces an array is cut."""
+    return len({str(index) for index in array.sharding.devices_indices_map(array.shape).values()})
+
+
+def watch_devices() -> dict[str, int]:
+    """Keeps count, from now on, of the pieces that batches and the largest weight are cut into, and the devices they lie on."""
+    seen: dict[str, int] = {}
+    update = Learner.update
+
+    def watched(self: Learner, batch: Any) -> Any:
+        weights = max(jax.tree.leaves(self.params), key=lambda leaf: leaf.size)
+        seen["batch"] = pieces(batch.tokens)
+        seen["weights"] = pieces(weights)
+        seen["devices"] = len(weights.sharding.device_set)
+        return update(self, batch)
+
+    Learner.update = watched
+    return seen
 
 
 def main() -> None:
     from routerl_jax.parallel import multihost
     from routerl_jax.training.rl import train_rl
+    from tests.training.reads import recorded_reads
 
     parser = argparse.ArgumentParser()
     parser.add_argument("home", type=pathlib.Path)
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--fsdp", type=int, default=1)
+    parser.add_argument("--kill", default="never:0")
     arguments = parser.parse_args()
+    moment, _, step = arguments.kill.partition(":")
+    arm(moment, int(step))
+    seen = watch_devices()
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         multihost.initialize()
-    train_rl(make_config(arguments.home, arguments.steps), arguments.workdir, resume=arguments.resume)
+    mesh = schema.MeshConfig(fsdp=arguments.fsdp, layout="fsdp" if arguments.fsdp > 1 else "replicated")
+    config = make_config(arguments.home, mesh=mesh)
+    with recorded_reads() as reads:
+        train_rl(config, arguments.workdir, resume=arguments.resume)
+    if multihost.is_main():
+        (arguments.workdir / "reads.json").write_text(json.dumps(sorted(reads)))
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":

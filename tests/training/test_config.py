@@ -10,31 +10,34 @@ import pytest
 from configs import atlas_warm_start, quickstart, smollm2_search
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.training import config as schema
+from routerl_jax.training import sft
+from tests.programs import launch_here, write_config
+from tests.training.reads import recorded_reads, settings
+from tests.training.small_run import make_sft_config
 
-ROOT = pathlib.Path(__file__).parents[2]
 KB = {"text": schema.KnowledgeConfig(source="atlas/text")}
 
 
-def leaves(cls: type) -> set[str]:
-    """Names of all settings, of sections' too."""
-    names: set[str] = set()
-    for field in dataclasses.fields(cls):
-        default = field.default if field.default is not dataclasses.MISSING else None
-        names |= leaves(type(default)) if dataclasses.is_dataclass(default) else {field.name}
-    return names
+def test_reads_are_told_from_bookkeeping() -> None:
+    with recorded_reads() as reads:
+        config = schema.TrainConfig(model=schema.ModelConfig(path="somewhere"), knowledge=KB)
+        assert dataclasses.replace(config) == from_config_dict(schema.TrainConfig, dataclasses.asdict(config))
+        assert repr(config)
+        assert not reads
+        assert config.model.path
+    assert reads == {"TrainConfig.model", "ModelConfig.path"}
 
 
-def test_every_field_is_read_somewhere() -> None:
-    source = "\n".join(
-        path.read_text()
-        for folder in ("routerl_jax", "launch")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if path != pathlib.Path(schema.__file__)
-    )
-    settings = leaves(schema.TrainConfig) | leaves(schema.KnowledgeConfig) | leaves(schema.StageConfig)
-    assert len(settings) > 50
-    unread = [name for name in sorted(settings) if not re.search(rf"\.{name}\b", source)]
-    assert not unread
+def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
+    """By a reinforcement run (small_run records its reads) or by a supervised one (here)."""
+    monkeypatch.setattr(sft, "_HELD_OUT", 4)
+    monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
+    path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
+    with recorded_reads() as reads:
+        assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
+    assert len(settings()) > 80
+    assert sorted(settings() - reads) == []
 
 
 @pytest.mark.parametrize("module", [quickstart, atlas_warm_start, smollm2_search])

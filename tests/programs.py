@@ -1,0 +1,91 @@
+"""Running programs from tests: in a Python of their own, as users do, or, for messages alone, in this one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from absl import flags, logging
+
+from launch.command import start as start_program
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.training.config import TrainConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def start(module: str, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
+    """Starts `python -m module` in the repository's root; standard error joins standard output."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    env = {**os.environ, **environment}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0, timeout: float = 900) -> str:
+    """Waits for a started program, which must end with this exit status (minus the signal's number if killed)."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == status, output[-3000:]
+    return output
+
+
+def launch(program: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m launch.program` to its end, with as many devices as it asks for."""
+    command = [sys.executable, "-m", f"launch.{program}", *map(str, arguments)]
+    env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=900, check=False)
+
+
+def fine(done: subprocess.CompletedProcess[str]) -> str:
+    """The output of a program that must have gone well."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def launch_here(program: str, *arguments: Any) -> Any:
+    """Runs a launch program in this process, which has no Python and no JAX to start; returns what it exits with."""
+    known, verbosity = set(flags.FLAGS), logging.get_verbosity()
+    module = importlib.import_module(f"launch.{program}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"launch/{program}.py", *map(str, arguments)])
+        patch.chdir(ROOT)
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                start_program(module.main, module.define_flags, arguments=program == "ask")
+        finally:
+            logging.set_verbosity(verbosity)
+            for name in set(flags.FLAGS) - known:
+                delattr(flags.FLAGS, name)
+    return stopped.value.code
+
+
+def refusal(program: str, *arguments: Any) -> str:
+    """The line with which a program refuses its arguments."""
+    message = launch_here(program, *arguments)
+    assert isinstance(message, str), f"the program ended with {message!r}, without a complaint"
+    assert "\n" not in message
+    return message
+
+
+def write_config(config: TrainConfig, path: pathlib.Path) -> pathlib.Path:
+    """A file for --config that holds this configuration."""
+    path.write_text(_CONFIG.format(text=json.dumps(to_config_dict(config).to_dict())))
+    return path
+
+
+_CONFIG = """
+import json
+from routerl_jax.core.config import from_config_dict, to_config_dict
+from routerl_jax.training.config import TrainConfig
+
+def get_config():
+    return to_config_dict(from_config_dict(TrainConfig, json.loads({text!r})))
+"""

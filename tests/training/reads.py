@@ -1,0 +1,56 @@
+"""Which settings a run really reads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from routerl_jax.training import config as schema
+
+# Copying, comparing, printing and checking a configuration reads every field and uses none.
+_BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", "routerl_jax/training/config.py")
+
+
+def sections(cls: type = schema.TrainConfig) -> list[type]:
+    """The classes of a configuration and of its sections."""
+    if cls is schema.TrainConfig:
+        return [cls, *_inner(cls), schema.KnowledgeConfig, schema.StageConfig]
+    return [cls, *_inner(cls)]
+
+
+def _inner(cls: type) -> list[type]:
+    kinds = [type(field.default) for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.default)]
+    return [section for kind in kinds for section in sections(kind)]
+
+
+def settings() -> set[str]:
+    """All settings, as `Section.field`; a field that is a section does not count."""
+    return {
+        f"{cls.__name__}.{field.name}"
+        for cls in sections()
+        for field in dataclasses.fields(cls)
+        if not dataclasses.is_dataclass(field.default)
+    }
+
+
+@contextlib.contextmanager
+def recorded_reads() -> Iterator[set[str]]:
+    """Collects, while it lasts, the settings that are read, bookkeeping aside."""
+    reads: set[str] = set()
+
+    def getattribute(self: Any, name: str) -> Any:
+        if not sys._getframe(1).f_code.co_filename.endswith(_BOOKKEEPING):
+            reads.add(f"{type(self).__name__}.{name}")
+        return object.__getattribute__(self, name)
+
+    classes: list[Any] = sections()
+    for cls in classes:
+        cls.__getattribute__ = getattribute
+    try:
+        yield reads
+    finally:
+        for cls in classes:
+            del cls.__getattribute__

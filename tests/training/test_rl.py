@@ -1,0 +1,202 @@
+"""One training step by hand, and a policy that learns."""
+
+import collections
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from routerl_jax.core.types import Episode, Example, Turn
+from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.parallel.mesh import make_mesh
+from routerl_jax.training import config as schema
+from routerl_jax.training import rl
+from routerl_jax.training.run import Run, step_seed
+from routerl_jax.training.setup import build_recipe
+from tests import tiny
+
+KB = {"text": schema.KnowledgeConfig(), "table": schema.KnowledgeConfig()}
+EXAMPLES = [Example(id=str(i), question="What?", answers=("!",)) for i in range(3)]
+SAMPLES = 4
+# Per question; the second group teaches nothing.
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 2.0]]
+# (r - mean) / unbiased std: 0.5 / sqrt(4 * 0.25 / 3) in the first group; mean 0.5 and std 1 in the third.
+GRPO = [[0.866025, -0.866025, -0.866025, 0.866025], [0.0] * 4, [-0.5, -0.5, -0.5, 1.5]]
+
+
+def given(episode: Episode) -> float:
+    """A reward term: what the table above says."""
+    return REWARDS[int(episode.example.id)][episode.sample]
+
+
+def flat(episode: Episode) -> float:
+    return 0.25
+
+
+def small_ids(episode: Episode) -> float:
+    """A reward term: the share of sampled tokens in the lower half of the vocabulary."""
+    sampled = np.concatenate([s.tokens[s.loss_mask] for s in episode.sequences])
+    return float((sampled < tiny.VOCABULARY // 2).mean())
+
+
+def make_run(workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, **rollout: Any) -> tuple[Any, ...]:
+    """(config, recipe, run, engine) of a tiny random policy on one device."""
+    config = schema.TrainConfig(
+        seed=5,
+        steps=20,
+        model=schema.ModelConfig(path="tiny"),
+        engine=schema.EngineConfig(rows=32, max_length=128, segment=8),
+        agent=schema.AgentConfig(max_searches=1, max_turn_tokens=8, answer_tokens=8),
+        knowledge=KB,
+        rollout=schema.RolloutConfig(examples=len(EXAMPLES), samples=SAMPLES, **rollout),
+        stages={"main": schema.StageConfig(reward={f"tests.training.test_rl:{reward}": 1.0})},
+        learner=learner,
+        log_episodes=0,
+    )
+    model = tiny.model()
+    mesh = make_mesh(devices=jax.devices()[:1])
+    run_ = Run(config, workdir, model, mesh, learner.loss, config.steps * learner.minibatches, False)
+    return config, build_recipe(config), run_, rl.make_engine(config, model)
+
+
+def recorded_episodes() -> list[Episode]:
+    """An attempt per sample; some consist of two conversations."""
+    sequences = iter(tiny.random_sequences(len(EXAMPLES) * SAMPLES + 3))
+    return [
+        Episode(
+            example=example,
+            sample=sample,
+            answer=None,
+            turns=[Turn(text="?", stop_reason="stop", tokens=1)],
+            sequences=[next(sequences) for _ in range(2 if sample == 1 else 1)],
+        )
+        for example in EXAMPLES
+        for sample in range(SAMPLES)
+    ]
+
+
+def take_step(
+    workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch, reward: str, **learner: Any
+) -> tuple[dict[str, Any], list[list[dict[str, np.ndarray]]]]:
+    """The metrics of step 3 on the recorded episodes, and the sequences of every batch that the learner was given."""
+    batches = []
+    update = Learner.update
+
+    def recorded(self: Learner, batch: Any) -> Any:
+        batches.append(tiny.unpack(batch))
+        return update(self, batch)
+
+    def driver(agent: Any, examples: Any, engine: Any, tools: Any, *, samples: int, seed: int, **_: Any) -> Any:
+        assert (examples, samples, seed) == (EXAMPLES, SAMPLES, step_seed(5, 3))
+        return recorded_episodes()
+
+    monkeypatch.setattr(Learner, "update", recorded)
+    monkeypatch.setattr(rl, "run", driver)
+    config, recipe, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
+    with (clock := rl._Clock())("step"):
+        metrics = rl._train_step(config, recipe, run_, engine, {}, EXAMPLES, 3, clock)
+    assert engine.version == 4
+    return metrics, batches
+
+
+def reference_logprobs(tokens: np.ndarray) -> np.ndarray:
+    """Of every token but the first under the initial policy, by a plain forward pass."""
+    logprobs = np.asarray(jax.nn.log_softmax(tiny.model()(jnp.asarray(tokens[None]))[0]))
+    return logprobs[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+def check_batches(batches: list[list[dict[str, np.ndarray]]], advantages: np.ndarray, kept: list[int]) -> None:
+    """Every sequence of the kept episodes is in one batch, with its episode's advantage and its own log-probs."""
+    owners = {s.tokens.tobytes(): (i, s) for i, e in enumerate(recorded_episodes()) for s in e.sequences}
+    met = collections.Counter()
+    for batch in batches:
+        trained = sum(owners[one["tokens"].tobytes()][1].loss_mask.sum() for one in batch)
+        for one in batch:
+            owner, sequence = owners[one["tokens"].tobytes()]
+            met[owner] += 1
+            mask = sequence.loss_mask[1:]
+            np.testing.assert_array_equal(one["targets"], sequence.tokens[1:])
+            np.testing.assert_allclose(one["weights"], mask / trained, rtol=1e-6)
+            np.testing.assert_allclose(one["advantages"], advantages[owner], atol=2e-5)  # the 1e-6 beside the std
+            np.testing.assert_array_equal(one["old_logprobs"], sequence.logprobs[1:])
+            if one["ref_logprobs"].any():
+                np.testing.assert_allclose(one["ref_logprobs"], reference_logprobs(sequence.tokens), atol=1e-5)
+    assert met == {i: len(e.sequences) for i, e in enumerate(recorded_episodes()) if i in kept}
+
+
+def test_a_step_by_hand(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = LossConfig(kl_coef=0.1)
+    metrics, batches = take_step(tmp_path, monkeypatch, "given", minibatches=2, loss=loss)
+    check_batches(batches, np.ravel(GRPO), kept=[0, 1, 2, 3, 8, 9, 10, 11])
+    assert [len(batch) for batch in batches] == [5, 5]
+    assert all(one["ref_logprobs"].any() for batch in batches for one in batch)
+    assert metrics["reward/total"] == pytest.approx(6 / 12)
+    assert metrics["rollout/frac_reward_zero_std"] == pytest.approx(1 / 3)
+    assert metrics["actor/trained_sequences"] == 10
+    # The first mini-batch was scored with the initial weights.
+    gaps = [np.abs(one["old_logprobs"] - one["ref_logprobs"])[one["weights"] > 0] for one in batches[0]]
+    assert metrics["sampler_gap/mean"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+
+
+def test_flat_groups_may_stay(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no advantage, and count in the number of tokens that the loss is divided by."""
+    _, batches = take_step(tmp_path, monkeypatch, "given", drop_no_signal=False)
+    check_batches(batches, np.ravel(GRPO), kept=list(range(12)))
+    assert not any(one["ref_logprobs"].any() for one in batches[0])
+
+
+def test_divergence_is_taken_from_the_reward(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summed over both of an episode's conversations; it makes the flat group worth learning from."""
+    metrics, batches = take_step(tmp_path, monkeypatch, "given", advantage="dr_grpo", reward_kl_coef=0.01)
+    divergence = [
+        sum((s.logprobs[1:] - reference_logprobs(s.tokens))[s.loss_mask[1:]].sum() for s in episode.sequences)
+        for episode in recorded_episodes()
+    ]
+    rewards = np.asarray(REWARDS) - 0.01 * np.reshape(divergence, (3, 4))
+    check_batches(batches, np.ravel(rewards - rewards.mean(axis=1, keepdims=True)), kept=list(range(12)))
+    assert metrics["reward/kl"] == pytest.approx(np.mean(divergence), rel=1e-5)
+    assert metrics["reward/total"] == pytest.approx(6 / 12)  # as the reward function gave it
+
+
+def test_a_step_without_signal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is updated; how far sampler and learner are apart is told all the same."""
+    metrics, batches = take_step(tmp_path, monkeypatch, "flat", minibatches=2)
+    assert batches == []
+    assert metrics["actor/trained_sequences"] == 0
+    assert metrics["rollout/frac_reward_zero_std"] == 1
+    gaps = [
+        np.abs(s.logprobs[1:] - reference_logprobs(s.tokens))[s.loss_mask[1:]]
+        for episode in recorded_episodes()
+        for s in episode.sequences
+    ]
+    assert metrics["sampler_gap/mean"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+    assert metrics["sampler_gap/max"] == pytest.approx(np.concatenate(gaps).max(), rel=1e-5)
+
+
+def test_seeds_of_steps_are_distinct() -> None:
+    assert len({step_seed(seed, step) for seed in range(3) for step in range(50)}) == 150
+    assert step_seed(1, 2) == step_seed(1, 2)
+
+
+def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> None:
+    """Twenty steps of a random policy that is paid for the lower half of its vocabulary."""
+    learner = schema.LearnerConfig(minibatches=2, micro_tokens=512, optimizer=OptimizerConfig(lr=1e-2))
+    config, recipe, run_, engine = make_run(tmp_path, "small_ids", learner)
+    tools = {name: tiny.ScriptedKB(name) for name in KB}
+    rows = []
+    for step in range(config.steps):
+        with (clock := rl._Clock())("step"):
+            rows.append(rl._train_step(config, recipe, run_, engine, tools, EXAMPLES, step, clock))
+    rewards = [row["reward/total"] for row in rows]
+    assert np.mean(rewards[:3]) < 0.6
+    assert np.mean(rewards[-3:]) > 0.9
+    assert all(row["sampler_gap/max"] < 1e-4 for row in rows)  # the engine samples from the weights of each update
+    assert len({row["perf/compilations"] for row in rows[3:]}) == 1
+    trained = nnx.to_pure_dict(run_.learner.params)
+    engine_weights = nnx.to_pure_dict(engine._params)
+    jax.tree.map(np.testing.assert_array_equal, trained, engine_weights)

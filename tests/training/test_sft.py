@@ -1,0 +1,118 @@
+"""Supervised runs: what they train on, with which weights, and that they resume bit for bit."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from routerl_jax.core.ledger import demonstrated
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.learning.learner import Learner
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import sft
+from routerl_jax.training.run import Run
+from routerl_jax.training.setup import build_recipe
+from tests import tiny
+from tests.training.small_run import STEPS, make_sft_config
+from tests.training.test_resume import assert_same_run, metric_lines
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "_HELD_OUT", 8)
+        patch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
+        patch.setattr(sft, "build_mesh", lambda _: single_device_mesh())
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[list[dict[str, np.ndarray]]]]:
+    """An uninterrupted run, and the sequences of its batches."""
+    workdir, batches, update = tmp_path_factory.mktemp("sft") / "whole", [], Learner.update
+
+    def recorded(self: Learner, batch: Any) -> Any:
+        batches.append(tiny.unpack(batch))
+        return update(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "update", recorded)
+        sft.train_sft(make_sft_config(), workdir)
+    return workdir, batches
+
+
+def test_what_is_learnt(whole: tuple[pathlib.Path, list[list[dict[str, np.ndarray]]]]) -> None:
+    """Half of every step's four items are drills; written tokens share a weight of 1, all others one of 0.3."""
+    workdir, batches = whole
+    config = make_sft_config()
+    tokenizer = load_pretrained(str(workdir / "policy")).tokenizer
+    assert tokenizer is not None
+    agent = build_recipe(config).agent
+    demonstrations = DemonstrationSource(size=12, seed=config.seed, k=1, max_searches=2)
+    drills = ReadingDrills(seed=config.seed)
+    assert len(batches) == STEPS
+    for step, batch in enumerate(batches):
+        first = 4 * step
+        expected = [demonstrated((), drills[i], tokenizer) for i in (first, first + 1)]
+        expected += [agent.demonstrate(demonstrations[i], tokenizer) for i in (first + 2, first + 3)]
+        written = sum(int(s.loss_mask.sum()) for s in expected)
+        shown = sum(int((~s.loss_mask).sum()) for s in expected)
+        assert written > 20
+        assert shown > 100
+        for one, sequence in zip(batch, expected, strict=True):
+            np.testing.assert_array_equal(one["tokens"], sequence.tokens)
+            weights = np.where(sequence.loss_mask[1:], 1 / written, 0.3 / shown)
+            np.testing.assert_allclose(one["weights"], weights, rtol=1e-5)
+            assert (one["advantages"] == 1).all()
+
+
+def test_a_killed_run_continues_bit_for_bit(
+    whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception stands for the kill: what survives it is on the disk (real kills are in test_resume)."""
+    save = Run.save
+
+    def deadly_save(self: Run, step: int, **extra: Any) -> None:
+        if step == 2:
+            self.checkpoints.wait()
+            raise Killed
+        save(self, step, **extra)
+
+    config, workdir = make_sft_config(), tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", deadly_save)
+        with pytest.raises(Killed):
+            sft.train_sft(config, workdir)
+    before = metric_lines(workdir)
+    assert len(before) == 2
+    last = sft.train_sft(config, workdir, resume=True)
+    assert metric_lines(workdir)[0] == before[0]  # from the checkpoint of step 1, not from the start
+    assert metric_lines(workdir)[1] != before[1]
+    assert_same_run(whole[0], workdir)
+    results = json.loads((workdir / "results.json").read_text())
+    assert results == {"sft": last, "seed": config.seed}
+    assert {"held_out/nll", "held_out/drill_nll", "loss"} <= last.keys()
+    # Killed once more, after the last checkpoint: there is nothing left to train, and the results are the same.
+    (workdir / "results.json").unlink()
+    sft.train_sft(config, workdir, resume=True)
+    assert json.loads((workdir / "results.json").read_text()) == results
+
+
+def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
+    config = make_sft_config()
+    other = dataclasses.replace(config.warm_start, demonstrations="mine")
+    with pytest.raises(ValueError, match=r"config.warm_start.demonstrations='mine' is not known; use 'atlas'"):
+        sft.train_sft(dataclasses.replace(config, warm_start=other), tmp_path)
+    smaller = dataclasses.replace(config.warm_start, vocabulary=380)
+    with pytest.raises(ValueError, match=r"config.warm_start.vocabulary=380 differs from .*vocab_size=400"):
+        sft.train_sft(dataclasses.replace(config, warm_start=smaller), tmp_path)
