@@ -12,8 +12,8 @@ import pytest
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.build import BuildConfig
 from routerl_jax.knowledge.load import load_kb
+from tests.programs import ROOT, launch
 
-ROOT = pathlib.Path(__file__).parents[2]
 ROWS = [
     {"id": "1", "contents": '"Paris"\nThe capital of France lies on the Seine.'},
     {"id": "2", "contents": '"Rome"\nThe capital of Italy lies on the Tiber.'},
@@ -21,9 +21,7 @@ ROWS = [
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program from the repository root."""
-    command = [sys.executable, "-m", "launch.build_kb", "--config=configs/build_kb.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    return launch("build_kb", "--config=configs/build_kb.py", *arguments)
 
 
 @pytest.fixture

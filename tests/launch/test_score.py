@@ -3,12 +3,12 @@
 import json
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.programs import launch
+
 ROWS: list[dict[str, Any]] = [
     {"id": "1", "prediction": "The Eiffel Tower", "golden_answers": ["eiffel tower"], "dataset": "d", "model": "x"},
     {"id": "2", "prediction": "well known", "golden_answers": "well-known", "dataset": "d", "model": "x"},
@@ -17,9 +17,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program from the repository root."""
-    command = [sys.executable, "-m", "launch.score", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return launch("score", *arguments)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.programs import ROOT
 
 
 def python(*arguments: str, unset: tuple[str, ...] = (), **settings: str) -> str:
