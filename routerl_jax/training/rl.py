@@ -30,19 +30,23 @@ from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
-from routerl_jax.training.run import Run, step_seed
+from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
 from routerl_jax.training.writer import read_metrics
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
-    """Trains a policy with multi-turn tool calls and evaluates it; leaves in `workdir` what DESIGN.md section 6 names.
+    """Trains a policy with multi-turn tool calls and evaluates it; leaves the run in `workdir`.
+
+    That is config.json, metrics.jsonl, checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, figures/ and
+    results.json.
 
     Returns:
       The content of results.json.
     """
     started = time.perf_counter()
     clock = _Clock()
+    check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
     recipe = build_recipe(config)
     with clock("setup"):

@@ -51,8 +51,10 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
+        check_workdir(config, workdir, resume)
         workdir.mkdir(parents=True, exist_ok=True)
-        self._check_workdir(resume)
+        if multihost.is_main():
+            _write_config(config, workdir / "config.json")
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         if max(buckets) < config.engine.max_length:
             raise ValueError(
@@ -106,37 +108,44 @@ class Run:
         save_pretrained(self.policy(), self.workdir / "policy")
         multihost.barrier("policy saved")
 
-    def _check_workdir(self, resume: bool) -> None:
-        """Refuses to mix runs; writes config.json. The main process looks, all learn what it found."""
-        complaint = None
-        if multihost.is_main():
-            try:
-                self._write_config(resume)
-            except ValueError as error:
-                complaint = str(error)
-        complaint = multihost.exchange(complaint)[0]
-        if complaint is not None:
-            raise ValueError(complaint)
 
-    def _write_config(self, resume: bool) -> None:
-        path = self.workdir / "config.json"
-        current = json.loads(json.dumps(dataclasses.asdict(self.config)))
-        if path.is_file():
-            saved = json.loads(path.read_text())
-            if not resume:
-                raise ValueError(
-                    f"{self.workdir} holds a run already; pass --resume to continue it, or use another --workdir"
-                )
-            free = {"steps", "log_episodes", "checkpoint", "evaluation"}  # may change between sittings
-            differing = [key for key in current if key not in free and saved.get(key) != current[key]]
-            if differing:
-                raise ValueError(
-                    f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same "
-                    f"one, or use another --workdir"
-                )
-        temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
-        temporary.write_text(json.dumps(current, indent=2) + "\n")
-        temporary.replace(path)
+def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    """Refuses to mix runs. The main process looks, all learn what it found (a collective call).
+
+    Raises:
+      ValueError: the workdir holds a run already and `resume` is False, or it holds one of another configuration.
+    """
+    complaint = multihost.exchange(
+        _complaint(config, workdir / "config.json", resume) if multihost.is_main() else None
+    )[0]
+    if complaint:
+        raise ValueError(complaint)
+
+
+def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | None:
+    if not path.is_file():
+        return None
+    if not resume:
+        return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
+    saved, current = json.loads(path.read_text()), _as_json(config)
+    free = {"steps", "log_episodes", "checkpoint", "evaluation"}  # may change between sittings
+    differing = [key for key in current if key not in free and saved.get(key) != current[key]]
+    if not differing:
+        return None
+    return (
+        f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same one, or use "
+        f"another --workdir"
+    )
+
+
+def _as_json(config: TrainConfig) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
+    temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
+    temporary.write_text(json.dumps(_as_json(config), indent=2) + "\n")
+    temporary.replace(path)
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -21,7 +21,7 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.run import Run
+from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.writer import read_metrics
 
@@ -35,6 +35,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     Returns:
       The last metrics, held-out negative log-likelihood per token included.
     """
+    check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
     source = _demonstrations(config, seed=config.seed)
