@@ -218,6 +218,8 @@ def test_answers_are_forced_under_every_budget() -> None:
     assert min(kinds.values()) > 30
     assert all(d.forced for d in shown if len(d.steps) == 3)
     assert sum(not d.forced for d in shown) > 300
+    one = DemonstrationSource(size=50, seed=8, max_searches=1)  # too few for two hops
+    assert {len(one[i].steps) for i in range(50)} == {0, 1}
 
 
 def test_demonstrations_use_no_held_out_entity() -> None:

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.programs import ROOT
 
 
 @pytest.mark.slow

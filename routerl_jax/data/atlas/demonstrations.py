@@ -30,8 +30,8 @@ class DemonstrationSource:
       seed: root of the randomness; use different seeds for training and validation.
       invented: share of items from invented worlds; the rest is about real entities of the training split.
       k: passages per search.
-      max_searches: largest budget of searches. Every demonstration has its own, from what its question needs to this; when
-        it is spent the answer is forced, so that a policy answers well under any budget.
+      max_searches: largest budget of searches. Every demonstration has its own, from what its question needs (if that is less)
+        to this; when it is spent the answer is forced, so that a policy answers well under any budget.
       persistence: chance to search again after a miss instead of giving up.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
     """
@@ -61,7 +61,7 @@ class DemonstrationSource:
         if not question.hops:
             return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
         steps: list[DemonstrationStep] = []
-        budget = int(rng.integers(len(question.hops), self.max_searches, endpoint=True))
+        budget = int(rng.integers(min(len(question.hops), self.max_searches), self.max_searches, endpoint=True))
         thought = f"I need the {question.hops[0].noun}."
         for i, hop in enumerate(question.hops):
             found = False
