@@ -150,8 +150,11 @@ class Engine:
             donate_argnames=("cache",),
             out_shardings=cache_sharding,
         )
-        self._fork = jax.jit(
-            programs.fork, static_argnames=("span",), donate_argnames=("cache",), out_shardings=cache_sharding
+        self._fork = jax.jit(  # a partial, as its compilations would be counted together with those of other engines
+            functools.partial(programs.fork),
+            static_argnames=("span",),
+            donate_argnames=("cache",),
+            out_shardings=cache_sharding,
         )
         self._decode = jax.jit(
             functools.partial(programs.decode, self._graph),
