@@ -124,6 +124,16 @@ def test_attention_against_numpy() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [64, 130, 600])
+def test_attention_in_blocks(length: int) -> None:
+    """Blocks of queries, an uneven last one included, give what one product of all with all gives."""
+    q, k, v = (jnp.asarray(normal(2, length, n, 8)) for n in (6, 2, 2))
+    segments = jnp.asarray(np.stack([np.full(length, 1), np.repeat([1, 2], [length // 3, length - length // 3])]))
+    mask = causal_mask(segments)
+    expected = jax.nn.dot_product_attention(q, k, v, mask=mask)
+    np.testing.assert_allclose(self_attention(q, k, v, mask), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_initializer() -> None:
     """Every parameter has its own stream of the asked scale, and the same key gives the same model."""
     first, second = (Initializer(jax.random.key(3), 0.5, jnp.dtype("float32")) for _ in range(2))
