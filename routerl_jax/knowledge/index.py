@@ -302,7 +302,7 @@ class ScannIndex(VectorIndex):
         return np.where(found, ids, -1)
 
     def _search(self, queries: np.ndarray, count: int, leaves: int | None) -> tuple[np.ndarray, np.ndarray]:
-        k = count - _SPARE  # what the caller of `search` asked for
+        k = count - _SPARE  # what the caller of `search` asked for, in the first round
         reorder = None if self.regime == "brute_force" else max(self.settings.reorder, 10 * k, count)
         batch = max(1, -(-len(queries) // (os.cpu_count() or 1)))
         ids, scores = self._searcher.search_batched_parallel(queries, count, reorder, leaves, batch_size=batch)

@@ -27,7 +27,7 @@ class Run:
 
     Args:
       config: of the run; written to `config.json`.
-      workdir: made if missing.
+      workdir: made if missing; `check_workdir` has found nothing against it.
       model: the initial policy.
       mesh: its devices.
       loss: objective.
@@ -35,7 +35,7 @@ class Run:
       resume: go on from the newest checkpoint, if there is one.
 
     Raises:
-      ValueError: the workdir holds a run already and `resume` is False; or a checkpoint of another architecture or config.
+      ValueError: its checkpoint is of another architecture, or the buckets are too short for the engine's conversations.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
-        check_workdir(config, workdir, resume)
         workdir.mkdir(parents=True, exist_ok=True)
         if multihost.is_main():
             _write_config(config, workdir / "config.json")

@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import unknown_key
+from routerl_jax.core.types import Passage
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
-from routerl_jax.knowledge.corpus import file_sha256
+from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
@@ -96,12 +97,7 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
         said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index")}
         if not spec.source:  # then defaults say nothing: whatever is there is meant
             said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
-        passages = None
-        if spec.source.startswith("atlas/"):
-            from routerl_jax.data.atlas.world import passages_of
-
-            passages = passages_of(spec.source.removeprefix("atlas/"))
-        check_kb(directory, said, f"config.knowledge.{name}", passages)
+        check_kb(directory, said, f"config.knowledge.{name}", _atlas_passages(spec))
     return load_kb(str(directory))
 
 
@@ -113,31 +109,36 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
             f"config.knowledge.{name}: there is no knowledge base in {directory} and no source to build it from; "
             f"set config.knowledge.{name}.source"
         )
+    passages = _atlas_passages(spec)
     build = BuildConfig(
         name=name,
         kind=spec.kind,
-        corpus="" if spec.source.startswith("atlas/") else spec.source,
+        corpus=spec.source if passages is None else "",
         encoder=spec.encoder,
         index=spec.index,
     )
-    if spec.source.startswith("atlas/"):
-        from routerl_jax.data.atlas.world import passages_of
-
-        passages = passages_of(spec.source.removeprefix("atlas/"))
-        build_from_passages(passages, config=build, directory=directory, progress=progress)
-    else:
+    if passages is None:
         build_kb(config=build, directory=directory, progress=progress)
+    else:
+        build_from_passages(passages, config=build, directory=directory, progress=progress)
+
+
+def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
+    """The passages that a source `atlas/...` stands for; None for a file."""
+    if not spec.source.startswith("atlas/"):
+        return None
+    from routerl_jax.data.atlas.world import passages_of
+
+    return passages_of(spec.source.removeprefix("atlas/"))
 
 
 def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
-    if spec.source.startswith("atlas/"):
-        from routerl_jax.data.atlas.world import passages_of
-
-        for passage in passages_of(spec.source.removeprefix("atlas/")):
-            digest.update(f"{passage.id}\0{passage.title}\0{passage.text}\0".encode())
+    content = ""
+    if (passages := _atlas_passages(spec)) is not None:
+        content = passages_sha256(passages)
     elif spec.source and (path := pathlib.Path(spec.source).expanduser()).is_file():
-        digest.update(file_sha256(path).encode())
-    return cache_directory() / "knowledge" / f"{name}-{digest.hexdigest()[:12]}"
+        content = file_sha256(path)
+    digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
+    return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
