@@ -1,4 +1,4 @@
-"""Architecture descriptions, read from and written to Hugging Face's config.json."""
+"""What an architecture is made of, in this package's terms. Reading and writing config.json: models/families."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-DECODER_TYPES = ("llama", "qwen2", "qwen3")
-ENCODER_TYPES = ("bert",)
+DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class UnsupportedModelError(ValueError):
@@ -16,20 +15,29 @@ class UnsupportedModelError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Frequency scaling of rotary embeddings: `linear`, or `llama3` (Llama 3.1's piecewise rule)."""
+    """Frequency scaling of rotary embeddings: `linear`, `llama3` (Llama 3.1's piecewise rule) or `yarn` (arXiv 2309.00071).
+
+    `low_freq_factor` and `high_freq_factor` belong to llama3. `beta_fast`, `beta_slow` (rotations within the original
+    context beyond which a frequency is kept, below which it is interpolated), `truncate` (to whole dimensions) and
+    `attention_factor` (which multiplies cosines and sines) to yarn.
+    """
 
     kind: str
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_length: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward."""
 
-    model_type: str  # llama (also SmolLM2), qwen2, qwen3
+    model_type: str  # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3
     vocab_size: int
     embed: int
     layers: int
@@ -40,11 +48,14 @@ class DecoderConfig:
     max_length: int
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    mrope_sections: tuple[int, ...] = ()  # frequencies that turn with time, height, width (vision-language models)
     norm_eps: float = 1e-6
     tied_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # bias on the attention output projection
     qk_norm: bool = False  # RMSNorm over head_dim of queries and keys (Qwen3)
+    window: int | None = None  # tokens that a windowed layer's query sees, itself included
+    windowed: tuple[bool, ...] = ()  # by layer; empty: every layer if `window` is set
     init_scale: float = 0.02
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -61,12 +72,18 @@ class DecoderConfig:
         # What a family fixes, config.json does not say: an export of another combination would load as another model.
         required = {
             "qk_norm": self.model_type == "qwen3",
-            "qkv_bias": self.model_type == "qwen2" or self.qkv_bias,
-            "output_bias": self.model_type != "qwen2" and self.qkv_bias,
+            "qkv_bias": self.model_type == "qwen2" or (self.qkv_bias and self.model_type != "mistral"),
+            "output_bias": self.model_type not in ("qwen2", "mistral") and self.qkv_bias,
         }
         for key, value in required.items():
             if getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)} makes no {self.model_type}; set {key}={value}")
+        if self.window is not None and self.model_type == "llama":
+            raise ValueError("window makes no llama; set window=None, or model_type='mistral'")
+        if self.windowed and (self.window is None or len(self.windowed) != self.layers):
+            raise ValueError(f"windowed={self.windowed} needs a window, and an entry for each of {self.layers} layers")
+        if self.mrope_sections and sum(self.mrope_sections) * 2 != self.head_dim:
+            raise ValueError(f"mrope_sections={self.mrope_sections} must add up to head_dim / 2 = {self.head_dim // 2}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,125 +113,8 @@ class EncoderConfig:
         return min(self.text_length or self.max_length, self.max_length)
 
 
-def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> DecoderConfig:
-    """Reads a decoder's config.json. Raises UnsupportedModelError for features that would change the logits."""
-    kind = config.get("model_type")
-    if kind not in DECODER_TYPES:
-        raise UnsupportedModelError(
-            f"{source}: model_type {kind!r} is not supported; decoders: {', '.join(DECODER_TYPES)}; "
-            f"encoders: {', '.join(ENCODER_TYPES)}"
-        )
-    _refuse_quantized(config, source)
-    _require(config, source, "hidden_act", ("silu", None))
-    _require(config, source, "mlp_bias", (False, None))
-    if config.get("use_sliding_window"):
-        raise UnsupportedModelError(
-            f"{source}: use_sliding_window is not supported; set it to false or use another model"
-        )
-    heads = config["num_attention_heads"]
-    bias = bool(config.get("attention_bias", False))
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    eos = config.get("eos_token_id")
-    return DecoderConfig(
-        model_type=kind,
-        vocab_size=config["vocab_size"],
-        embed=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        mlp=config["intermediate_size"],
-        max_length=config.get("max_position_embeddings", 2048),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope, source),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=kind == "qwen2" or bias,
-        output_bias=kind != "qwen2" and bias,
-        qk_norm=kind == "qwen3",
-        init_scale=config.get("initializer_range", 0.02),
-        bos_id=config.get("bos_token_id"),
-        eos_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
-    )
-
-
-def decoder_to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """The config.json that `transformers` loads as the same architecture."""
-    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
-    if config.rope_scaling is not None:
-        rope |= {"rope_type": config.rope_scaling.kind, "factor": config.rope_scaling.factor}
-        if config.rope_scaling.kind == "llama3":
-            rope |= {
-                "low_freq_factor": config.rope_scaling.low_freq_factor,
-                "high_freq_factor": config.rope_scaling.high_freq_factor,
-                "original_max_position_embeddings": config.rope_scaling.original_max_length,
-            }
-    result: dict[str, Any] = {
-        "architectures": [architecture[config.model_type]],
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp,
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied_embeddings,
-        "hidden_act": "silu",
-        "initializer_range": config.init_scale,
-        "bos_token_id": config.bos_id,
-        "eos_token_id": list(config.eos_ids) if len(config.eos_ids) > 1 else next(iter(config.eos_ids), None),
-        "rope_parameters": rope,
-        # transformers 4 reads these two instead of rope_parameters
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.rope_scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"},
-        "torch_dtype": dtype,
-    }
-    if config.model_type != "qwen2":
-        result["attention_bias"] = config.qkv_bias
-    return result
-
-
-def encoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> EncoderConfig:
-    """Reads a BERT config.json. Raises UnsupportedModelError for features that would change the vectors."""
-    _refuse_quantized(config, source)
-    _require(config, source, "hidden_act", ("gelu", None))
-    _require(config, source, "position_embedding_type", ("absolute", None))
-    return EncoderConfig(
-        model_type=config["model_type"],
-        vocab_size=config["vocab_size"],
-        embed=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        mlp=config["intermediate_size"],
-        max_length=config["max_position_embeddings"],
-        type_vocab_size=config.get("type_vocab_size", 2),
-        norm_eps=config.get("layer_norm_eps", 1e-12),
-        init_scale=config.get("initializer_range", 0.02),
-    )
-
-
-def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_length=int(rope["original_max_position_embeddings"]),
-        )
-    raise UnsupportedModelError(f"{source}: rope_type {kind!r} is not supported; supported: default, linear, llama3")
-
-
-def _refuse_quantized(config: Mapping[str, Any], source: str) -> None:
+def refuse_quantized(config: Mapping[str, Any], source: str) -> None:
+    """Raises UnsupportedModelError for a config.json of quantized weights."""
     quantization = config.get("quantization_config")
     if quantization:
         raise UnsupportedModelError(
@@ -223,6 +123,7 @@ def _refuse_quantized(config: Mapping[str, Any], source: str) -> None:
         )
 
 
-def _require(config: Mapping[str, Any], source: str, key: str, allowed: tuple[Any, ...]) -> None:
+def require(config: Mapping[str, Any], source: str, key: str, allowed: tuple[Any, ...]) -> None:
+    """Raises UnsupportedModelError unless config.json has one of the allowed values; `None` stands for an absent key."""
     if config.get(key) not in allowed:
         raise UnsupportedModelError(f"{source}: {key}={config[key]!r} is not supported; supported: {allowed[0]!r}")

@@ -7,7 +7,6 @@ V vocabulary.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import causal_mask, self_attention
-from routerl_jax.models.config import DecoderConfig
-from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm, rope_angles, rotate
+from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
+from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm
+from routerl_jax.models.rope import rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer) -> (output [B,T,N,H], new cache of this layer)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -102,6 +102,8 @@ class Decoder(nnx.Module):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
+        if config.window is not None:
+            raise UnsupportedModelError(f"sliding windows ({config.window} tokens) are not supported")
         init = Initializer(key, config.init_scale, param_dtype)
         self.config = config
         self.tokenizer: Tokenizer | None = None
@@ -111,6 +113,11 @@ class Decoder(nnx.Module):
         self.final_norm = init.ones((config.embed,), (None,))
         if not config.tied_embeddings:
             self.head = init.normal((config.embed, config.vocab_size), ("embed", "vocab"))
+
+    @property
+    def architecture(self) -> DecoderConfig:
+        """All that its config.json says."""
+        return self.config
 
     def __call__(
         self,
@@ -200,9 +207,3 @@ class Decoder(nnx.Module):
             weight, spec = self.head[...], "...D,DV->...V"
         with matmul_precision(self.compute_dtype):
             return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
-
-
-def abstract_decoder(config: DecoderConfig, param_dtype: jnp.dtype, compute_dtype: jnp.dtype | None = None) -> Decoder:
-    """A Decoder whose parameters are shapes without values."""
-    create = functools.partial(Decoder, config, param_dtype=param_dtype, compute_dtype=compute_dtype)
-    return nnx.eval_shape(lambda: create(jax.random.key(0)))

@@ -57,7 +57,19 @@ class EncoderBlocks(nnx.Module):
 class Encoder(nnx.Module):
     """A bidirectional encoder. `encoder(tokens, mask)` gives token vectors; `embed(texts)` gives one vector per text."""
 
-    def __init__(self, config: EncoderConfig, key: jax.Array, *, param_dtype: jnp.dtype = jnp.float32) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        key: jax.Array,
+        *,
+        param_dtype: jnp.dtype = jnp.float32,
+        compute_dtype: jnp.dtype | None = None,
+    ) -> None:
+        if compute_dtype not in (None, jnp.dtype(param_dtype)):
+            raise ValueError(
+                f"an encoder computes in the dtype of its weights: give dtype={jnp.dtype(compute_dtype).name!r} and no "
+                f"compute_dtype"
+            )
         init = Initializer(key, config.init_scale, param_dtype)
         self.config = config
         self.tokenizer: Tokenizer | None = None
@@ -68,6 +80,11 @@ class Encoder(nnx.Module):
         self.embedding_norm = init.ones((config.embed,), (None,))
         self.embedding_norm_bias = init.zeros((config.embed,), (None,))
         self.blocks = EncoderBlocks(config, init)
+
+    @property
+    def architecture(self) -> EncoderConfig:
+        """All that its config.json says."""
+        return self.config
 
     def __call__(self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token vectors; `mask` is True on real tokens."""

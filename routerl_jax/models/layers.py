@@ -1,17 +1,14 @@
-"""Small pieces that several architectures share: parameters with logical axes, norms, rotary embeddings."""
+"""Small pieces that several architectures share: parameters with logical axes, norms."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
-
-from routerl_jax.models.config import DecoderConfig
+from jaxtyping import Array, Float
 
 Axes = tuple[str | None, ...]
 
@@ -64,36 +61,3 @@ def layer_norm(
     mean = jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean((x32 - mean) ** 2, axis=-1, keepdims=True)
     return ((x32 - mean) * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
-
-
-def rope_frequencies(config: DecoderConfig) -> Float[Array, " half"]:
-    """Inverse frequencies of the rotary embedding, [head_dim / 2], with the config's scaling applied."""
-    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    # Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, the band between interpolated.
-    wavelengths = 2 * math.pi / frequencies
-    ratio = scaling.original_max_length / wavelengths
-    smooth = (ratio - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blended = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-    result = jnp.where(ratio < scaling.low_freq_factor, frequencies / scaling.factor, blended)
-    return jnp.where(ratio > scaling.high_freq_factor, frequencies, result)
-
-
-def rope_angles(
-    positions: Int[Array, "*B T"], config: DecoderConfig
-) -> tuple[Float[Array, "*B T half"], Float[Array, "*B T half"]]:
-    """Cosines and sines of the rotation at each position, float32."""
-    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(config)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Float[Array, "*B T N H"], rope: tuple[Array, Array]) -> Float[Array, "*B T N H"]:
-    """Applies rotary embeddings in the half-split convention of Hugging Face's Llama and Qwen."""
-    cos, sin = (part[..., None, :].astype(x.dtype) for part in rope)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.models.config import DecoderConfig
-
 # Layouts: for each axis of their tensor, the axes of ours that it runs over, the last one fastest.
-_VECTOR = ((0,),)
-_MATRIX = ((0,), (1,))
-_TRANSPOSED = ((1,), (0,))
-_TO_HEADS = ((1, 2), (0,))  # ours [embed, heads, width], theirs [heads * width, embed]
-_FROM_HEADS = ((2,), (0, 1))  # ours [heads, width, embed], theirs [embed, heads * width]
-_HEADS_BIAS = ((0, 1),)
+VECTOR = ((0,),)
+MATRIX = ((0,), (1,))
+TRANSPOSED = ((1,), (0,))
+TO_HEADS = ((1, 2), (0,))  # ours [embed, heads, width], theirs [heads * width, embed]
+FROM_HEADS = ((2,), (0, 1))  # ours [heads, width, embed], theirs [embed, heads * width]
+HEADS_BIAS = ((0, 1),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +33,15 @@ class Rule:
     @property
     def names(self) -> list[str]:
         return self.name.split("|")
+
+    @property
+    def outer(self) -> int:
+        """How many of our first axes run over tensors."""
+        return ("{}" in self.name) + (len(self.names) > 1)
+
+    def name_at(self, place: Sequence[int]) -> str:
+        """The tensor at a place of those axes."""
+        return self.names[place[-1] if len(self.names) > 1 else 0].format(*place[:1])
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of their tensor, from ours."""
@@ -61,57 +68,3 @@ class Rule:
 
 # our parameter path (as flax.nnx gives it) -> rule
 Rules = dict[Any, Rule]
-
-
-def decoder_rules(config: DecoderConfig) -> Rules:
-    """Our parameter path -> Hugging Face tensor, for the Llama and Qwen families."""
-    layer = "model.layers.{}."
-    rules = {
-        ("embedding",): Rule("model.embed_tokens.weight", _MATRIX),
-        ("final_norm",): Rule("model.norm.weight", _VECTOR),
-        ("blocks", "attention_norm"): Rule(layer + "input_layernorm.weight", _VECTOR),
-        ("blocks", "mlp_norm"): Rule(layer + "post_attention_layernorm.weight", _VECTOR),
-        ("blocks", "q"): Rule(layer + "self_attn.q_proj.weight", _TO_HEADS),
-        ("blocks", "k"): Rule(layer + "self_attn.k_proj.weight", _TO_HEADS),
-        ("blocks", "v"): Rule(layer + "self_attn.v_proj.weight", _TO_HEADS),
-        ("blocks", "o"): Rule(layer + "self_attn.o_proj.weight", _FROM_HEADS),
-        ("blocks", "gate"): Rule(layer + "mlp.gate_proj.weight", _TRANSPOSED),
-        ("blocks", "up"): Rule(layer + "mlp.up_proj.weight", _TRANSPOSED),
-        ("blocks", "down"): Rule(layer + "mlp.down_proj.weight", _TRANSPOSED),
-    }
-    if config.qkv_bias:
-        for part in "qkv":
-            rules[("blocks", f"{part}_bias")] = Rule(layer + f"self_attn.{part}_proj.bias", _HEADS_BIAS)
-    if config.output_bias:
-        rules[("blocks", "o_bias")] = Rule(layer + "self_attn.o_proj.bias", _VECTOR)
-    if config.qk_norm:
-        rules[("blocks", "q_norm")] = Rule(layer + "self_attn.q_norm.weight", _VECTOR)
-        rules[("blocks", "k_norm")] = Rule(layer + "self_attn.k_norm.weight", _VECTOR)
-    if not config.tied_embeddings:
-        rules[("head",)] = Rule("lm_head.weight", _TRANSPOSED)
-    return rules
-
-
-def encoder_rules() -> Rules:
-    """Our parameter path -> Hugging Face tensor, for BERT."""
-    layer = "encoder.layer.{}."
-    qkv = [f"{layer}attention.self.{part}." for part in ("query", "key", "value")]
-    return {
-        ("word",): Rule("embeddings.word_embeddings.weight", _MATRIX),
-        ("position",): Rule("embeddings.position_embeddings.weight", _MATRIX),
-        ("token_type",): Rule("embeddings.token_type_embeddings.weight", _MATRIX),
-        ("embedding_norm",): Rule("embeddings.LayerNorm.weight", _VECTOR),
-        ("embedding_norm_bias",): Rule("embeddings.LayerNorm.bias", _VECTOR),
-        ("blocks", "qkv"): Rule("|".join(part + "weight" for part in qkv), _TO_HEADS),
-        ("blocks", "qkv_bias"): Rule("|".join(part + "bias" for part in qkv), _HEADS_BIAS),
-        ("blocks", "o"): Rule(layer + "attention.output.dense.weight", _FROM_HEADS),
-        ("blocks", "o_bias"): Rule(layer + "attention.output.dense.bias", _VECTOR),
-        ("blocks", "attention_norm"): Rule(layer + "attention.output.LayerNorm.weight", _VECTOR),
-        ("blocks", "attention_norm_bias"): Rule(layer + "attention.output.LayerNorm.bias", _VECTOR),
-        ("blocks", "up"): Rule(layer + "intermediate.dense.weight", _TRANSPOSED),
-        ("blocks", "up_bias"): Rule(layer + "intermediate.dense.bias", _VECTOR),
-        ("blocks", "down"): Rule(layer + "output.dense.weight", _TRANSPOSED),
-        ("blocks", "down_bias"): Rule(layer + "output.dense.bias", _VECTOR),
-        ("blocks", "mlp_norm"): Rule(layer + "output.LayerNorm.weight", _VECTOR),
-        ("blocks", "mlp_norm_bias"): Rule(layer + "output.LayerNorm.bias", _VECTOR),
-    }

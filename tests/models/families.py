@@ -16,6 +16,7 @@ torch.set_num_threads(1)  # its threads wait by spinning: on a busy machine two 
 _CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
 }
 # Sizes are distinct, so that a wrong transposition can't fit.
@@ -39,6 +40,13 @@ _LLAMA3 = {  # heads of width 12 over 32 trained positions: two frequencies kept
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN = {  # heads of width 12 over 32 trained positions: two frequencies kept, one blended, three interpolated
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "beta_fast": 4,
+    "original_max_position_embeddings": 32,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_mha_tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -49,6 +57,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}, "head_dim": 20},
     ),
     "llama_bias": ("llama", {"attention_bias": True, "eos_token_id": None, "bos_token_id": None}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2_rope_yarn": ("qwen2", {"rope_parameters": _YARN}),
+    "qwen3_rope_yarn": (
+        "qwen3",
+        {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}, "head_dim": 24},
+    ),
     "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "qwen2_tied": ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),

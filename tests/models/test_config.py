@@ -3,15 +3,12 @@
 from typing import Any
 
 import pytest
+import transformers
 
-from routerl_jax.models.config import (
-    DecoderConfig,
-    RopeScaling,
-    UnsupportedModelError,
-    decoder_from_hf,
-    decoder_to_hf,
-    encoder_from_hf,
-)
+from routerl_jax.models.config import DecoderConfig, RopeScaling, UnsupportedModelError
+from routerl_jax.models.families.bert import encoder_from_hf
+from routerl_jax.models.families.llama import decoder_from_hf, decoder_to_hf
+from routerl_jax.models.family import FAMILIES, family_of
 
 LLAMA = {
     "model_type": "llama",
@@ -27,16 +24,9 @@ BERT = LLAMA | {"model_type": "bert", "max_position_embeddings": 64}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; decoders: llama, qwen2, qwen3; encoders: bert"),
-        ({"model_type": None}, "model_type None is not supported; decoders: llama, qwen2, qwen3; encoders: bert"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window is not supported; set it to false"),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_type 'yarn' is not supported; supported: default, linear, llama3",
-        ),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
-            "rope_type 'dynamic' is not supported; supported: default, linear, llama3",
+            "rope_type 'dynamic' is not supported; supported: default, linear, llama3, yarn",
         ),
         ({"mlp_bias": True}, "mlp_bias=True is not supported; supported: False"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported: 'silu'"),
@@ -63,6 +53,36 @@ def test_unsupported_encoders(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         encoder_from_hf(BERT | changes, "dir/config.json")
     assert str(error.value) == f"dir/config.json: {message}"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", None, 3])
+def test_unknown_families(kind: Any) -> None:
+    """The message names every family there is."""
+    with pytest.raises(UnsupportedModelError) as error:
+        family_of(LLAMA | {"model_type": kind}, "dir/config.json")
+    assert str(error.value).startswith(
+        f"dir/config.json: model_type {kind!r} is not supported; decoders: llama, mistral, "
+    )
+    assert all(name in str(error.value) for name in FAMILIES)
+
+
+def test_windows() -> None:
+    """Which layers see a window: as transformers' own configurations have it."""
+    qwen = LLAMA | {"model_type": "qwen2", "num_hidden_layers": 3, "sliding_window": 8, "use_sliding_window": True}
+    for kind, changes in [
+        ("qwen2", qwen | {"max_window_layers": 1}),
+        ("qwen3", qwen | {"model_type": "qwen3", "max_window_layers": 0}),
+        ("qwen2", qwen | {"max_window_layers": 3}),
+        ("qwen2", qwen | {"use_sliding_window": False}),
+    ]:
+        config = decoder_from_hf(changes)
+        theirs = {"qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}[kind](**changes)
+        windowed = config.windowed or (config.window is not None,) * config.layers
+        assert windowed == tuple(one == "sliding_attention" for one in theirs.layer_types)
+        assert config.window == (8 if any(windowed) else None)
+    mistral = decoder_from_hf(LLAMA | {"model_type": "mistral", "sliding_window": 16})
+    assert (mistral.window, mistral.windowed) == (16, ())
+    assert decoder_from_hf(LLAMA | {"sliding_window": 16}).window is None  # Llama has none
 
 
 def test_defaults_of_sparse_files() -> None:
@@ -98,7 +118,14 @@ def make(**changes: Any) -> DecoderConfig:
     [
         ({"kv_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
         ({"head_dim": 5}, "head_dim=5 must be even"),
-        ({"model_type": "mistral"}, "model_type='mistral' is not supported; decoders: llama, qwen2, qwen3"),
+        ({"model_type": "phi"}, "model_type='phi' is not supported; decoders: llama, mistral, qwen2, qwen3"),
+        ({"model_type": "mistral", "qkv_bias": True}, "qkv_bias=True makes no mistral; set qkv_bias=False"),
+        ({"window": 8}, "window makes no llama; set window=None"),
+        (
+            {"model_type": "mistral", "window": 8, "windowed": (True, False)},
+            "needs a window, and an entry for each of 1",
+        ),
+        ({"mrope_sections": (1, 2, 2)}, "must add up to head_dim / 2 = 2"),
         ({"model_type": "qwen3"}, "qk_norm=False makes no qwen3; set qk_norm=True"),
         ({"qk_norm": True}, "qk_norm=True makes no llama; set qk_norm=False"),
         ({"model_type": "qwen2"}, "qkv_bias=False makes no qwen2; set qkv_bias=True"),
@@ -120,6 +147,10 @@ def test_impossible_architectures(changes: dict[str, Any], message: str) -> None
         {"model_type": "qwen3", "qk_norm": True, "eos_ids": (3, 4), "norm_eps": 1e-5, "init_scale": 0.1},
         {"qkv_bias": True, "output_bias": True, "rope_theta": 5e5},
         {"rope_scaling": RopeScaling(kind="linear", factor=2.0)},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, attention_factor=1.2, beta_fast=16.0, truncate=False)},
+        {"model_type": "mistral", "window": 8},
+        {"model_type": "qwen3", "qk_norm": True, "window": 8, "windowed": (False, True), "layers": 2},
+        {"model_type": "qwen2", "qkv_bias": True, "mrope_sections": (1, 1, 0)},
         {"rope_scaling": RopeScaling(kind="llama3", factor=8.0, low_freq_factor=2.0, original_max_length=64)},
     ],
 )

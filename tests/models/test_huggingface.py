@@ -23,6 +23,7 @@ from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
+from routerl_jax.models.mapping import Rule
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
@@ -206,7 +207,7 @@ def test_only_the_main_process_writes_and_holds_one_shard(
     events: list[Any] = []
     gather = huggingface._Part.gather
     monkeypatch.setattr(
-        huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.layer)) or gather(part)
+        huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.place)) or gather(part)
     )
     write = huggingface.save_file
     monkeypatch.setattr(
@@ -283,14 +284,13 @@ def test_every_block_is_read_once(saved: Models, monkeypatch: pytest.MonkeyPatch
     """Over eight devices of which two or four hold the same: as many numbers are read as the checkpoint has."""
     directory = saved(family).directory
     sizes = []
-    read = huggingface._Checkpoint.read
+    to_ours = Rule.to_ours
 
-    def counting(*arguments: Any) -> np.ndarray:
-        block = read(*arguments)
+    def counting(rule: Rule, block: np.ndarray, shape: Any) -> np.ndarray:
         sizes.append(block.size)
-        return block
+        return to_ours(rule, block, shape)
 
-    monkeypatch.setattr(huggingface._Checkpoint, "read", counting)
+    monkeypatch.setattr(Rule, "to_ours", counting)
     for mesh in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 8}):
         sizes.clear()
         model = load(directory, mesh=make_mesh(mesh), layout="fsdp+tensor", dtype="bfloat16")
@@ -343,7 +343,7 @@ def test_a_tensor_of_another_shape(saved: Models, tmp_path: pathlib.Path, name: 
     assert tensors[name].shape != shape
     directory = copy(saved, tmp_path)
     safetensors.torch.save_file(tensors | {name: torch.zeros(shape)}, directory / "model.safetensors")
-    message = rf"^{tmp_path}: tensor '{re.escape(name)}' of shape {re.escape(str(shape))} does not fit .*config\.json"
+    message = rf"^{tmp_path}: does not fit .*config\.json: tensor '{re.escape(name)}' of shape {re.escape(str(shape))}"
     with pytest.raises(ValueError, match=message):
         load(directory)
 
@@ -377,26 +377,29 @@ def test_unused_tensors_are_named(saved: Models, tmp_path: pathlib.Path, monkeyp
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     load(tmp_path)
     assert not lines
+    safetensors.torch.save_file(tensors | {"score.weight": torch.ones(1, 48)}, tmp_path / "model.safetensors")
+    load(tmp_path)
+    assert lines == [f"{tmp_path}: 1 tensors are not of this architecture and unused: score.weight"]
     tensors |= {"model.layers.0.mlp.up_proj.bias": torch.ones(88), "model.layers.3.mlp.up_proj.weight": torch.ones(3)}
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    load(tmp_path)
-    assert lines == [
-        f"{tmp_path}: 2 tensors are not of this architecture and unused: model.layers.0.mlp.up_proj.bias, "
-        f"model.layers.3.mlp.up_proj.weight"
-    ]
+    message = (
+        r"2 tensors are in excess of .*: model\.layers\.0\.mlp\.up_proj\.bias, model\.layers\.3\.mlp\.up_proj\.weight$"
+    )
+    with pytest.raises(ValueError, match=message):  # without them, logits would be others than those of the checkpoint
+        load(tmp_path)
 
 
 def test_missing_tensors(saved: Models, tmp_path: pathlib.Path) -> None:
     directory = copy(saved, tmp_path, num_hidden_layers=4)
-    with pytest.raises(ValueError, match=rf"^{tmp_path}: tensor 'model\.layers\.3\.\S+' is missing; .* config\.json"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: 9 tensors are missing: .*model\.layers\.3\..* config\.json"):
         load(directory)
     directory = copy(saved, tmp_path, attention_bias=True)
-    with pytest.raises(ValueError, match=r"tensor 'model\.layers\.0\.self_attn\.\w_proj\.bias' is missing"):
+    with pytest.raises(ValueError, match=r"12 tensors are missing: .*model\.layers\.0\.self_attn\.\w_proj\.bias"):
         load(directory)
     shutil.copytree(saved("qwen2_tied").directory, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    with pytest.raises(ValueError, match=r"tensor 'lm_head\.weight' is missing"):
+    with pytest.raises(ValueError, match=r"1 tensor is missing: lm_head\.weight"):
         load(tmp_path)
 
 

@@ -15,8 +15,8 @@ import torch
 from flax import nnx
 
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.families.llama import decoder_rules
 from routerl_jax.models.huggingface import load_pretrained
-from routerl_jax.models.mapping import decoder_rules
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters
 
 TOLERANCE = 1e-4

@@ -1,0 +1,3 @@
+"""The supported model families; importing this package registers them."""
+
+from routerl_jax.models.families import bert, llama  # noqa: F401

@@ -1,0 +1,77 @@
+"""What this package knows of a model family: how its Hugging Face directories are read and written.
+
+To add a family: one file in models/families that registers a `Family` (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.mapping import Rules
+
+Role = Literal["decoder", "encoder"]
+
+
+class Architecture(Protocol):
+    """A model's configuration: a frozen dataclass that says of which family it is."""
+
+    @property
+    def model_type(self) -> str: ...
+
+
+class Pretrained(Protocol):
+    """What every model class offers to import and export: its whole configuration and, where it has one, its tokenizer."""
+
+    tokenizer: Tokenizer | None
+
+    @property
+    def architecture(self) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """Models of one `model_type`.
+
+    Attributes:
+      role: what its models are used as.
+      read: (config.json, its path for errors) -> our configuration; raises UnsupportedModelError for what would change
+        the results.
+      write: (configuration, dtype of the weights) -> config.json.
+      create: (configuration, key, param_dtype=, compute_dtype=) -> model with random weights.
+      rules: configuration -> which tensor holds which parameter.
+      prefixes: put before the rules' names in some checkpoints (of models with other heads, of other versions).
+      finish: reads what else a directory says about a model, into the model (pooling, image processing).
+      save: writes that again.
+    """
+
+    role: Role
+    read: Callable[[Mapping[str, Any], str], Any]
+    write: Callable[[Any, str], dict[str, Any]]
+    create: Callable[..., Any]
+    rules: Callable[[Any], Rules]
+    prefixes: tuple[str, ...] = ()
+    finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
+    save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
+
+
+FAMILIES: Registry[Family] = Registry("model family")
+
+
+def family_of(config: Mapping[str, Any], source: str) -> Family:
+    """The family of a config.json. Raises UnsupportedModelError, which lists all there are, for any other."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        by_role = {
+            role: [name for name in FAMILIES if FAMILIES.get(name).role == role] for role in ("decoder", "encoder")
+        }
+        raise UnsupportedModelError(
+            f"{source}: model_type {kind!r} is not supported; decoders: {', '.join(by_role['decoder'])}; "
+            f"encoders: {', '.join(by_role['encoder'])}"
+        )
+    return FAMILIES.get(kind)
