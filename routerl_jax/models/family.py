@@ -45,7 +45,8 @@ class Family:
       write: (configuration, dtype of the weights) -> config.json.
       create: (configuration, key, param_dtype=, compute_dtype=) -> model with random weights.
       rules: configuration -> which tensor holds which parameter.
-      prefixes: put before the rules' names in some checkpoints (of models with other heads, of other versions).
+      spellings: (how a rule's name begins, what stands there in some checkpoints): of models with or without heads, of
+        other versions of transformers.
       finish: reads what else a directory says about a model, into the model (pooling, image processing).
       save: writes that again.
     """
@@ -55,7 +56,7 @@ class Family:
     write: Callable[[Any, str], dict[str, Any]]
     create: Callable[..., Any]
     rules: Callable[[Any], Rules]
-    prefixes: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
 

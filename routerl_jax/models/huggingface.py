@@ -82,7 +82,7 @@ def load_pretrained(
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
-    fill(model, family.rules(architecture), Checkpoint(directory, family.prefixes), mesh, layout)
+    fill(model, family.rules(architecture), Checkpoint(directory, family.spellings), mesh, layout)
     if family.role == "encoder":
         model.mesh = mesh
     has_tokenizer = (directory / "tokenizer.json").is_file()

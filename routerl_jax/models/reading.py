@@ -70,15 +70,15 @@ class Checkpoint:
 
     Args:
       directory: with model.safetensors, or model.safetensors.index.json and what it names.
-      prefixes: names may be stored with one of these before them.
+      spellings: (beginning of a name, what may be stored in its place); tried in order after the name itself.
 
     Raises:
       ValueError: a file is missing or damaged.
     """
 
-    def __init__(self, directory: pathlib.Path, prefixes: Sequence[str] = ()) -> None:
+    def __init__(self, directory: pathlib.Path, spellings: Sequence[tuple[str, str]] = ()) -> None:
         self.directory = directory
-        self._prefixes = ("", *prefixes)
+        self._spellings = (("", ""), *spellings)
         index = directory / "model.safetensors.index.json"
         if index.is_file():
             files = {directory / name for name in read_json(index)["weight_map"].values()}
@@ -150,7 +150,8 @@ class Checkpoint:
             yield reader.get_slice(stored.name)
 
     def _find(self, name: str) -> _Stored | None:
-        return next((self._stored[p + name] for p in self._prefixes if p + name in self._stored), None)
+        names = (new + name[len(old) :] for old, new in self._spellings if name.startswith(old))
+        return next((self._stored[name] for name in names if name in self._stored), None)
 
 
 def _read_parameter(

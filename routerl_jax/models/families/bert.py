@@ -116,7 +116,7 @@ FAMILIES.register("bert")(
         write=encoder_to_hf,
         create=Encoder,
         rules=encoder_rules,
-        prefixes=("bert.",),
+        spellings=(("", "bert."),),
         finish=read_sentence_settings,
     )
 )

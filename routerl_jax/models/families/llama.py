@@ -221,6 +221,6 @@ for _kind in DECODER_TYPES:
             write=decoder_to_hf,
             create=Decoder,
             rules=decoder_rules,
-            prefixes=("model.",),
+            spellings=(("model.", ""), ("", "model.")),
         )
     )
