@@ -54,6 +54,23 @@ class Rule:
         order = sum(self.axes, ())
         return tensor.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
+    def read(self, tensor: Any, block: Sequence[tuple[int, int]], shape: Sequence[int]) -> np.ndarray:
+        """A block of ours, given as (start, stop) per axis, out of their tensor (anything that takes slices).
+
+        Where a layout splits an axis that is not the first of those merged into one of theirs (the heads in a fused
+        query-key-value matrix), more than the block is read, and cut.
+        """
+        slices, sizes, cut = [], [], [slice(None)] * len(shape)
+        for first, *inner in self.axes:
+            start, stop = block[first]
+            size = math.prod(shape[axis] for axis in inner)
+            slices.append(slice(start * size, stop * size))
+            sizes += [stop - start, *(shape[axis] for axis in inner)]
+            for axis in inner:
+                cut[axis] = slice(*block[axis])
+        part = tensor[tuple(slices)].reshape(sizes)
+        return part.transpose(np.argsort(sum(self.axes, ())))[tuple(cut)]
+
     def to_theirs(self, value: np.ndarray) -> np.ndarray:
         """Our parameter (of one layer) in their shape."""
         return value.transpose(sum(self.axes, ())).reshape(self.their_shape(value.shape))

@@ -1,0 +1,1 @@
+"""The supported model families."""
