@@ -24,6 +24,7 @@ REQUIRED = [
     "numpy>=2.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "pillow>=10.1",
     "rich>=13.0",
     "safetensors>=0.6",
     "tensorflow-datasets>=4.9.10",

@@ -56,8 +56,9 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
 def layer_norm(
     x: Float[Array, "*B D"], scale: Float[Array, " D"], bias: Float[Array, " D"], eps: float
 ) -> Float[Array, "*B D"]:
-    """Layer norm, statistics in float32."""
+    """Layer norm in float32, rounded to x's dtype once, as torch does."""
     x32 = x.astype(jnp.float32)
     mean = jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean((x32 - mean) ** 2, axis=-1, keepdims=True)
-    return ((x32 - mean) * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
+    normed = (x32 - mean) * jax.lax.rsqrt(variance + eps)
+    return (normed * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)

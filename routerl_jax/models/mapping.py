@@ -47,19 +47,22 @@ class Rule:
         """The shape of their tensor, from ours."""
         return tuple(math.prod(shape[axis] for axis in merged) for merged in self.axes)
 
-    def their_slices(self, block: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[slice, ...]:
-        """Where a block of ours, given as (start, stop) per axis, lies in their tensor."""
-        slices = []
-        for first, *inner in self.axes:
-            assert all(block[axis] == (0, shape[axis]) for axis in inner), "no layout splits the width of heads"
-            size = math.prod(shape[axis] for axis in inner)
-            slices.append(slice(block[first][0] * size, block[first][1] * size))
-        return tuple(slices)
+    def read(self, tensor: Any, block: Sequence[tuple[int, int]], shape: Sequence[int]) -> np.ndarray:
+        """A block of ours, given as (start, stop) per axis, out of their tensor (anything that takes slices).
 
-    def to_ours(self, tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Their tensor, or a block of it, in our shape."""
-        order = sum(self.axes, ())
-        return tensor.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+        Where a layout splits an axis that is not the first of those merged into one of theirs (the heads in a fused
+        query-key-value matrix), more than the block is read, and cut.
+        """
+        slices, sizes, cut = [], [], [slice(None)] * len(shape)
+        for first, *inner in self.axes:
+            start, stop = block[first]
+            size = math.prod(shape[axis] for axis in inner)
+            slices.append(slice(start * size, stop * size))
+            sizes += [stop - start, *(shape[axis] for axis in inner)]
+            for axis in inner:
+                cut[axis] = slice(*block[axis])
+        part = tensor[tuple(slices)].reshape(sizes)
+        return part.transpose(np.argsort(sum(self.axes, ())))[tuple(cut)]
 
     def to_theirs(self, value: np.ndarray) -> np.ndarray:
         """Our parameter (of one layer) in their shape."""

@@ -170,8 +170,7 @@ def _read_parameter(
             for bounds, block in blocks.items():
                 if all(start <= i < stop for i, (start, stop) in zip(place, bounds)):
                     inside = tuple(i - start for i, (start, _) in zip(place, bounds))
-                    part = tensor[rule.their_slices(bounds[outer:], shape[outer:])]
-                    block[inside] = rule.to_ours(part, block.shape[outer:])
+                    block[inside] = rule.read(tensor, bounds[outer:], shape[outer:])
     parts = []
     for bounds in list(blocks):
         block = blocks.pop(bounds)

@@ -1,0 +1,138 @@
+"""The vision towers of Qwen2-VL and Qwen2.5-VL in Hugging Face's terms: config.json and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.mapping import Rule, Rules
+from routerl_jax.models.vision import VisionConfig
+
+VISION_TYPES = ("qwen2_vl", "qwen2_5_vl")
+
+_VECTOR = ((0,),)
+_TRANSPOSED = ((1,), (0,))
+_FROM_HEADS = ((2,), (0, 1))  # ours [heads, width, embed], theirs [embed, heads * width]
+_FUSED = ((0, 2, 3), (1,))  # ours [3, embed, heads, width], theirs [3 * heads * width, embed]
+_FUSED_BIAS = ((0, 1, 2),)
+_KERNEL = ((4,), (0,), (1,), (2,), (3,))  # ours [channels, frames, side, side, embed], theirs with embed first
+
+
+def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> VisionConfig:
+    """Reads the vision tower's part of a model's whole config.json. What it does not say has transformers' defaults.
+
+    Raises:
+      UnsupportedModelError: another architecture, or a feature that would change the features of images.
+    """
+    kind = config.get("model_type")
+    if kind not in VISION_TYPES:
+        raise UnsupportedModelError(
+            f"{source}: no vision tower for model_type {kind!r}; supported: {', '.join(VISION_TYPES)}"
+        )
+    vision = config.get("vision_config") or {}
+    source = f"{source}: vision_config"
+    newer = kind == "qwen2_5_vl"
+    rope = vision.get("rope_parameters") or {}
+    checks = {
+        "hidden_act": (vision.get("hidden_act", "silu" if newer else "quick_gelu"), "silu" if newer else "quick_gelu"),
+        "in_channels": (vision.get("in_channels", 3), 3),
+        "rope_type": (rope.get("rope_type", "axial"), "axial"),
+    }
+    for key, (value, supported) in checks.items():
+        if value != supported:
+            raise UnsupportedModelError(f"{source}: {key}={value!r} is not supported; supported: {supported!r}")
+    for key in ("patch_size", "temporal_patch_size"):
+        if not isinstance(vision.get(key, 1), int):
+            raise UnsupportedModelError(f"{source}: {key}={vision[key]!r} is not supported; supported: one number")
+    embed = vision.get("hidden_size", 3584) if newer else vision.get("embed_dim", 1280)
+    common: dict[str, Any] = {
+        "model_type": kind,
+        "depth": vision.get("depth", 32),
+        "embed": embed,
+        "heads": vision.get("num_heads", 16),
+        "patch": vision.get("patch_size", 14),
+        "temporal_patch": vision.get("temporal_patch_size", 2),
+        "merge": vision.get("spatial_merge_size", 2),
+        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
+        "init_scale": vision.get("initializer_range", 0.02),
+    }
+    if not newer:
+        mlp = int(embed * vision.get("mlp_ratio", 4))
+        return VisionConfig(**common, mlp=mlp, out=vision.get("hidden_size", 3584), norm="layer", gated=False)
+    return VisionConfig(
+        **common,
+        mlp=vision.get("intermediate_size", 3420),
+        out=vision.get("out_hidden_size", 3584),
+        window=vision.get("window_size", 112),
+        full_layers=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+    )
+
+
+def vision_to_hf(config: VisionConfig) -> dict[str, Any]:
+    """The `vision_config` of the config.json that `transformers` loads as the same tower."""
+    common = {
+        "model_type": config.model_type,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "in_channels": config.channels,
+        "patch_size": config.patch,
+        "temporal_patch_size": config.temporal_patch,
+        "spatial_patch_size": config.patch,
+        "spatial_merge_size": config.merge,
+        "initializer_range": config.init_scale,
+    }
+    if config.rope_theta != VisionConfig.rope_theta:  # transformers 4 knows of one only
+        common["rope_parameters"] = {"rope_type": "axial", "rope_theta": config.rope_theta}
+    if config.model_type == "qwen2_vl":
+        if config.mlp % config.embed:
+            raise ValueError(
+                f"mlp={config.mlp} is no multiple of embed={config.embed}, as qwen2_vl's config.json needs it"
+            )
+        return common | {
+            "embed_dim": config.embed,
+            "mlp_ratio": config.mlp // config.embed,
+            "hidden_size": config.out,
+            "hidden_act": "quick_gelu",
+        }
+    return common | {
+        "hidden_size": config.embed,
+        "intermediate_size": config.mlp,
+        "out_hidden_size": config.out,
+        "window_size": config.window,
+        "fullatt_block_indexes": list(config.full_layers),
+        "hidden_act": "silu",
+    }
+
+
+def vision_rules(config: VisionConfig) -> Rules:
+    """Our parameter path in the tower -> tensor, by the names in the published checkpoints.
+
+    transformers 5 knows them with `model.` before, and saves them without.
+    """
+    layer = "visual.blocks.{}."
+    rules = {
+        ("patch",): Rule("visual.patch_embed.proj.weight", _KERNEL),
+        ("blocks", "attention_norm"): Rule(layer + "norm1.weight", _VECTOR),
+        ("blocks", "qkv"): Rule(layer + "attn.qkv.weight", _FUSED),
+        ("blocks", "qkv_bias"): Rule(layer + "attn.qkv.bias", _FUSED_BIAS),
+        ("blocks", "o"): Rule(layer + "attn.proj.weight", _FROM_HEADS),
+        ("blocks", "o_bias"): Rule(layer + "attn.proj.bias", _VECTOR),
+        ("blocks", "mlp_norm"): Rule(layer + "norm2.weight", _VECTOR),
+        ("merger_norm",): Rule("visual.merger.ln_q.weight", _VECTOR),
+        ("merger_up",): Rule("visual.merger.mlp.0.weight", _TRANSPOSED),
+        ("merger_up_bias",): Rule("visual.merger.mlp.0.bias", _VECTOR),
+        ("merger_down",): Rule("visual.merger.mlp.2.weight", _TRANSPOSED),
+        ("merger_down_bias",): Rule("visual.merger.mlp.2.bias", _VECTOR),
+    }
+    if config.norm == "layer":
+        rules[("merger_norm_bias",)] = Rule("visual.merger.ln_q.bias", _VECTOR)
+        rules[("blocks", "attention_norm_bias")] = Rule(layer + "norm1.bias", _VECTOR)
+        rules[("blocks", "mlp_norm_bias")] = Rule(layer + "norm2.bias", _VECTOR)
+    theirs = (
+        {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else {"up": "fc1", "down": "fc2"}
+    )
+    for ours, name in theirs.items():
+        rules[("blocks", ours)] = Rule(f"{layer}mlp.{name}.weight", _TRANSPOSED)
+        rules[("blocks", f"{ours}_bias")] = Rule(f"{layer}mlp.{name}.bias", _VECTOR)
+    return rules

@@ -1,0 +1,332 @@
+"""Pictures as Qwen2-VL and Qwen2.5-VL read them: decoding of whatever comes, crops, and the image processor.
+
+Numpy and Pillow on the host; equal to transformers' Qwen2VLImageProcessor (its Pillow version) value by value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+from jaxtyping import Float32, UInt8
+from PIL import Image, ImageOps
+
+from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.patches import ImagePatches, arrange
+
+ImageSource = bytes | bytearray | str | os.PathLike | Image.Image | np.ndarray
+
+_MOST_ASPECT = 200  # of the longer side to the shorter one, in Qwen's smart_resize
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
+    """The picture in RGB, upright, 8 bits per channel.
+
+    Animations (GIF, WebP, APNG) give their first frame; a PIL image gives the frame that it stands at. Transparent parts
+    lie on white. The EXIF orientation is applied; damaged EXIF data is ignored, with a warning. 16 bits are scaled to 8,
+    CMYK, palettes and grey are converted. A JPEG whose damage the decoder can bridge is used as decoded; a file that ends
+    early is refused, for its missing part would be made up.
+
+    Args:
+      source: encoded bytes, a path, a PIL image, or an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of uint8, uint16,
+        bool, or floats from 0 to 1.
+      name: what errors call the picture; default: its path, or "image".
+
+    Raises:
+      ValueError: nothing that can be used as a picture; names it and the fix.
+    """
+    name = _name(source, name)
+    if isinstance(source, np.ndarray):
+        return _flatten(_from_array(source, name), name)
+    if not isinstance(source, Image.Image):
+        source = _open(source, name)
+    try:
+        source.load()
+    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+        raise ValueError(f"{name}: damaged or incomplete ({error}); get the file again or drop the row") from error
+    try:
+        source = ImageOps.exif_transpose(source)
+    except Exception as error:
+        logging.warning("%s: EXIF data is damaged (%s); the picture is used as stored", name, error)
+    return _flatten(source, name)
+
+
+def crop(image: Image.Image, bbox: Sequence[float], *, name: str = "image") -> Image.Image:
+    """The part of a picture inside (left, top, right, bottom), in pixels.
+
+    A box that reaches over the edge is clamped to the picture. Fractions are rounded outwards, so that whatever has an
+    area gives at least one pixel.
+
+    Raises:
+      ValueError: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.
+    """
+    try:
+        left, top, right, bottom = (float(value) for value in bbox)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: bbox {bbox!r} must be four numbers (left, top, right, bottom) in pixels") from error
+    if not all(map(math.isfinite, (left, top, right, bottom))):
+        raise ValueError(f"{name}: bbox {bbox!r} must be four finite numbers")
+    if right <= left or bottom <= top:
+        raise ValueError(
+            f"{name}: bbox {bbox!r} has no area; give (left, top, right, bottom) with right > left, bottom > top"
+        )
+    width, height = image.size
+    if left >= width or top >= height or right <= 0 or bottom <= 0:
+        raise ValueError(f"{name}: bbox {bbox!r} lies outside the picture of {width}x{height} pixels")
+    box = (
+        math.floor(max(left, 0)),
+        math.floor(max(top, 0)),
+        math.ceil(min(right, width)),
+        math.ceil(min(bottom, height)),
+    )
+    return image.crop(box)
+
+
+def smart_resize(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int, *, name: str = "image"
+) -> tuple[int, int]:
+    """The (height, width) that a picture is resized to: multiples of `factor`, area within bounds, aspect about kept.
+
+    Sides are rounded half to even, as Qwen's and transformers' functions of this name do.
+
+    Raises:
+      ValueError: one side is over 200 times the other.
+    """
+    if max(height, width) > _MOST_ASPECT * min(height, width):
+        raise ValueError(
+            f"{name}: {width}x{height} pixels; one side may be at most {_MOST_ASPECT} times the other: crop or pad it"
+        )
+    high, wide = (round(side / factor) * factor for side in (height, width))
+    if high * wide > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        high, wide = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif high * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        high, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return high, wide
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageProcessor:
+    """What becomes of a picture before the vision tower: size, normalisation, patches.
+
+    Attributes:
+      patch_size: side of a patch, pixels.
+      temporal_patch_size: frames per patch; a still picture is repeated.
+      merge_size: side, in patches, of the group that becomes one image token.
+      min_pixels, max_pixels: bounds of the area after resizing.
+      mean, std: of the channels, after rescaling.
+      rescale: what a pixel from 0 to 255 is multiplied by.
+      window: side of an attention window in pixels, None for towers without (`VisionConfig.window`: not a part of
+        preprocessor_config.json).
+    """
+
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    merge_size: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    mean: tuple[float, float, float] = _CLIP_MEAN
+    std: tuple[float, float, float] = _CLIP_STD
+    rescale: float = 1 / 255
+    window: int | None = None
+
+    @property
+    def factor(self) -> int:
+        """Side, in pixels, of what becomes one image token."""
+        return self.patch_size * self.merge_size
+
+    def grid(self, height: int, width: int, *, name: str = "image") -> tuple[int, int, int]:
+        """(frames, rows, columns) of the patches of a picture of this size; frames are 1."""
+        high, wide = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels, name=name)
+        return 1, high // self.patch_size, wide // self.patch_size
+
+    def tokens(self, height: int, width: int, *, name: str = "image") -> int:
+        """Image tokens that a picture of this size takes in a prompt."""
+        return math.prod(self.grid(height, width, name=name)) // self.merge_size**2
+
+    def __call__(self, source: ImageSource, *, name: str | None = None) -> ImagePatches:
+        """Patches of one picture with all indices that the tower needs.
+
+        Raises:
+          ValueError: see `decode_image` and `smart_resize`; names the picture.
+        """
+        name = _name(source, name)
+        image = decode_image(source, name=name)
+        grid = self.grid(image.height, image.width, name=name)
+        size = (grid[2] * self.patch_size, grid[1] * self.patch_size)
+        pixels = np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+        return arrange(
+            self._patches(pixels),
+            grid,
+            merge=self.merge_size,
+            window=None if self.window is None else self.window // self.factor,
+            digest=hashlib.sha256(repr(self).encode() + pixels.tobytes()).hexdigest(),
+        )
+
+    def _patches(self, pixels: UInt8[np.ndarray, "H W 3"]) -> Float32[np.ndarray, "P D"]:
+        """Normalised patches in raster order of merge groups, the values of one ordered (channel, frame, row, column)."""
+        side, merge = self.patch_size, self.merge_size
+        rows, columns = pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
+        split = pixels.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        split = split.reshape(rows * columns * merge**2, 3, side, side)
+        # 256 values per channel: computed once, in transformers' order of operations and roundings.
+        levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
+        table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
+        values = np.empty((len(split), 3, self.temporal_patch_size, side, side), np.float32)
+        for channel in range(3):
+            values[:, channel] = table[channel][split[:, channel]][:, None]
+        return values.reshape(len(split), -1)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The preprocessor_config.json that transformers loads as the same processor."""
+        return {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": self.patch_size,
+            "temporal_patch_size": self.temporal_patch_size,
+            "merge_size": self.merge_size,
+            "size": {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels},
+            # transformers before 4.50 and vLLM read these two instead of size
+            "min_pixels": self.min_pixels,
+            "max_pixels": self.max_pixels,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+            "rescale_factor": self.rescale,
+            "resample": int(Image.Resampling.BICUBIC),
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "do_rescale": True,
+            "do_normalize": True,
+        }
+
+
+def processor_from_hf(
+    config: Mapping[str, Any], source: str = "preprocessor_config.json", *, window: int | None = None
+) -> ImageProcessor:
+    """Reads a preprocessor_config.json, or a processor_config.json with an `image_processor` in it.
+
+    Bounds of the area stand in it as `min_pixels` and `max_pixels`, or in `size` under these names or as `shortest_edge` and
+    `longest_edge` (which hold areas too); the first of these counts, as in transformers.
+
+    Args:
+      window: `VisionConfig.window` of the model.
+
+    Raises:
+      UnsupportedModelError: processing that this class does not do; the values would differ.
+    """
+    config = config.get("image_processor", config)
+    fixed: dict[str, Any] = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True)
+    for key, needed in {**fixed, "resample": int(Image.Resampling.BICUBIC)}.items():
+        if config.get(key, needed) != needed:
+            raise UnsupportedModelError(f"{source}: {key}={config[key]!r} is not supported; supported: {needed!r}")
+    kind = str(config.get("image_processor_type", "Qwen2VLImageProcessor"))
+    if not kind.startswith("Qwen2VLImageProcessor"):
+        raise UnsupportedModelError(
+            f"{source}: image_processor_type {kind!r} is not supported; supported: Qwen2VLImageProcessor"
+        )
+    size = config.get("size") or {}
+    default = ImageProcessor()
+
+    def bound(top: str, edge: str) -> int:
+        found = (config.get(top), size.get(edge), size.get(top), getattr(default, top))
+        return int(next(value for value in found if value is not None))
+
+    result = ImageProcessor(
+        patch_size=config.get("patch_size", default.patch_size),
+        temporal_patch_size=config.get("temporal_patch_size", default.temporal_patch_size),
+        merge_size=config.get("merge_size", default.merge_size),
+        min_pixels=bound("min_pixels", "shortest_edge"),
+        max_pixels=bound("max_pixels", "longest_edge"),
+        mean=_channels(config, "image_mean", default.mean, source),
+        std=_channels(config, "image_std", default.std, source),
+        rescale=config.get("rescale_factor", default.rescale),
+        window=window,
+    )
+    if not 0 < result.min_pixels <= result.max_pixels:
+        raise ValueError(
+            f"{source}: min_pixels={result.min_pixels} must lie between 1 and max_pixels={result.max_pixels}"
+        )
+    return result
+
+
+def _channels(
+    config: Mapping[str, Any], key: str, default: tuple[float, float, float], source: str
+) -> tuple[float, float, float]:
+    value = config.get(key) or default
+    if len(value) != 3:
+        raise ValueError(f"{source}: {key}={value!r} must have three numbers, for red, green and blue")
+    return tuple(float(part) for part in value)  # type: ignore[return-value]
+
+
+def _name(source: ImageSource, name: str | None) -> str:
+    if name is not None:
+        return name
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else "image"
+
+
+def _open(source: bytes | bytearray | str | os.PathLike, name: str) -> Image.Image:
+    if isinstance(source, (str, os.PathLike)):
+        try:
+            source = pathlib.Path(source).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{name}: can't be read ({error.strerror}); check the path") from error
+    try:
+        return Image.open(io.BytesIO(source))
+    except Exception as error:
+        raise ValueError(
+            f"{name}: not an image that Pillow can open ({type(error).__name__}, {len(source)} bytes beginning with "
+            f"{bytes(source[:8])!r}); give JPEG, PNG, GIF, WebP, TIFF or BMP"
+        ) from error
+
+
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))) or 0 in array.shape:
+        raise ValueError(f"{name}: an array of shape {array.shape}; give [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+    if array.dtype == np.bool_:
+        array = array * np.uint8(255)
+    elif array.dtype == np.uint16:
+        array = _to_bytes(array, 65535)
+    elif np.issubdtype(array.dtype, np.floating):
+        if not (array.min() >= 0 and array.max() <= 1):  # false for NaN
+            raise ValueError(f"{name}: floats must lie from 0 to 1; give uint8 or divide by the largest value")
+        array = _to_bytes(array, 1)
+    elif array.dtype != np.uint8:
+        raise ValueError(f"{name}: an array of {array.dtype}; give uint8, uint16, bool, or floats from 0 to 1")
+    return Image.fromarray(array)
+
+
+def _flatten(image: Image.Image, name: str) -> Image.Image:
+    """RGB of any mode, transparency on white."""
+    if 0 in image.size:
+        raise ValueError(f"{name}: {image.width}x{image.height} pixels; a picture needs at least one")
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip these at 255
+        levels = np.asarray(image)
+        most = 1 if image.mode == "F" and levels.max() <= 1 else 255 if image.mode == "F" else 65535
+        if not (levels.min() >= 0 and levels.max() <= most):
+            raise ValueError(
+                f"{name}: values from {levels.min()} to {levels.max()} in mode {image.mode}; save it with 8 or 16 bits"
+            )
+        return Image.fromarray(_to_bytes(levels, most)).convert("RGB")
+    try:
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        return image.convert("RGB")
+    except ValueError as error:
+        raise ValueError(f"{name}: mode {image.mode} can't be converted ({error}); save it as RGB") from error
+
+
+def _to_bytes(levels: np.ndarray, most: float) -> UInt8[np.ndarray, "..."]:
+    return np.rint(levels.astype(np.float64) * (255 / most)).astype(np.uint8)

@@ -1,0 +1,169 @@
+"""Patches in the order in which the vision tower computes, and every index that this order needs.
+
+All of it is made on the host: the device programs have no control flow that depends on a picture's size. Patches of one
+merge group (which becomes one image token) are adjacent; groups lie window by window, each window padded to full size.
+Towers without windows keep the raster order of groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ImagePatches:
+    """One picture, ready for the tower.
+
+    Attributes:
+      patches: normalised pixels; zeros where `valid` is False.
+      positions: row and column of each patch in the picture, for the rotary embedding.
+      valid: False on patches that fill a window up.
+      slots: for each image token, in raster order, the merge group (an index into P / group) that holds its feature.
+      grid: frames, rows and columns of patches.
+      group: patches per image token.
+      window: patches per attention window; `group` for towers without windows.
+      digest: SHA-256 of the pixels and of how they were processed; equal digests have equal features.
+    """
+
+    patches: Float32[np.ndarray, "P D"]
+    positions: Int32[np.ndarray, "P 2"]
+    valid: Bool[np.ndarray, " P"]
+    slots: Int32[np.ndarray, " tokens"]
+    grid: tuple[int, int, int]
+    group: int
+    window: int
+    digest: str
+
+    @property
+    def tokens(self) -> int:
+        """Image tokens in the prompt."""
+        return len(self.slots)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class VisionInputs:
+    """Several pictures in one array of a bucket's size: numpy arrays until a program takes them.
+
+    Leading axes may be stacked before P: one array for each row of a batch, so that rows lie on different devices.
+
+    Attributes:
+      patches: as in `ImagePatches`, picture after picture, then zeros.
+      positions: as in `ImagePatches`.
+      segments: the number of the picture, from 1, that a patch belongs to; 0 on padding.
+      slots: for each image token of picture after picture, the merge group that holds its feature; -1 after the last one.
+    """
+
+    patches: Float[Array | np.ndarray, "*B P D"]
+    positions: Int[Array | np.ndarray, "*B P 2"]
+    segments: Int[Array | np.ndarray, "*B P"]
+    slots: Int[Array | np.ndarray, "*B groups"]
+
+
+def arrange(
+    patches: Float32[np.ndarray, "P D"], grid: tuple[int, int, int], *, merge: int, window: int | None, digest: str
+) -> ImagePatches:
+    """Puts the patches of a still picture into the tower's order.
+
+    Args:
+      patches: in raster order of merge groups (as transformers' processor gives them).
+      grid: (1, rows, columns) in patches.
+      merge: side of a merge group, in patches.
+      window: side of an attention window, in merge groups; None: no windows.
+      digest: see `ImagePatches`.
+    """
+    frames, rows, columns = grid
+    if frames != 1 or rows % merge or columns % merge:
+        raise ValueError(f"grid {grid}: need one frame, and rows and columns that are multiples of {merge}")
+    group, high, wide = merge**2, rows // merge, columns // merge
+    if len(patches) != rows * columns:
+        raise ValueError(f"{len(patches)} patches do not fill the grid {grid}")
+    slots = _raster(high, wide) if window is None else _windowed(high, wide, window)
+    groups = high * wide if window is None else -(-high // window) * -(-wide // window) * window**2
+    corner = np.stack(np.divmod(np.arange(high * wide), wide), -1) * merge  # first patch of each group in raster order
+    inside = np.stack(np.divmod(np.arange(group), merge), -1)
+    return ImagePatches(
+        patches=_scatter(patches.reshape(high * wide, group, -1), slots, groups),
+        positions=_scatter((corner[:, None] + inside).astype(np.int32), slots, groups),
+        valid=_scatter(np.ones((high * wide, group, 1), bool), slots, groups)[:, 0],
+        slots=slots,
+        grid=grid,
+        group=group,
+        window=group * (1 if window is None else window**2),
+        digest=digest,
+    )
+
+
+def concatenate(images: Sequence[ImagePatches], buckets: Sequence[int]) -> VisionInputs:
+    """Several pictures in one array, padded to the smallest bucket that holds them.
+
+    Args:
+      images: at least one, all by the same processor.
+      buckets: sizes P, in patches: multiples of a window's patches.
+
+    Raises:
+      ValueError: no picture, a bucket of another multiple, or pictures that no bucket holds.
+    """
+    if not images:
+        raise ValueError("no image to concatenate; `blank` makes inputs without one")
+    group, window, width = images[0].group, images[0].window, images[0].patches.shape[1]
+    if any((image.group, image.window, image.patches.shape[1]) != (group, window, width) for image in images):
+        raise ValueError("images of different processors can't share an array; process all with one ImageProcessor")
+    uneven = [bucket for bucket in buckets if bucket % window]
+    if uneven:
+        raise ValueError(f"buckets {uneven} are not multiples of {window}, the patches of an attention window")
+    needed = sum(len(image.patches) for image in images)
+    size = min((bucket for bucket in buckets if bucket >= needed), default=0)
+    if not size:
+        raise ValueError(
+            f"{len(images)} images take {needed} patches, the largest bucket is {max(buckets, default=0)}; "
+            f"add a larger bucket, lower max_pixels or put fewer images together"
+        )
+    inputs = _blank(size, width, group)
+    start = token = 0
+    for number, image in enumerate(images, start=1):
+        part = slice(start, start + len(image.patches))
+        inputs["patches"][part] = image.patches
+        inputs["positions"][part] = image.positions
+        inputs["segments"][part] = np.where(image.valid, number, 0)
+        inputs["slots"][token : token + image.tokens] = image.slots + start // group
+        start, token = part.stop, token + image.tokens
+    return VisionInputs(**inputs)
+
+
+def blank(patches: int, width: int, *, group: int = 4) -> VisionInputs:
+    """Inputs of a bucket's size without a picture in them: for rows that have none beside rows that have some."""
+    return VisionInputs(**_blank(patches, width, group))
+
+
+def _blank(patches: int, width: int, group: int) -> dict[str, np.ndarray]:
+    return {
+        "patches": np.zeros((patches, width), np.float32),
+        "positions": np.zeros((patches, 2), np.int32),
+        "segments": np.zeros(patches, np.int32),
+        "slots": np.full(patches // group, -1, np.int32),
+    }
+
+
+def _raster(high: int, wide: int) -> Int32[np.ndarray, " groups"]:
+    return np.arange(high * wide, dtype=np.int32)
+
+
+def _windowed(high: int, wide: int, side: int) -> Int32[np.ndarray, " groups"]:
+    """Where each group, in raster order, lies when windows of side x side groups follow one another."""
+    row, column = np.divmod(np.arange(high * wide), wide)
+    windows_wide = -(-wide // side)
+    window = (row // side) * windows_wide + column // side
+    return (window * side**2 + (row % side) * side + column % side).astype(np.int32)
+
+
+def _scatter(values: np.ndarray, slots: np.ndarray, groups: int) -> np.ndarray:
+    """Groups of values [n, group, D] at their slots, zeros elsewhere, as rows [groups * group, D]."""
+    result = np.zeros((groups, *values.shape[1:]), values.dtype)
+    result[slots] = values
+    return result.reshape(-1, values.shape[-1])

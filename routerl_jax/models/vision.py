@@ -1,0 +1,287 @@
+"""The vision towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923).
+
+Parameters of all layers are stacked and scanned, as in models/decoder.py.
+Dimensions: B arrays of patches, P patches, D width of the tower, L layers, N heads, H head width, F feed-forward,
+W windows, Q queries, S keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from routerl_jax.models.decoder import Remat
+from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
+from routerl_jax.models.patches import VisionInputs
+from routerl_jax.models.rope import rotate
+
+# Logits of full attention that exist at one time: queries of a block x keys (268 MB in float32 with 16 heads).
+_LOGITS = 2**22
+
+_REMAT_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """A vision tower: patches, layers with window or full attention, and a merger to the language model's width."""
+
+    model_type: Literal["qwen2_vl", "qwen2_5_vl"]
+    depth: int
+    embed: int
+    heads: int
+    mlp: int
+    out: int  # width of the language model
+    channels: int = 3
+    patch: int = 14  # side, pixels
+    temporal_patch: int = 2  # frames
+    merge: int = 2  # side of the group of patches that becomes one image token
+    window: int | None = None  # side of an attention window, pixels; None: every layer has full attention
+    full_layers: tuple[int, ...] = ()  # layers with full attention beside windowed ones
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    gated: bool = True  # SiLU-gated feed-forward (Qwen2.5-VL), or quick-GELU without gate (Qwen2-VL)
+    rope_theta: float = 10_000.0
+    init_scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.embed % self.heads or self.head_dim % 4:
+            raise ValueError(
+                f"embed={self.embed} over heads={self.heads}: the width of a head must be a multiple of 4, half of it "
+                f"for rows and half for columns"
+            )
+        if self.window is not None and self.window < self.patch * self.merge:
+            raise ValueError(f"window={self.window} is smaller than a merge group of {self.patch * self.merge} pixels")
+        beyond = [layer for layer in self.full_layers if not 0 <= layer < self.depth]
+        if beyond:
+            raise ValueError(f"full_layers {beyond} are not layers of a tower of depth {self.depth}")
+        # What a family fixes, config.json does not say: an export of another combination would load as another model.
+        newer = self.model_type == "qwen2_5_vl"
+        for key, value in {"norm": "rms" if newer else "layer", "gated": newer}.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{key}={getattr(self, key)!r} makes no {self.model_type}; set {key}={value!r}")
+        if newer != (self.window is not None):
+            raise ValueError(f"window={self.window} makes no {self.model_type}: qwen2_5_vl has windows, qwen2_vl none")
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed // self.heads
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of a flattened patch."""
+        return self.channels * self.temporal_patch * self.patch**2
+
+    @property
+    def group(self) -> int:
+        """Patches per image token."""
+        return self.merge**2
+
+    @property
+    def window_patches(self) -> int:
+        """Patches of an attention window; arrays hold a multiple of this many."""
+        return self.group * (1 if self.window is None else (self.window // (self.patch * self.merge)) ** 2)
+
+
+class VisionBlocks(nnx.Module):
+    """All layers. `__call__` runs the layer whose parameters it currently holds (one slice of the stack)."""
+
+    def __init__(self, config: VisionConfig, init: Initializer) -> None:
+        layers, embed, heads, width, mlp = config.depth, config.embed, config.heads, config.head_dim, config.mlp
+        self.config = config
+        self.attention_norm = init.ones((layers, embed), ("layers", None))
+        self.qkv = init.normal((layers, 3, embed, heads, width), ("layers", None, "embed", "heads", "head_dim"))
+        self.qkv_bias = init.zeros((layers, 3, heads, width), ("layers", None, "heads", "head_dim"))
+        self.o = init.normal((layers, heads, width, embed), ("layers", "heads", "head_dim", "embed"))
+        self.o_bias = init.zeros((layers, embed), ("layers", None))
+        self.mlp_norm = init.ones((layers, embed), ("layers", None))
+        self.up = init.normal((layers, embed, mlp), ("layers", "embed", "mlp"))
+        self.up_bias = init.zeros((layers, mlp), ("layers", "mlp"))
+        if config.gated:
+            self.gate = init.normal((layers, embed, mlp), ("layers", "embed", "mlp"))
+            self.gate_bias = init.zeros((layers, mlp), ("layers", "mlp"))
+        self.down = init.normal((layers, mlp, embed), ("layers", "mlp", "embed"))
+        self.down_bias = init.zeros((layers, embed), ("layers", None))
+        if config.norm == "layer":
+            self.attention_norm_bias = init.zeros((layers, embed), ("layers", None))
+            self.mlp_norm_bias = init.zeros((layers, embed), ("layers", None))
+
+    def __call__(
+        self, x_BPD: Array, rope: tuple[Array, Array], segments_BP: Array, full: Array | bool, dtype: jnp.dtype
+    ) -> Array:
+        h = self._norm(x_BPD, "attention_norm")
+        qkv = jnp.einsum("BPD,CDNH->CBPNH", h, self.qkv[...].astype(dtype))
+        qkv = qkv + self.qkv_bias[...].astype(dtype)[:, None, None]
+        q, k = (rotate(part.astype(jnp.float32), rope).astype(dtype) for part in (qkv[0], qkv[1]))
+        out = self._attention(q, k, qkv[2], segments_BP, full)
+        x_BPD = x_BPD + (jnp.einsum("BPNH,NHD->BPD", out, self.o[...].astype(dtype)) + self.o_bias[...].astype(dtype))
+        h = self._norm(x_BPD, "mlp_norm")
+        up = (h @ self.up[...].astype(dtype) + self.up_bias[...].astype(dtype)).astype(jnp.float32)
+        if self.config.gated:
+            gate = (h @ self.gate[...].astype(dtype) + self.gate_bias[...].astype(dtype)).astype(jnp.float32)
+            h = jax.nn.silu(gate) * up
+        else:
+            h = up * jax.nn.sigmoid(1.702 * up)
+        h = h.astype(dtype)
+        return x_BPD + (h @ self.down[...].astype(dtype) + self.down_bias[...].astype(dtype))
+
+    def _attention(self, q: Array, k: Array, v: Array, segments_BP: Array, full: Array | bool) -> Array:
+        if self.config.window is None or full is True:
+            return full_attention(q, k, v, segments_BP)
+        patches = self.config.window_patches
+        if full is False:
+            return window_attention(q, k, v, segments_BP, patches)
+        # Rematerialised, because the backward pass of a cond keeps what either branch would need.
+        return jax.lax.cond(
+            full,
+            jax.checkpoint(full_attention),
+            jax.checkpoint(lambda q, k, v, segments: window_attention(q, k, v, segments, patches)),
+            *(q, k, v, segments_BP),
+        )
+
+    def _norm(self, x: Array, name: str) -> Array:
+        scale, eps = getattr(self, name)[...], self.config.norm_eps
+        if self.config.norm == "rms":
+            return rms_norm(x, scale, eps)
+        return layer_norm(x, scale, getattr(self, f"{name}_bias")[...], eps)
+
+
+class VisionTower(nnx.Module):
+    """`tower(inputs)` gives one feature of the language model's width per merge group."""
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        key: jax.Array,
+        *,
+        param_dtype: jnp.dtype = jnp.float32,
+        compute_dtype: jnp.dtype | None = None,
+    ) -> None:
+        init = Initializer(key, config.init_scale, param_dtype)
+        merged = config.group * config.embed
+        self.config = config
+        self.compute_dtype = jnp.dtype(param_dtype if compute_dtype is None else compute_dtype)
+        # A convolution whose stride is its size: a product with flattened patches.
+        side, frames = config.patch, config.temporal_patch
+        self.patch = init.normal((config.channels, frames, side, side, config.embed), (*(None,) * 4, "embed"))
+        self.blocks = VisionBlocks(config, init)
+        self.merger_norm = init.ones((config.embed,), (None,))
+        if config.norm == "layer":
+            self.merger_norm_bias = init.zeros((config.embed,), (None,))
+        self.merger_up = init.normal((merged, merged), ("embed", "mlp"))
+        self.merger_up_bias = init.zeros((merged,), ("mlp",))
+        self.merger_down = init.normal((merged, config.out), ("mlp", "embed"))
+        self.merger_down_bias = init.zeros((config.out,), (None,))
+
+    def __call__(self, inputs: VisionInputs, *, remat: Remat = "none") -> Float[Array, "*B groups D"]:
+        """Features of all merge groups, in the compute dtype.
+
+        Image tokens, in order, have the features `result[slots]`; groups that no slot names hold finite values without
+        meaning. A picture's features do not depend on what shares its array.
+
+        Args:
+          inputs: P patches, a multiple of `config.window_patches`.
+          remat: trades compute for memory in the backward pass.
+        """
+        *lead, patches, width = inputs.patches.shape
+        if width != self.config.patch_dim or patches % self.config.window_patches:
+            raise ValueError(
+                f"{patches} patches of {width} values; this tower takes patches of {self.config.patch_dim} values, in "
+                f"multiples of {self.config.window_patches}"
+            )
+        with matmul_precision(self.compute_dtype):
+            features = self._run(
+                jnp.reshape(inputs.patches, (-1, patches, width)),
+                jnp.reshape(inputs.positions, (-1, patches, 2)),
+                jnp.reshape(inputs.segments, (-1, patches)),
+                remat,
+            )
+        return features.reshape(*lead, patches // self.config.group, self.config.out)
+
+    def _run(self, patches_BPE: Array, positions_BP2: Array, segments_BP: Array, remat: Remat) -> Array:
+        config, dtype = self.config, self.compute_dtype
+        x = patches_BPE.astype(dtype) @ self.patch[...].astype(dtype).reshape(config.patch_dim, config.embed)
+        rope = _axial_angles(positions_BP2, config)
+        graph, stacked = nnx.split(self.blocks)
+
+        full = [config.window is None or layer in config.full_layers for layer in range(config.depth)]
+        alike = len(set(full)) == 1
+
+        def block(x: Array, layer: tuple[nnx.State, Array]) -> tuple[Array, None]:
+            params, layer_full = layer
+            return nnx.merge(graph, params)(x, rope, segments_BP, full[0] if alike else layer_full, dtype), None
+
+        if remat != "none":
+            block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
+        return self._merge(jax.lax.scan(block, x, (stacked, jnp.array(full)))[0])
+
+    def _merge(self, x_BPD: Array) -> Array:
+        """Groups of patches, adjacent in the array, to features."""
+        config, dtype = self.config, self.compute_dtype
+        if config.norm == "rms":
+            x = rms_norm(x_BPD, self.merger_norm[...], config.norm_eps)
+        else:
+            x = layer_norm(x_BPD, self.merger_norm[...], self.merger_norm_bias[...], config.norm_eps)
+        x = x.reshape(x.shape[0], -1, config.group * config.embed)
+        x = x @ self.merger_up[...].astype(dtype) + self.merger_up_bias[...].astype(dtype)
+        x = jax.nn.gelu(x, approximate=False)
+        return x @ self.merger_down[...].astype(dtype) + self.merger_down_bias[...].astype(dtype)
+
+
+def window_attention(
+    q: Float[Array, "B P N H"],
+    k: Float[Array, "B P N H"],
+    v: Float[Array, "B P N H"],
+    segments: Int[Array, "B P"],
+    window: int,
+) -> Float[Array, "B P N H"]:
+    """Attention inside windows of `window` consecutive patches, to patches of the same segment."""
+    batch, patches, heads, width = q.shape
+    shape = (batch * patches // window, window)
+    q_WQNH, k_WSNH, v_WSNH = (part.reshape(*shape, heads, width) for part in (q, k, v))
+    segments_WS = segments.reshape(shape)
+    return _attend(q_WQNH, k_WSNH, v_WSNH, segments_WS, segments_WS).reshape(q.shape)
+
+
+def full_attention(
+    q: Float[Array, "B P N H"], k: Float[Array, "B P N H"], v: Float[Array, "B P N H"], segments: Int[Array, "B P"]
+) -> Float[Array, "B P N H"]:
+    """Attention to all patches of the same segment, in blocks of queries: logits and mask exist for one block at a time."""
+    batch, patches, heads, width = q.shape
+    size = min(patches, max(64, _LOGITS // patches))
+    blocks = -(-patches // size)
+    if blocks == 1:
+        return _attend(q, k, v, segments, segments)
+    spare = blocks * size - patches
+    queries = jnp.pad(q, ((0, 0), (0, spare), (0, 0), (0, 0))).reshape(batch, blocks, size, heads, width)
+    query_segments = jnp.pad(segments, ((0, 0), (0, spare))).reshape(batch, blocks, size)
+
+    @jax.checkpoint  # the backward pass would keep the softmax of all blocks
+    def one(block: tuple[Array, Array]) -> Array:
+        return _attend(block[0], k, v, block[1], segments)
+
+    out = jax.lax.map(one, (jnp.moveaxis(queries, 1, 0), jnp.moveaxis(query_segments, 1, 0)))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, blocks * size, heads, width)[:, :patches]
+
+
+def _attend(q: Array, k: Array, v: Array, query_segments_BQ: Array, key_segments_BS: Array) -> Array:
+    """Softmax attention [B, Q, N, H] within segments, logits and softmax in float32."""
+    logits = jnp.einsum("BQNH,BSNH->BNQS", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    same = query_segments_BQ[:, None, :, None] == key_segments_BS[:, None, None, :]
+    weights = jax.nn.softmax(jnp.where(same, logits, jnp.finfo(jnp.float32).min), axis=-1)
+    return jnp.einsum("BNQS,BSNH->BQNH", weights.astype(v.dtype), v)
+
+
+def _axial_angles(positions_BP2: Array, config: VisionConfig) -> tuple[Array, Array]:
+    """Cosines and sines [B, P, H / 2]: the first half of the frequencies turns with the row, the second with the column."""
+    half = config.head_dim // 2
+    frequencies = 1.0 / config.rope_theta ** (jnp.arange(0, half, 2, dtype=jnp.float32) / half)
+    angles = (positions_BP2[..., None].astype(jnp.float32) * frequencies).reshape(*positions_BP2.shape[:2], half)
+    return jnp.cos(angles), jnp.sin(angles)
