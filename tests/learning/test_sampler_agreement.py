@@ -32,7 +32,8 @@ def rollouts(model, temperature):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("temperature", "architecture"), [(1.0, {}), (0.7, {}), (1.0, {"model_type": "mistral", "window": 13, "windowed": (False, True)})]
+    ("temperature", "architecture"),
+    [(1.0, {}), (0.7, {}), (1.0, {"model_type": "mistral", "window": 13, "windowed": (False, True)})],
 )
 def test_log_probs_agree(dtype, temperature, architecture):
     """Of the full softmax at the temperature, whatever top_p and top_k left out; sliding windows in all three programs."""
