@@ -24,7 +24,7 @@ TOKENS, LENGTHS, CALLS = 2048, (256, 512), 20
 
 def main() -> None:
     from benchmarks import peers
-    from routerl_jax.models.attention import causal_mask, self_attention
+    from routerl_jax.models.attention import self_attention
     from routerl_jax.parallel.mesh import batch_sharding, make_mesh
 
     arguments = peers.arguments(__doc__)
@@ -38,13 +38,15 @@ def main() -> None:
         heads = (size["heads"], size["kv_heads"], size["kv_heads"])
         shapes = [(batch, length, count, size["head_dim"]) for count in heads]
         inputs = [jax.device_put(rng.normal(size=shape).astype(np.float32), rows) for shape in shapes]
-        inputs.append(jax.jit(causal_mask)(jax.device_put(np.ones((batch, length), np.int32), rows)))
-        ours, theirs = (
-            functools.partial(gradients, function, inputs)
-            for function in (self_attention, lambda q, k, v, mask: jax.nn.dot_product_attention(q, k, v, mask=mask))
-        )
+        inputs.append(jax.device_put(np.ones((batch, length), np.int32), rows))
+        ours, theirs = (functools.partial(gradients, function, inputs) for function in (self_attention, _of_jax))
         times = peers.in_turn(ours, theirs, arguments.repeats)
         print(peers.row(f"{arguments.size}, rows of {length}", CALLS * TOKENS, *times))
+
+
+def _of_jax(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    return jax.nn.dot_product_attention(q, k, v, mask=same, is_causal=True)
 
 
 def gradients(attention: Callable[..., jax.Array], inputs: Sequence[jax.Array]) -> None:

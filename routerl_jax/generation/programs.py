@@ -130,11 +130,15 @@ def extend(
     starts_B = starts.reshape(-1)
     seen_cached = (jnp.arange(span) < starts_B[:, None])[:, None]
     causal = (offsets[None, :] <= offsets[:, None])[None]
+    ages = positions.reshape(-1, steps, 1) - jnp.arange(span)  # of cached tokens, seen from each new one
 
-    def attend(q: Array, k: Array, v: Array, cached: tuple[Array, Array] | None) -> tuple[Array, Any]:
-        blocks = [(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), causal)]
+    def attend(
+        q: Array, k: Array, v: Array, cached: tuple[Array, Array] | None, window: int | None
+    ) -> tuple[Array, Any]:
+        near = True if window is None else offsets[:, None] - offsets[None, :] < window
+        blocks = [(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), causal & near)]
         if cached is not None:
-            blocks.append((*cached, seen_cached))
+            blocks.append((*cached, seen_cached if window is None else seen_cached & (ages < window)))
         return blockwise_attention(q, blocks), (k, v)
 
     cached = None
@@ -209,16 +213,20 @@ def decode(
     def body(state: dict[str, Any]) -> dict[str, Any]:
         step = state["step"]
         alive = running(state["counts"], state["stopped"])
+        positions = starts + step
         seen_buffer = (jnp.arange(steps) <= step)[None, None]
 
-        def attend(q: Array, k: Array, v: Array, layer: tuple) -> tuple[Array, " tuple"]:
+        def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, " tuple"]:
             (cached_k, cached_v), (new_k, new_v) = layer
             new_k = jax.lax.dynamic_update_slice_in_dim(new_k, k.transpose(0, 2, 1, 3), step, axis=2)
             new_v = jax.lax.dynamic_update_slice_in_dim(new_v, v.transpose(0, 2, 1, 3), step, axis=2)
-            blocks = [(new_k, new_v, seen_buffer), (cached_k, cached_v, seen_cached)]
+            near_buffer, near_cached = seen_buffer, seen_cached
+            if window is not None:
+                near_buffer &= jnp.arange(steps) > step - window
+                near_cached &= (positions[:, None] - jnp.arange(span) < window)[:, None]
+            blocks = [(new_k, new_v, near_buffer), (cached_k, cached_v, near_cached)]
             return blockwise_attention(q, blocks), (new_k, new_v)
 
-        positions = starts + step
         hidden, buffers = model.run(
             state["token"][:, None], positions[:, None], attend, list(zip(cached, state["buffers"])), unroll=True
         )

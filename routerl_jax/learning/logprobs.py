@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat
 
 _CHUNK_BYTES = 64 * 2**20  # logits held at once (and recomputed in the backward pass when there are several chunks)
@@ -21,9 +22,10 @@ def target_logprobs(
     temperature: float = 1.0,
     entropy: bool = False,
     remat: Remat = "none",
+    attention: Attention | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats."""
-    hidden = model.hidden(tokens, positions, segment_ids, remat=remat)
+    hidden = model.hidden(tokens, positions, segment_ids, remat=remat, attention=attention)
     count, vocabulary = tokens.size, model.config.vocab_size
     chunks = max(1, -(-count * vocabulary * 4 // _CHUNK_BYTES))
     size = -(-count // chunks)

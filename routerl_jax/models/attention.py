@@ -1,33 +1,112 @@
-"""Causal self-attention over whole sequences, behind one function with one contract.
+"""Self-attention over whole sequences, behind one function with one contract; the backend decides what computes it.
 
 Attention against a KV cache belongs to the engine (generation/attention.py).
+Dimensions: B rows, T time, N query heads, K key/value heads, H head width.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-# Attention goes in blocks of queries: small ones save more, many cost compile time.
+from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
+
+Kind = Literal["xla", "splash", "cudnn"]
+
+# XLA: attention goes in blocks of queries; small ones save more, many cost compile time.
 _LEAST_BLOCK, _MOST_BLOCKS = 64, 8
+# Splash: tiles of queries and keys. They must divide the row; its lanes are 128 wide.
+_SPLASH_BLOCKS, _LANES = (512, 256, 128), 128
 
 
-def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """True where a query may look: at or before its own index, inside its own segment. Segment 0 is padding."""
-    length = segment_ids.shape[1]
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return (same & jnp.tri(length, dtype=bool))[:, None]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What computes self-attention in a program: a property of the devices that it is compiled for.
+
+    Attributes:
+      kind: `splash` (a Pallas kernel for TPUs), `cudnn` (GPUs), `xla` (anywhere). Where a kernel can't do a call exactly,
+        that call goes to `xla`.
+      mesh: the program's devices; rows are split over its batch axes and heads over `tensor`. A kernel is opaque to the
+        partitioner and runs under shard_map, so splash needs it.
+      interpret: run splash in Pallas's interpreter (tests on a CPU).
+    """
+
+    kind: Kind = "xla"
+    mesh: Mesh | None = None
+    interpret: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind == "splash" and self.mesh is None:
+            raise ValueError("splash attention runs under shard_map: give the mesh")
+
+    @classmethod
+    def on(cls, mesh: Mesh) -> Attention:
+        """The best one for a mesh, by the platform of its devices (which need not be attached: AOT topologies)."""
+        kinds: dict[str, Kind] = {"tpu": "splash", "gpu": "cudnn"}
+        return cls(kind=kinds.get(mesh.devices.flat[0].platform, "xla"), mesh=mesh)
+
+    @classmethod
+    def where(cls, weight: Array) -> Attention:
+        """The best one for the devices that a weight lies on; `xla` for a traced one, which says nothing of them."""
+        if isinstance(weight, jax.core.Tracer) or not isinstance(weight.sharding, NamedSharding):
+            return cls()
+        mesh = weight.sharding.mesh
+        return cls.on(mesh) if isinstance(mesh, Mesh) else cls()
 
 
 def self_attention(
-    q: Float[Array, "B T N H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], mask: Bool[Array, "B 1 T T"]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    attention: Attention = Attention(),
 ) -> Float[Array, "B T N H"]:
-    """Grouped-query softmax attention under a causal mask, logits and softmax in float32.
+    """Grouped-query softmax attention, softmax in float32, scores scaled by H**-0.5.
 
-    Queries go in blocks, each against the keys up to its end: what lies after them is not computed.
-    benchmarks/attention.py compares it with `jax.nn.dot_product_attention`.
+    Args:
+      segment_ids: tokens see tokens of their own segment only; 0 is padding, whose output means nothing (but is finite).
+        None: every row is one segment.
+      causal: a token sees itself and what lies before it; else all of its segment.
+      window: a token sees only the last `window` indices of these, itself included.
+      attention: what computes it.
+
+    Raises:
+      ValueError: a window below 1, or one without `causal`.
     """
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(f"window={window} must be at least 1 and needs causal=True")
+    if window is not None and window >= q.shape[1]:
+        window = None
+    if attention.kind == "splash":
+        return _splash(q, k, v, segment_ids, causal, window, attention)
+    if attention.kind == "cudnn" and _cudnn_can(q, segment_ids):
+        # cuDNN's window leaves the query itself out.
+        size = None if window is None else (window - 1, 0)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, local_window_size=size, implementation="cudnn")
+    return _xla(q, k, v, segment_ids, causal, window)
+
+
+def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
+    """Whether cuDNN computes exactly this: it knows no segments (a dense mask would have to pass as a trained bias)."""
+    return (
+        segment_ids is None and q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+    )
+
+
+def _xla(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, causal: bool, window: int | None
+) -> Float[Array, "B T N H"]:
+    """Queries go in blocks, each against the keys that one of them may see: what lies elsewhere is not computed."""
     batch, length, heads, width = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
@@ -37,11 +116,97 @@ def self_attention(
     blocks = []
     for start in range(0, length, step):
         end = min(start + step, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        last = end if causal else length
+        count = last - first
+        seen = _seen(segment_ids, (start, end), (first, last), causal, window)
         queries = q[:, :, :, start:end].reshape(batch, kv_heads, group * (end - start), width)
-        logits = jnp.einsum("BKQH,BKSH->BKQS", queries, k[:, :, :end], preferred_element_type=jnp.float32)
-        logits = logits.reshape(batch, kv_heads, group, end - start, end)
-        logits = jnp.where(mask[:, :, None, start:end, :end], logits, jnp.finfo(jnp.float32).min)
+        logits = jnp.einsum("BKQH,BKSH->BKQS", queries, k[:, :, first:last], preferred_element_type=jnp.float32)
+        logits = logits.reshape(batch, kv_heads, group, end - start, count)
+        logits = jnp.where(seen[:, None, None], logits, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-        mixed = jnp.einsum("BKQS,BKSH->BKQH", weights.reshape(batch, kv_heads, -1, end), v[:, :, :end])
+        weights = weights.reshape(batch, kv_heads, -1, count)
+        mixed = jnp.einsum("BKQS,BKSH->BKQH", weights, v[:, :, first:last])
         blocks.append(mixed.reshape(batch, kv_heads, group, end - start, width))
     return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
+
+
+def _seen(
+    segment_ids: Array | None, queries: tuple[int, int], keys: tuple[int, int], causal: bool, window: int | None
+) -> Bool[Array, "#B Q S"]:
+    """True where a query (of a range of indices) may look at a key (of another)."""
+    at = jnp.arange(*queries)[:, None] - jnp.arange(*keys)[None]
+    seen = jnp.ones(at.shape, bool) if not causal else at >= 0
+    if window is not None:
+        seen &= at < window
+    if segment_ids is None:
+        return seen[None]
+    return seen & (segment_ids[:, slice(*queries), None] == segment_ids[:, None, slice(*keys)])
+
+
+def _splash(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, causal: bool, window: int | None, attention: Attention
+) -> Float[Array, "B T N H"]:
+    """The sparse flash attention kernel that ships with JAX, on each device's own rows and heads.
+
+    Heads of any width are taken (64, 80, 96, 128 and 256 compile for v5e with jax 0.10.2); rows are padded to lanes.
+    """
+    mesh = attention.mesh
+    assert mesh is not None
+    batch, length, heads, width = q.shape
+    padding = -length % _LANES
+    if segment_ids is None and padding:
+        segment_ids = jnp.ones((batch, length), jnp.int32)
+    if padding:  # as segment 0: padding sees padding, so that no query is left without a key
+        q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
+        segment_ids = jnp.pad(segment_ids, ((0, 0), (0, padding)))
+    ways = mesh.shape["tensor"]
+    split = heads % ways == 0  # else every device of `tensor` computes all heads
+    if split and k.shape[2] % ways:  # fewer key/value heads than devices: each gets a copy of those that it needs
+        copies = ways // math.gcd(k.shape[2], ways)
+        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
+    rows = BATCH_AXES if batch % batch_shards(mesh) == 0 else None
+    spec = PartitionSpec(rows, None, "tensor" if split else None, None)
+    inputs, specs = [q * width**-0.5, k, v], [spec, spec, spec]
+    if segment_ids is not None:
+        inputs, specs = [*inputs, segment_ids], [*specs, PartitionSpec(rows, None)]
+
+    def local(q: Array, k: Array, v: Array, ids: Array | None = None) -> Array:
+        kernel = _splash_kernel(q.shape[1], q.shape[2], causal, window, attention.interpret)
+        major = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+        return jax.vmap(kernel)(*major, ids).transpose(0, 2, 1, 3)
+
+    # Kernels don't say how their outputs vary over the mesh, which check_vma would ask for.
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=spec, check_vma=False)
+    return mapped(*inputs)[:, :length]
+
+
+def _splash_kernel(length: int, heads: int, causal: bool, window: int | None, interpret: bool) -> Callable[..., Array]:
+    """(q [N, T, H], k, v [K, T, H], segment ids [T]) -> [N, T, H]. Blocks outside the mask are not computed."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    shape = (length, length)
+    if not causal:
+        mask = masks.FullMask(shape)
+    elif window is None:
+        mask = masks.CausalMask(shape)
+    else:
+        mask = masks.LocalMask(shape, (window - 1, 0), 0)
+    block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+    sizes = kernels.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    kernel = kernels.make_splash_mha(
+        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+    )
+
+    def run(q: Array, k: Array, v: Array, ids: Array | None) -> Array:
+        return kernel(q, k, v, None if ids is None else kernels.SegmentIds(q=ids, kv=ids))
+
+    return run

@@ -80,10 +80,18 @@ class DecoderConfig:
                 raise ValueError(f"{key}={getattr(self, key)} makes no {self.model_type}; set {key}={value}")
         if self.window is not None and self.model_type == "llama":
             raise ValueError("window makes no llama; set window=None, or model_type='mistral'")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window} must be at least 1: a query sees itself")
         if self.windowed and (self.window is None or len(self.windowed) != self.layers):
             raise ValueError(f"windowed={self.windowed} needs a window, and an entry for each of {self.layers} layers")
         if self.mrope_sections and sum(self.mrope_sections) * 2 != self.head_dim:
             raise ValueError(f"mrope_sections={self.mrope_sections} must add up to head_dim / 2 = {self.head_dim // 2}")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None where a query sees everything before it."""
+        windowed = self.windowed or (self.window is not None,) * self.layers
+        return tuple(self.window if flag else None for flag in windowed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,13 +17,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.models.attention import causal_mask, self_attention
-from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
+from routerl_jax.models.attention import Attention, self_attention
+from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm
 from routerl_jax.models.rope import rope_angles, rotate
 
-# attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer) -> (output [B,T,N,H], new cache of this layer)
-Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+# attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
+# -> (output [B,T,N,H], new cache of this layer)
+Attend = Callable[[Array, Array, Array, Any, int | None], tuple[Array, Any]]
+LayerAttend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]  # the same with the layer's window settled
 Remat = Literal["none", "full", "dots"]
 
 _REMAT_POLICIES = {
@@ -63,7 +66,12 @@ class Blocks(nnx.Module):
         self.down = init.normal((layers, config.mlp, embed), ("layers", "mlp", "embed"))
 
     def __call__(
-        self, x_BTD: Array, rope: tuple[Array, Array], attend: Attend, cache: Any, dtype: jnp.dtype
+        self,
+        x_BTD: Array,
+        rope: tuple[Array, Array],
+        attend: LayerAttend,
+        cache: Any,
+        dtype: jnp.dtype,
     ) -> tuple[Array, Any]:
         config = self.config
         h = rms_norm(x_BTD, self.attention_norm[...], config.norm_eps)
@@ -102,8 +110,6 @@ class Decoder(nnx.Module):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        if config.window is not None:
-            raise UnsupportedModelError(f"sliding windows ({config.window} tokens) are not supported")
         init = Initializer(key, config.init_scale, param_dtype)
         self.config = config
         self.tokenizer: Tokenizer | None = None
@@ -141,15 +147,22 @@ class Decoder(nnx.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         *,
         remat: Remat = "none",
+        attention: Attention | None = None,
     ) -> Float[Array, "B T D"]:
-        """Normed hidden states before the output projection. `remat` trades compute for memory in the backward pass."""
+        """Normed hidden states before the output projection.
+
+        Args:
+          remat: trades compute for memory in the backward pass.
+          attention: what computes attention; default: the best for the devices that the weights lie on. Inside jit weights
+            do not tell: pass it there.
+        """
+        backend = attention or Attention.where(self.embedding[...])
         tokens = jnp.asarray(tokens)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        mask = causal_mask(jnp.ones_like(tokens) if segment_ids is None else segment_ids)
 
-        def attend(q: Array, k: Array, v: Array, cache: None) -> tuple[Array, None]:
-            return self_attention(q, k, v, mask), cache
+        def attend(q: Array, k: Array, v: Array, cache: None, window: int | None) -> tuple[Array, None]:
+            return self_attention(q, k, v, segment_ids, window=window, attention=backend), cache
 
         return self.run(tokens, positions, attend, None, remat=remat)[0]
 
@@ -184,18 +197,33 @@ class Decoder(nnx.Module):
         rope = rope_angles(positions, self.config)
         graph, stacked = nnx.split(self.blocks)
 
-        def block(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any]:
-            return nnx.merge(graph, params)(x, rope, attend, cache, dtype)
+        def block(x: Array, params: nnx.State, cache: Any, attend_here: LayerAttend) -> tuple[Array, Any]:
+            def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any]:
+                return nnx.merge(graph, params)(x, rope, attend_here, cache, dtype)
 
-        if remat != "none":
-            block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
+            if remat != "none":
+                call = jax.checkpoint(call, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
+            return call(x, params, cache)
+
+        windows = self.config.windows
         if unroll:
             new_caches = []
-            for i in range(self.config.layers):
-                x, cache = block(x, jax.tree.map(lambda p, i=i: p[i], stacked), None if caches is None else caches[i])
+            for i, window in enumerate(windows):
+                params = jax.tree.map(lambda p, i=i: p[i], stacked)
+                here = functools.partial(_attend_in_window, attend, window)
+                x, cache = block(x, params, None if caches is None else caches[i], here)
                 new_caches.append(cache)
-        else:
-            x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer), x, (stacked, caches))
+        elif len(set(windows)) == 1:
+            here = functools.partial(_attend_in_window, attend, windows[0])
+            x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer, here), x, (stacked, caches))
+        else:  # layers of both kinds: a scan has one body, which holds both attentions and takes one
+
+            def either(x: Array, layer: tuple[nnx.State, Any, Array]) -> tuple[Array, Any]:
+                *inputs, windowed = layer
+                return block(x, *inputs, functools.partial(_attend_by_flag, attend, self.config.window, windowed))
+
+            flags = jnp.asarray([window is not None for window in windows])
+            x, new_caches = jax.lax.scan(either, x, (stacked, caches, flags))
         return rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
@@ -207,3 +235,17 @@ class Decoder(nnx.Module):
             weight, spec = self.head[...], "...D,DV->...V"
         with matmul_precision(self.compute_dtype):
             return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+
+
+def _attend_in_window(
+    attend: Attend, window: int | None, q: Array, k: Array, v: Array, cache: Any
+) -> tuple[Array, Any]:
+    return attend(q, k, v, cache, window)
+
+
+def _attend_by_flag(
+    attend: Attend, window: int | None, windowed: Array, q: Array, k: Array, v: Array, cache: Any
+) -> tuple[Array, Any]:
+    """With a window where the flag says so. Both calls know their window when they are compiled, as kernels need."""
+    with_window, without = (functools.partial(_attend_in_window, attend, size) for size in (window, None))
+    return jax.lax.cond(windowed, with_window, without, q, k, v, cache)

@@ -31,10 +31,13 @@ def rollouts(model, temperature):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_agree(dtype, temperature):
-    """Of the full softmax at the temperature, whatever top_p and top_k left out."""
-    model = tiny.model(dtype=jnp.dtype(dtype))
+@pytest.mark.parametrize(
+    ("temperature", "architecture"),
+    [(1.0, {}), (0.7, {}), (1.0, {"model_type": "mistral", "window": 13, "windowed": (False, True)})],
+)
+def test_log_probs_agree(dtype, temperature, architecture):
+    """Of the full softmax at the temperature, whatever top_p and top_k left out; sliding windows in all three programs."""
+    model = tiny.model(dtype=jnp.dtype(dtype), **architecture)
     sequences = rollouts(model, temperature)
     layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (128,), 512)
     learner = Learner(model, optax.sgd(0.1), LossConfig(), layout, temperature=temperature)

@@ -10,7 +10,6 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from routerl_jax.models.attention import causal_mask, self_attention
 from routerl_jax.models.families.llama import decoder_from_hf
 from routerl_jax.models.layers import Initializer, layer_norm, rms_norm
 from routerl_jax.models.rope import rope_angles, rotate
@@ -106,38 +105,6 @@ def test_rotation_keeps_lengths_and_depends_on_the_distance_alone() -> None:
     np.testing.assert_allclose(jnp.linalg.norm(at(q, 91)), np.linalg.norm(q), rtol=1e-6)
     np.testing.assert_allclose(at(q, 40) @ at(k, 33), at(q, 7) @ at(k, 0), rtol=1e-4)
     assert abs(at(q, 40) @ at(k, 33) - at(q, 40) @ at(k, 32)) > 1e-2
-
-
-def test_attention_against_numpy() -> None:
-    """Grouped heads, segments and padding, in float64 loops; 1e-5: float32 softmax over at most 9 keys."""
-    batch, length, heads, kv_heads, width = 2, 9, 6, 2, 8
-    q, k, v = (normal(batch, length, n, width) for n in (heads, kv_heads, kv_heads))
-    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [3, 3, 3, 3, 3, 3, 3, 3, 3]])
-    expected = np.zeros((batch, length, heads, width))
-    for b in range(batch):
-        for t in range(length):
-            seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t]]
-            for n in range(heads):
-                scores = np.array([q[b, t, n].astype(float) @ k[b, s, n // 3] for s in seen]) / width**0.5
-                weights = np.exp(scores - scores.max())
-                expected[b, t, n] = weights / weights.sum() @ v[b, seen, n // 3]
-    got = self_attention(*(jnp.asarray(x) for x in (q, k, v)), causal_mask(jnp.asarray(segments)))
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [64, 130, 600])
-def test_attention_in_blocks(length: int) -> None:
-    """Blocks of queries, an uneven last one included, against one product of all with all in float64; 1e-4: logits
-    of tens are float32."""
-    q, k, v = (normal(2, length, n, 8) for n in (6, 2, 2))
-    segments = np.stack([np.full(length, 1), np.repeat([1, 2], [length // 3, length - length // 3])])
-    got = self_attention(*(jnp.asarray(x) for x in (q, k, v)), causal_mask(jnp.asarray(segments)))
-    q, k, v = q.astype(float), k.astype(float).repeat(3, axis=2), v.astype(float).repeat(3, axis=2)
-    scores = np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5
-    seen = np.tri(length, dtype=bool) & (segments[:, :, None] == segments[:, None, :])
-    weights = np.where(seen[:, None], np.exp(scores - scores.max(-1, keepdims=True)), 0)
-    expected = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
-    np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_initializer() -> None:

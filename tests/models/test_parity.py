@@ -122,7 +122,8 @@ def test_unrolled_layers_and_their_caches(saved: Models) -> None:
     tokens, layers = jnp.asarray(random_tokens(2, 12)), model.config.layers
     positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array, window: None) -> tuple[jax.Array, jax.Array]:
+        assert window is None
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), cache + k.sum()
 
     @nnx.jit(static_argnames="unroll")
