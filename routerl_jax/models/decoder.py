@@ -7,6 +7,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -27,6 +28,29 @@ from routerl_jax.models.rope import rope_angles, rotate
 Attend = Callable[[Array, Array, Array, Any, int | None], tuple[Array, Any]]
 LayerAttend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]  # the same with the layer's window settled
 Remat = Literal["none", "full", "dots"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Features:
+    """Embeddings that take the place of some tokens' own: what a vision tower made of images.
+
+    The rows of a batch lie in S shards one after the other, and each has features of its own, so that none is moved.
+
+    Attributes:
+      values: F features of every shard.
+      index: for each token, which of its shard's features it gets; -1: its own embedding.
+    """
+
+    values: Float[Array, "S F D"]
+    index: Int[Array, "B T"]
+
+    def instead_of(self, x_BTD: Array) -> Array:
+        """The tokens' embeddings with the features in their places."""
+        index = self.index.reshape(self.values.shape[0], -1, 1)
+        taken = jnp.take_along_axis(self.values, jnp.maximum(index, 0), axis=1)
+        return jnp.where(self.index[..., None] >= 0, taken.reshape(x_BTD.shape).astype(x_BTD.dtype), x_BTD)
+
 
 _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -148,10 +172,13 @@ class Decoder(nnx.Module):
         *,
         remat: Remat = "none",
         attention: Attention | None = None,
+        features: Features | None = None,
     ) -> Float[Array, "B T D"]:
         """Normed hidden states before the output projection.
 
         Args:
+          positions: rotary; [3, B, T] (time, row, column) for vision-language models.
+          features: of images among the tokens.
           remat: trades compute for memory in the backward pass.
           attention: what computes attention; default: the best for the devices that the weights lie on. Inside jit weights
             do not tell: pass it there.
@@ -164,7 +191,7 @@ class Decoder(nnx.Module):
         def attend(q: Array, k: Array, v: Array, cache: None, window: int | None) -> tuple[Array, None]:
             return self_attention(q, k, v, segment_ids, window=window, attention=backend), cache
 
-        return self.run(tokens, positions, attend, None, remat=remat)[0]
+        return self.run(tokens, positions, attend, None, remat=remat, features=features)[0]
 
     def run(
         self,
@@ -175,25 +202,36 @@ class Decoder(nnx.Module):
         *,
         unroll: bool = False,
         remat: Remat = "none",
+        features: Features | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Runs all blocks with a given attention, which may read and replace a per-layer cache.
 
         Args:
           attend: see `Attend`.
           caches: None, or per-layer caches: a tree whose leaves have a leading layer axis; with `unroll`, a list of trees.
+          features: of images among the tokens.
           unroll: Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
 
         Returns:
           Normed hidden states [B, T, D] and the new caches in the same arrangement.
         """
         with matmul_precision(self.compute_dtype):
-            return self._run(tokens, positions, attend, caches, unroll, remat)
+            return self._run(tokens, positions, attend, caches, unroll, remat, features)
 
     def _run(
-        self, tokens: Array, positions: Array, attend: Attend, caches: Any, unroll: bool, remat: Remat
+        self,
+        tokens: Array,
+        positions: Array,
+        attend: Attend,
+        caches: Any,
+        unroll: bool,
+        remat: Remat,
+        features: Features | None,
     ) -> tuple[Array, Any]:
         dtype = self.compute_dtype
         x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
+        if features is not None:
+            x = features.instead_of(x)
         rope = rope_angles(positions, self.config)
         graph, stacked = nnx.split(self.blocks)
 

@@ -1,19 +1,28 @@
-"""The vision towers of Qwen2-VL and Qwen2.5-VL in Hugging Face's terms: config.json and tensors."""
+"""Qwen2-VL and Qwen2.5-VL in Hugging Face's terms: config.json, tensors, image processing."""
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.mapping import Rule, Rules
+from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
+from routerl_jax.models.family import FAMILIES, Family
+from routerl_jax.models.images import processor_from_hf
+from routerl_jax.models.mapping import FROM_HEADS, TRANSPOSED, VECTOR, Rule, Rules
+from routerl_jax.models.reading import read_json
 from routerl_jax.models.vision import VisionConfig
+from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
 
 VISION_TYPES = ("qwen2_vl", "qwen2_5_vl")
 
-_VECTOR = ((0,),)
-_TRANSPOSED = ((1,), (0,))
-_FROM_HEADS = ((2,), (0, 1))  # ours [heads, width, embed], theirs [embed, heads * width]
+_CLASSES = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+}
+
 _FUSED = ((0, 2, 3), (1,))  # ours [3, embed, heads, width], theirs [3 * heads * width, embed]
 _FUSED_BIAS = ((0, 1, 2),)
 _KERNEL = ((4,), (0,), (1,), (2,), (3,))  # ours [channels, frames, side, side, embed], theirs with embed first
@@ -113,26 +122,103 @@ def vision_rules(config: VisionConfig) -> Rules:
     layer = "visual.blocks.{}."
     rules = {
         ("patch",): Rule("visual.patch_embed.proj.weight", _KERNEL),
-        ("blocks", "attention_norm"): Rule(layer + "norm1.weight", _VECTOR),
+        ("blocks", "attention_norm"): Rule(layer + "norm1.weight", VECTOR),
         ("blocks", "qkv"): Rule(layer + "attn.qkv.weight", _FUSED),
         ("blocks", "qkv_bias"): Rule(layer + "attn.qkv.bias", _FUSED_BIAS),
-        ("blocks", "o"): Rule(layer + "attn.proj.weight", _FROM_HEADS),
-        ("blocks", "o_bias"): Rule(layer + "attn.proj.bias", _VECTOR),
-        ("blocks", "mlp_norm"): Rule(layer + "norm2.weight", _VECTOR),
-        ("merger_norm",): Rule("visual.merger.ln_q.weight", _VECTOR),
-        ("merger_up",): Rule("visual.merger.mlp.0.weight", _TRANSPOSED),
-        ("merger_up_bias",): Rule("visual.merger.mlp.0.bias", _VECTOR),
-        ("merger_down",): Rule("visual.merger.mlp.2.weight", _TRANSPOSED),
-        ("merger_down_bias",): Rule("visual.merger.mlp.2.bias", _VECTOR),
+        ("blocks", "o"): Rule(layer + "attn.proj.weight", FROM_HEADS),
+        ("blocks", "o_bias"): Rule(layer + "attn.proj.bias", VECTOR),
+        ("blocks", "mlp_norm"): Rule(layer + "norm2.weight", VECTOR),
+        ("merger_norm",): Rule("visual.merger.ln_q.weight", VECTOR),
+        ("merger_up",): Rule("visual.merger.mlp.0.weight", TRANSPOSED),
+        ("merger_up_bias",): Rule("visual.merger.mlp.0.bias", VECTOR),
+        ("merger_down",): Rule("visual.merger.mlp.2.weight", TRANSPOSED),
+        ("merger_down_bias",): Rule("visual.merger.mlp.2.bias", VECTOR),
     }
     if config.norm == "layer":
-        rules[("merger_norm_bias",)] = Rule("visual.merger.ln_q.bias", _VECTOR)
-        rules[("blocks", "attention_norm_bias")] = Rule(layer + "norm1.bias", _VECTOR)
-        rules[("blocks", "mlp_norm_bias")] = Rule(layer + "norm2.bias", _VECTOR)
+        rules[("merger_norm_bias",)] = Rule("visual.merger.ln_q.bias", VECTOR)
+        rules[("blocks", "attention_norm_bias")] = Rule(layer + "norm1.bias", VECTOR)
+        rules[("blocks", "mlp_norm_bias")] = Rule(layer + "norm2.bias", VECTOR)
     theirs = (
         {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else {"up": "fc1", "down": "fc2"}
     )
     for ours, name in theirs.items():
-        rules[("blocks", ours)] = Rule(f"{layer}mlp.{name}.weight", _TRANSPOSED)
-        rules[("blocks", f"{ours}_bias")] = Rule(f"{layer}mlp.{name}.bias", _VECTOR)
+        rules[("blocks", ours)] = Rule(f"{layer}mlp.{name}.weight", TRANSPOSED)
+        rules[("blocks", f"{ours}_bias")] = Rule(f"{layer}mlp.{name}.bias", VECTOR)
     return rules
+
+
+def vision_language_from_hf(config: Mapping[str, Any], source: str = "config.json") -> VisionLanguageConfig:
+    """Reads the config.json of a whole model: the text part flat, as published, or under `text_config`."""
+    text = dict(config.get("text_config") or config)
+    for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):  # the outer ones count
+        if config.get(key) is not None:
+            text[key] = config[key] or text.get(key)
+    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", text.get("rope_theta") or 1_000_000.0)
+    if "mrope_section" not in rope:
+        raise UnsupportedModelError(
+            f"{source}: rope_parameters without mrope_section; expected those of a Qwen2-VL model"
+        )
+    return VisionLanguageConfig(
+        model_type=config["model_type"],
+        text=decoder_from_hf({**text, "rope_parameters": rope, "model_type": "qwen2"}, source),
+        vision=vision_from_hf(config, source),
+        image_id=config.get("image_token_id", 151655),
+        video_id=config.get("video_token_id", 151656),
+        vision_start_id=config.get("vision_start_token_id", 151652),
+        vision_end_id=config.get("vision_end_token_id", 151653),
+    )
+
+
+def vision_language_to_hf(config: VisionLanguageConfig, dtype: str) -> dict[str, Any]:
+    """The config.json that `transformers` loads as the same model, with the text part flat as in published checkpoints."""
+    return decoder_to_hf(config.text, dtype) | {
+        "architectures": [_CLASSES[config.model_type]],
+        "model_type": config.model_type,
+        "vision_config": vision_to_hf(config.vision),
+        "image_token_id": config.image_id,
+        "video_token_id": config.video_id,
+        "vision_start_token_id": config.vision_start_id,
+        "vision_end_token_id": config.vision_end_id,
+    }
+
+
+def vision_language_rules(config: VisionLanguageConfig) -> Rules:
+    """Our parameter path -> Hugging Face tensor."""
+    tower = {("visual", *path): rule for path, rule in vision_rules(config.vision).items()}
+    return decoder_rules(config.text) | tower
+
+
+def read_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
+    """Takes the image processing that preprocessor_config.json (or processor_config.json) describes, where there is one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = directory / name
+        if path.is_file():
+            model.image_processor = processor_from_hf(read_json(path), str(path), window=model.vl_config.vision.window)
+            return
+
+
+def save_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
+    """Writes preprocessor_config.json."""
+    path = directory / "preprocessor_config.json"
+    path.write_text(json.dumps(model.image_processor.to_hf(), indent=2) + "\n")
+
+
+for _kind in VISION_TYPES:
+    FAMILIES.register(_kind)(
+        Family(
+            role="decoder",
+            read=vision_language_from_hf,
+            write=vision_language_to_hf,
+            create=VisionLanguageModel,
+            rules=vision_language_rules,
+            spellings=(
+                ("model.", "model.language_model."),
+                ("visual.", "model.visual."),
+                ("model.", "language_model.model."),
+                ("lm_head.", "language_model.lm_head."),
+            ),
+            finish=read_processor,
+            save=save_processor,
+        )
+    )

@@ -1,0 +1,92 @@
+"""Images among tokens, on the host: which ids stand for them, how many of these, and at which rotary positions."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int32
+
+from routerl_jax.models.images import ImageProcessor, ImageSource
+from routerl_jax.models.mrope import mrope_positions
+from routerl_jax.models.patches import ImagePatches
+
+if TYPE_CHECKING:
+    from routerl_jax.models.vision_language import VisionLanguageConfig
+
+_KEPT = 256  # processed images
+
+
+class ImageTokens:
+    """What a vision-language model's host side does with images; made by `VisionLanguageModel.image_tokens`.
+
+    Args:
+      config: whose ids mark images.
+      processor: from pictures to patches.
+    """
+
+    def __init__(self, config: VisionLanguageConfig, processor: ImageProcessor) -> None:
+        self.config = config
+        self.processor = processor
+        self._processed: collections.OrderedDict[int, tuple[ImageSource, ImagePatches]] = collections.OrderedDict()
+
+    @property
+    def marker(self) -> list[int]:
+        """What stands for an image in a prompt before `expand`."""
+        return [self.config.vision_start_id, self.config.image_id, self.config.vision_end_id]
+
+    def process(self, source: ImageSource | ImagePatches, name: str | None = None) -> ImagePatches:
+        """Patches of a picture. The last few are kept, so that a group of samples processes its picture once.
+
+        Raises:
+          ValueError: it can't be used; names it.
+        """
+        if isinstance(source, ImagePatches):
+            return source
+        key = id(source)  # which stays its own for as long as it is kept here
+        if key not in self._processed:
+            self._processed[key] = source, self.processor(source, name=name)
+            if len(self._processed) > _KEPT:
+                self._processed.popitem(last=False)
+        self._processed.move_to_end(key)
+        return self._processed[key][1]
+
+    def expand(self, tokens: Sequence[int], images: Sequence[ImagePatches]) -> tuple[list[int], list[int]]:
+        """Repeats each image token, one per image, as many times as its image has features; and where they begin.
+
+        Raises:
+          ValueError: not as many image tokens as images, or nothing after the last image.
+        """
+        tokens = [int(token) for token in tokens]
+        count = tokens.count(self.config.image_id)
+        if count != len(images):
+            raise ValueError(
+                f"{count} image tokens (id {self.config.image_id}) stand for {len(images)} images; put one where each image "
+                f"belongs"
+            )
+        if tokens and tokens[-1] == self.config.image_id:
+            raise ValueError("tokens end with an image; let the token that ends images follow it")
+        remaining = iter(images)
+        result: list[int] = []
+        starts: list[int] = []
+        for token in tokens:
+            if token == self.config.image_id:
+                starts.append(len(result))
+                result.extend([token] * next(remaining).tokens)
+            else:
+                result.append(token)
+        return result, starts
+
+    def positions(
+        self, tokens: Sequence[int], images: Sequence[ImagePatches], start: int = 0
+    ) -> tuple[Int32[np.ndarray, "3 T"], int]:
+        """Rotary positions of expanded tokens with these images among them, and of the token that comes next."""
+        return mrope_positions(
+            np.asarray(tokens, np.int32),
+            [image.grid for image in images],
+            image_token_id=self.config.image_id,
+            merge=self.config.vision.merge,
+            start=start,
+        )
