@@ -6,19 +6,28 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from jaxtyping import Int32
 
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Sequence
+from routerl_jax.core.types import PlacedImage, Sequence
 
 
 class Ledger:
-    """Records every token when it is fed or sampled; nothing is ever edited, removed or re-tokenized."""
+    """Records every token when it is fed or sampled; nothing is ever edited, removed or re-tokenized.
+
+    Attributes:
+      images: (index of its first token, processed image) of every image among the tokens, in order.
+      next_position: rotary position of the token that comes next, on all axes.
+    """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._positions: list[tuple[int, int, int]] = []
+        self.images: list[tuple[int, PlacedImage]] = []
+        self.next_position = 0
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -28,12 +37,31 @@ class Ledger:
         """All token ids so far (do not modify)."""
         return self._tokens
 
-    def feed(self, tokens: Seq[int]) -> None:
-        """Appends tokens that the policy did not sample: prompts, observations, forced text."""
+    def feed(
+        self,
+        tokens: Seq[int],
+        *,
+        positions: Int32[np.ndarray, "3 T"] | None = None,
+        next_position: int | None = None,
+        images: Seq[tuple[int, PlacedImage]] = (),
+    ) -> None:
+        """Appends tokens that the policy did not sample: prompts, observations, forced text.
+
+        Args:
+          positions: rotary positions of the tokens; default: of text, one after the other.
+          next_position: of the token after these; goes with `positions`.
+          images: (index among `tokens` of its first token, processed image).
+        """
+        self.images.extend((len(self._tokens) + start, image) for start, image in images)
         self._tokens.extend(int(token) for token in tokens)
         self._sampled.extend([False] * len(tokens))
         self._logprobs.extend([0.0] * len(tokens))
         self._versions.extend([-1] * len(tokens))
+        if positions is None or next_position is None:
+            self._advance(len(tokens))
+        else:
+            self._positions.extend((int(t), int(h), int(w)) for t, h, w in positions.T)
+            self.next_position = next_position
 
     def sample(self, tokens: Seq[int], logprobs: Seq[float], version: int) -> None:
         """Appends tokens that policy `version` sampled, with their behaviour log-probabilities."""
@@ -43,6 +71,17 @@ class Ledger:
         self._sampled.extend([True] * len(tokens))
         self._logprobs.extend(float(logprob) for logprob in logprobs)
         self._versions.extend([version] * len(tokens))
+        self._advance(len(tokens))
+
+    def positions(self, start: int, stop: int) -> Int32[np.ndarray, "3 T"]:
+        """Rotary positions of tokens `start` to `stop`."""
+        return np.asarray(self._positions[start:stop], np.int32).reshape(-1, 3).T
+
+    def _advance(self, count: int) -> None:
+        """Positions of text: all axes go on together."""
+        first = self.next_position
+        self._positions.extend((place, place, place) for place in range(first, first + count))
+        self.next_position = first + count
 
     def copy(self) -> Ledger:
         """An independent copy with the same history, for a forked conversation."""
@@ -51,6 +90,9 @@ class Ledger:
         other._sampled = list(self._sampled)
         other._logprobs = list(self._logprobs)
         other._versions = list(self._versions)
+        other._positions = list(self._positions)
+        other.images = list(self.images)
+        other.next_position = self.next_position
         return other
 
     def sequence(self) -> Sequence:
@@ -60,8 +102,9 @@ class Ledger:
             tokens=np.asarray(self._tokens, np.int32),
             loss_mask=np.asarray(self._sampled, bool),
             logprobs=np.asarray(self._logprobs, np.float32),
-            positions=np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)),
+            positions=self.positions(0, length),
             versions=np.asarray(self._versions, np.int32),
+            images=tuple(self.images),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -13,9 +13,19 @@ StopReason = Literal["stop", "eos", "length"]
 ActionKind = Literal["search", "answer", "invalid"]
 
 
+class PlacedImage(Protocol):
+    """A processed image as a token sequence holds it (models.patches.ImagePatches): so many tokens stand for it."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """One question with its accepted answers. `metadata` is free-form (supporting passages, question type, ...)."""
+    """One question with its accepted answers.
+
+    `images` are paths, encoded bytes, PIL images or arrays. `metadata` is free-form (supporting passages, question type, ...).
+    """
 
     id: str
     question: str
@@ -100,6 +110,7 @@ class Sequence:
       logprobs: behaviour log-probability of each sampled token at the sampling temperature (full support), 0 elsewhere.
       positions: rotary positions on three axes (time, height, width), [3, T]; equal axes for text.
       versions: policy version that sampled the token, -1 for fed tokens.
+      images: (index of its first token, processed image) of every image among the tokens, in order.
     """
 
     tokens: Int32[np.ndarray, " T"]
@@ -107,6 +118,7 @@ class Sequence:
     logprobs: Float32[np.ndarray, " T"]
     positions: Int32[np.ndarray, "3 T"]
     versions: Int32[np.ndarray, " T"]
+    images: tuple[tuple[int, PlacedImage], ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
