@@ -24,6 +24,7 @@ from routerl_jax.core.types import StopReason
 from routerl_jax.generation import programs
 from routerl_jax.generation.cache import CacheKind, allocate
 from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
@@ -142,13 +143,15 @@ class Engine:
         self._table = RowTable(shards, rows_per_shard)
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-        self._decode_spans = ladder(min(256, max_length), max_length, 2)
         self._extend_rows = ladder(min(8, rows_per_shard), rows_per_shard, 4)
         self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
-        self._extend_spans = ladder(min(512, max_length), max_length, 4)
+        self._fork_spans = ladder(min(256, max_length), max_length, 2)
         kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
         abstract = kind.abstract(self.config, self.mesh, shards, rows_per_shard, max_length, model.compute_dtype)
         self._cache = allocate(abstract)
+        any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
+        self._decode_spans = (max_length,) if any_span else self._fork_spans
+        self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
         self._streams: list[Stream] = []
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
@@ -366,8 +369,6 @@ class Engine:
             tokens[place][: len(new)] = new
             counts[place] = len(new)
         starts = layout.gather(lambda stream: stream.cached)
-        longest = int(starts.max())
-        span = round_up(longest, self._extend_spans) if longest else 0
         self._cache = self._programs.extend(
             params=self._params,
             cache=self._cache,
@@ -376,7 +377,7 @@ class Engine:
             tokens=tokens,
             positions=starts[..., None] + np.arange(steps, dtype=np.int32),
             counts=counts,
-            span=span,
+            span=round_up(int(starts.max()), self._extend_spans),
         )
         for place, stream in layout:
             stream.cached += int(counts[place])
@@ -390,7 +391,7 @@ class Engine:
             row = source_of[id(target)].row
             assert row is not None
             sources[place] = row[1]
-        span = round_up(max(target.cached for _, target in pairs), self._decode_spans)
+        span = round_up(max(target.cached for _, target in pairs), self._fork_spans)
         self._cache = self._programs.fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
 
     def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
