@@ -31,7 +31,7 @@ class Extension(Protocol):
         """Per-token values as `attend` wants them: rows flattened, padding moved to the end that it ignores."""
         ...
 
-    def attend(self, q: Array, k: Array, v: Array, layer: Any) -> tuple[Array, Any]:
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         """Attention of the new tokens (models.decoder.Attend)."""
         ...
 
@@ -99,9 +99,3 @@ def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
 def cache_sharding(config: DecoderConfig, mesh: Mesh) -> NamedSharding:
     """Of a layer's [D, R, T, heads, width]: rows over the batch axes, heads over `tensor`."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh), None))
-
-
-def layer_windows(config: DecoderConfig) -> tuple[int | None, ...]:
-    """By layer, how many tokens a query sees, itself included; None: all."""
-    windowed = config.windowed or (config.window is not None,) * config.layers
-    return tuple(config.window if each else None for each in windowed)

@@ -14,20 +14,18 @@ from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
-from routerl_jax.models.config import DecoderConfig
-from routerl_jax.models.decoder import abstract_decoder
+from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import batch_shards, replicated
 
 
 def lower_programs(
-    config: DecoderConfig,
+    model: Decoder,
     mesh: Mesh,
     *,
     rows: int,
     max_length: int,
     segment: int = 32,
     layout: str = "tensor",
-    dtype: Any = jnp.bfloat16,
     prompt_rows: int = 8,
     prompt_tokens: int = 512,
     truncate: bool = False,
@@ -36,10 +34,9 @@ def lower_programs(
     """Lowers what an `Engine` of these settings runs when it is busiest: every row decoding, with full rows.
 
     Args:
-      config: the policy.
+      model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
       rows, max_length, segment, layout, cache: as the Engine's.
-      dtype: that weights, keys and values are kept and computed in.
       prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are.
       prompt_tokens: tokens of each in one call, at most max_length.
       truncate: whether some rows sample with top-p or top-k.
@@ -47,7 +44,7 @@ def lower_programs(
     Returns:
       `prefill` and `decode`; `.compile()` gives text, memory and cost.
     """
-    model = abstract_decoder(config, dtype, dtype)
+    config, dtype = model.config, model.compute_dtype
     graph, params = nnx.split(model)
     params = WeightCopier(mesh, layout, dtype).abstract(params)
     shards = batch_shards(mesh)

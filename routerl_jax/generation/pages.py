@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_mi
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.generation.cache import cache_sharding, heads_axis, layer_windows
+from routerl_jax.generation.cache import cache_sharding, heads_axis
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -48,7 +48,7 @@ class PagedCache:
         # dimension takes whole lanes anyway.
         width = -(-config.head_dim // _LANES) * _LANES
         shape = (shards, rows, -(-length // page) * page, 2 * config.kv_heads, width)
-        layer = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
+        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
         return cls(pages=(layer,) * config.layers, config=config, mesh=mesh)
 
     @staticmethod
@@ -80,7 +80,8 @@ class PagedCache:
         q: Float[Array, "B S N H"],
         k: Float[Array, "B S K H"],
         v: Float[Array, "B S K H"],
-        layer: tuple[int, Float[Array, "D R T C W"]],
+        pages: Float[Array, "D R T C W"],
+        window: int | None,
         rows: Int[Array, " B"],
         where: Int[Array, "B S"],
         lengths: Int[Array, " B"],
@@ -88,7 +89,8 @@ class PagedCache:
         """Writes new keys and values of one layer, then attends to all that the rows hold.
 
         Args:
-          layer: its index and its pages.
+          pages: of the layer.
+          window: tokens that a query sees, itself included; None: all.
           rows: local row of each batch entry; `self.rows` for padding.
           where: position of each new token; `self.length` drops it.
           lengths: tokens of each row, new ones included; the last query of a row is the newest of them.
@@ -96,7 +98,6 @@ class PagedCache:
         Returns:
           Attention output (garbage for queries without a position), and the pages.
         """
-        i, pages = layer
         batch, steps, _, head_dim = q.shape
         padding = [(0, 0)] * 3 + [(0, pages.shape[-1] - head_dim)]
         q = jnp.pad(q, padding)
@@ -105,7 +106,7 @@ class PagedCache:
         tokens, stored = PartitionSpec(BATCH_AXES, None, heads), PartitionSpec(BATCH_AXES, None, None, heads)
         per_row = PartitionSpec(BATCH_AXES)
         run = jax.shard_map(
-            functools.partial(_on_shard, scale=head_dim**-0.5, window=layer_windows(self.config)[i]),
+            functools.partial(_on_shard, scale=head_dim**-0.5, window=window),
             mesh=self.mesh,
             in_specs=(tokens, tokens, stored, per_row, per_row, per_row),
             out_specs=(tokens, stored),
@@ -127,14 +128,14 @@ class _Extension:
         padded = jnp.arange(steps) < self._padding[..., None]
         self._where = jnp.where(padded, cache.length, before).reshape(-1, steps)
         self._lengths = jnp.maximum(starts + counts, 1).reshape(-1)
-        self.layers = list(enumerate(cache.pages))
+        self.layers = list(cache.pages)
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         moved = jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(x, self._padding)
         return moved.reshape(-1, *x.shape[2:])
 
-    def attend(self, q: Array, k: Array, v: Array, layer: Any) -> tuple[Array, Any]:
-        return self._cache.write_and_attend(q, k, v, layer, self._rows, self._where, self._lengths)
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._where, self._lengths)
 
     def finish(self, layers: list[Array]) -> PagedCache:
         return dataclasses.replace(self._cache, pages=tuple(layers))
@@ -152,8 +153,8 @@ class _Segment:
         where = jnp.where(alive, positions, self._cache.length)[:, None]
         lengths = jnp.where(alive, positions + 1, 1)
 
-        def attend(q: Array, k: Array, v: Array, layer: tuple) -> tuple[Array, Array]:
-            return self._cache.write_and_attend(q, k, v, layer, self._rows, where, lengths)
+        def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:
+            return self._cache.write_and_attend(q, k, v, layer[1], window, self._rows, where, lengths)
 
         return attend
 

@@ -26,7 +26,7 @@ from routerl_jax.generation.sampling import row_keys, sample_tokens
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import batch_sharding, replicated
 
-Host = Array | np.ndarray  # made on the host, given to a program
+Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a program (or only its shape)
 
 
 @functools.partial(
@@ -97,8 +97,8 @@ def extend(
     model: Decoder = nnx.merge(graph, params)
     rows, starts, tokens, positions, counts = _by_shard(mesh, (rows, starts, tokens, positions, counts))
     extension = cache.extension(rows, starts, counts, steps=tokens.shape[-1], span=span)
-    flat = _by_shard(mesh, (extension.align(tokens), extension.align(positions)))
-    _, layers = model.run(*flat, extension.attend, extension.layers, unroll=extension.unroll)
+    flat, at = _by_shard(mesh, (extension.align(tokens), extension.align(positions)))
+    _, layers = model.run(flat, at, extension.attend, extension.layers, unroll=extension.unroll)
     return extension.finish(layers)
 
 

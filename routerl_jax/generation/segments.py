@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.attention import blockwise_attention
-from routerl_jax.generation.cache import cache_sharding, layer_windows
+from routerl_jax.generation.cache import cache_sharding
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 
@@ -29,7 +29,7 @@ class SegmentCache:
     @classmethod
     def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
         shape = (shards, rows, length, config.kv_heads, config.head_dim)
-        layer = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
+        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
         return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config)
 
     @property
@@ -63,23 +63,19 @@ class _Extension:
         cached = None
         if span:
             cached = tuple(jnp.stack([_read(layer, rows, span) for layer in layers]) for layers in (cache.k, cache.v))
-        windows = None
-        if any(layer_windows(cache.config)):
-            windows = jnp.asarray([window or cache.length for window in layer_windows(cache.config)])
-        self.layers = (cached, windows)
+        self.layers = cached
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         return x.reshape(-1, *x.shape[2:])
 
-    def attend(self, q: Array, k: Array, v: Array, layer: Any) -> tuple[Array, Any]:
-        cached, window = layer
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         seen_new, seen_cached = self._causal, self._seen_cached
         if window is not None:
             seen_new = seen_new & (self._distance_new < window)
             seen_cached = seen_cached & (self._distance_cached < window)
         blocks = [(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), seen_new)]
-        if cached is not None:
-            blocks.append((*cached, seen_cached))
+        if layer is not None:
+            blocks.append((*layer, seen_cached))
         return blockwise_attention(q, blocks), (k, v)
 
     def finish(self, layers: tuple[Array, Array]) -> SegmentCache:
@@ -101,7 +97,6 @@ class _Segment:
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
         self._cached = [(_read(k, rows, span), _read(v, rows, span)) for k, v in zip(cache.k, cache.v)]
-        self._windows = layer_windows(cache.config)
         config, dtype = cache.config, cache.k[0].dtype
         buffer = jnp.zeros((rows.size, config.kv_heads, steps, config.head_dim), dtype)
         self.layers = [(buffer, buffer) for _ in range(config.layers)]
@@ -112,11 +107,11 @@ class _Segment:
         seen_buffer = (indices <= step)[None, None]
         seen_cached = (jnp.arange(self._span) < flat)[:, None]
 
-        def attend(q: Array, k: Array, v: Array, layer: tuple) -> tuple[Array, tuple]:
+        def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
             i, (new_k, new_v) = layer
             new_k = jax.lax.dynamic_update_slice_in_dim(new_k, k.transpose(0, 2, 1, 3), step, axis=2)
             new_v = jax.lax.dynamic_update_slice_in_dim(new_v, v.transpose(0, 2, 1, 3), step, axis=2)
-            buffer, cached, window = seen_buffer, seen_cached, self._windows[i]
+            buffer, cached = seen_buffer, seen_cached
             if window is not None:
                 buffer = buffer & (step - indices < window)
                 cached = cached & (flat + step - jnp.arange(self._span) < window)[:, None]

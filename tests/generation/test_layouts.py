@@ -89,6 +89,8 @@ def test_a_copy_is_kept_in_the_compute_dtype():
     engine = Engine(model, rows=4, max_length=128, layout="replicated")
     assert {leaf.dtype for leaf in jax.tree.leaves(plain._params)} == {jnp.dtype(jnp.float32)}
     assert {leaf.dtype for leaf in jax.tree.leaves(engine._params)} == {jnp.dtype(jnp.bfloat16)}
-    for one, other in zip(converse(plain, turns=1), converse(engine, turns=1)):  # the cast is the one that every layer makes
+    for one, other in zip(
+        converse(plain, turns=1), converse(engine, turns=1)
+    ):  # the cast is the one that every layer makes
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.logprobs, other.logprobs)

@@ -4,11 +4,14 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 
 from routerl_jax.generation.lowering import lower_programs
 from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import AXES
 
 CONFIG = DecoderConfig(
@@ -40,9 +43,8 @@ def compiled():
         patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nobody opens a TPU here
         topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
         mesh = jax.make_mesh((1, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=topology.devices)
-        lowered = lower_programs(
-            CONFIG, mesh, rows=ROWS, max_length=LENGTH, segment=8, prompt_rows=2, prompt_tokens=64
-        )
+        model = nnx.eval_shape(lambda: Decoder(CONFIG, jax.random.key(0), param_dtype=jnp.dtype(jnp.bfloat16)))
+        lowered = lower_programs(model, mesh, rows=ROWS, max_length=LENGTH, segment=8, prompt_rows=2, prompt_tokens=64)
         return {name: program.compile() for name, program in lowered.items()}
 
 
