@@ -8,7 +8,6 @@ again, so there may be more conversations than rows.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import zlib
 from collections.abc import Sequence
 from typing import cast
@@ -23,12 +22,16 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
 from routerl_jax.generation import programs
+from routerl_jax.generation.cache import CacheKind, allocate
+from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
+from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.compilation import compiled_programs
-from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated, single_device_mesh
+from routerl_jax.parallel.mesh import batch_shards, replicated, single_device_mesh
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -85,7 +88,7 @@ class Engine:
     """Batched multi-turn generation.
 
     Args:
-      model: a decoder; its weights' sharding is kept.
+      model: a decoder.
       rows: conversations that are held in the KV cache at once, rounded up to the mesh's shards.
       max_length: most tokens of one conversation.
       mesh: devices; default: those that the model's weights live on.
@@ -94,9 +97,12 @@ class Engine:
       leave_fraction: a decode call returns when no more than this share of its rows still runs, so that finished rows can
         call their tools and others can take their place.
       seed: root of all sampling randomness.
+      layout: how the engine's weights lie (parallel.sharding.LAYOUTS), in the model's compute dtype. Empty: the model's own
+        arrays, no copy.
+      cache: `paged` (pages.py) or `segment` (segments.py); auto: what suits the mesh's devices.
 
     Raises:
-      ValueError: max_length exceeds the model's context, or there is no tokenizer.
+      ValueError: max_length exceeds the model's context, there is no tokenizer, or no such layout or cache.
     """
 
     def __init__(
@@ -110,6 +116,8 @@ class Engine:
         segment: int = 32,
         leave_fraction: float = 0.5,
         seed: int = 0,
+        layout: str = "",
+        cache: CacheKind = "auto",
     ) -> None:
         if max_length > model.config.max_length:
             raise ValueError(
@@ -127,41 +135,28 @@ class Engine:
         self.seed = seed
         self.version = 0
         self.stats = EngineStats()
-        self._graph, self._params = nnx.split(model)
+        graph, params = nnx.split(model)
+        self._place = WeightCopier(self.mesh, layout, model.compute_dtype)
+        self._params: nnx.State | None = self._place(params)
         shards = batch_shards(self.mesh)
         rows_per_shard = -(-rows // shards)
         self._table = RowTable(shards, rows_per_shard)
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-        self._decode_spans = ladder(min(256, max_length), max_length, 2)
         self._extend_rows = ladder(min(8, rows_per_shard), rows_per_shard, 4)
         self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
-        self._extend_spans = ladder(min(512, max_length), max_length, 4)
-        cache_sharding = batch_sharding(self.mesh)
-        self._cache = programs.KVCache.create(model, shards, rows_per_shard, max_length, cache_sharding)
+        self._fork_spans = ladder(min(256, max_length), max_length, 2)
+        kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
+        abstract = kind.abstract(self.config, self.mesh, shards, rows_per_shard, max_length, model.compute_dtype)
+        self._cache = allocate(abstract)
+        any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
+        self._decode_spans = (max_length,) if any_span else self._fork_spans
+        self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
         self._streams: list[Stream] = []
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
-        small = replicated(self.mesh)
-        self._extend = jax.jit(
-            functools.partial(programs.extend, self._graph),
-            static_argnames=("span",),
-            donate_argnames=("cache",),
-            out_shardings=cache_sharding,
-        )
-        self._fork = jax.jit(  # a partial, as its compilations would be counted together with those of other engines
-            functools.partial(programs.fork),
-            static_argnames=("span",),
-            donate_argnames=("cache",),
-            out_shardings=cache_sharding,
-        )
-        self._decode = jax.jit(
-            functools.partial(programs.decode, self._graph),
-            static_argnames=("steps", "span", "truncate"),
-            donate_argnames=("cache",),
-            out_shardings=(cache_sharding, small),
-        )
+        self._programs = programs.jit_programs(graph, self.mesh, abstract)
 
     # --- conversations -------------------------------------------------------------------------------------------------
 
@@ -245,8 +240,12 @@ class Engine:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def update(self, params: nnx.State, version: int) -> None:
-        """Takes new weights (same structure and sharding, no copy). Cached keys and values of live streams are dropped."""
-        self._params = params
+        """Takes new weights (same structure and sharding). Cached keys and values of live streams are dropped.
+
+        Without a layout of its own the engine uses these very arrays; with one, its copy is valid until the next update.
+        """
+        self._params = None  # so that an old copy makes room for the new one
+        self._params = self._place(params)
         self.version = version
         for stream in self._streams:
             self._evict(stream)
@@ -292,7 +291,7 @@ class Engine:
     @property
     def compilations(self) -> int:
         """Number of device programs compiled so far; bounded by the ladders of shapes."""
-        return compiled_programs(self._extend, self._fork, self._decode)
+        return compiled_programs(self._programs.extend, self._programs.fork, self._programs.decode)
 
     def _schedule(self) -> list[Stream]:
         """Streams that get to run now: those with a request and a row, rows given in order of arrival."""
@@ -370,16 +369,15 @@ class Engine:
             tokens[place][: len(new)] = new
             counts[place] = len(new)
         starts = layout.gather(lambda stream: stream.cached)
-        longest = int(starts.max())
-        span = round_up(longest, self._extend_spans) if longest else 0
-        self._cache = self._extend(
+        self._cache = self._programs.extend(
             params=self._params,
             cache=self._cache,
             rows=layout.rows,
             starts=starts,
             tokens=tokens,
+            positions=starts[..., None] + np.arange(steps, dtype=np.int32),
             counts=counts,
-            span=span,
+            span=round_up(int(starts.max()), self._extend_spans),
         )
         for place, stream in layout:
             stream.cached += int(counts[place])
@@ -393,8 +391,8 @@ class Engine:
             row = source_of[id(target)].row
             assert row is not None
             sources[place] = row[1]
-        span = round_up(max(target.cached for _, target in pairs), self._decode_spans)
-        self._cache = self._fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
+        span = round_up(max(target.cached for _, target in pairs), self._fork_spans)
+        self._cache = self._programs.fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
 
     def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
         layout = Placement(self._table, self._decode_rows, running)
@@ -407,6 +405,7 @@ class Engine:
         inputs = programs.DecodeInputs(
             rows=layout.rows,
             starts=starts,
+            offsets=np.zeros_like(starts),
             tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
             limits=layout.gather(lambda stream: stream.turn_request.remaining),
             states=layout.gather(lambda stream: stream.turn_request.automaton_state),
@@ -417,7 +416,7 @@ class Engine:
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
         )
         leave_at = int(len(running) * self.leave_fraction)
-        self._cache, outputs = self._decode(
+        self._cache, outputs = self._programs.decode(
             params=self._params,
             cache=self._cache,
             inputs=inputs,

@@ -12,7 +12,7 @@ from jaxtyping import Int32, UInt32
 
 MAX_STOPS = 31
 EOS_BIT = np.uint32(1 << 31)
-_STATE_BUCKET = 64  # automata are padded to multiples of this, so that new stop strings rarely change a compiled shape
+STATE_BUCKET = 64  # automata are padded to multiples of this, so that new stop strings rarely change a compiled shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def build_automaton(
         raise ValueError(f"stop strings must be distinct, not empty and at most {MAX_STOPS}; got {stops}")
     byte_next, byte_hits = _aho_corasick([stop.encode() for stop in stops])
     states = len(byte_next)
-    padded = -(-states // _STATE_BUCKET) * _STATE_BUCKET
+    padded = -(-states // STATE_BUCKET) * STATE_BUCKET
     transition = np.zeros((padded, size), np.int32)
     hits = np.zeros((padded, size), np.uint32)
     transition[:states] = np.arange(states)[:, None]

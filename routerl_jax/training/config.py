@@ -43,6 +43,7 @@ class EngineConfig:
     max_length: int = 512  # tokens of a conversation
     segment: int = 32  # decode steps per device call
     leave_fraction: float = 0.5  # a call returns when no more than this share of its rows still decodes
+    layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -143,6 +143,7 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) ->
         segment=config.engine.segment,
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
+        layout=config.engine.layout,
     )
 
 

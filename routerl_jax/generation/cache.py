@@ -1,0 +1,101 @@
+"""The KV cache as the engine's programs see it: one interface, one implementation per kind of device.
+
+Both keep a row as one contiguous stretch, [D shards, R rows per shard, T positions, ...] per layer, and differ in what the
+programs do with it: `SegmentCache` (segments.py) reads rows once per call and collects new keys and values in a small
+buffer, in plain XLA; `PagedCache` (pages.py) writes them in place and attends with a Pallas kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, Self
+
+import jax
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Attend
+from routerl_jax.parallel.mesh import BATCH_AXES
+
+CacheKind = Literal["auto", "segment", "paged"]
+
+
+class Extension(Protocol):
+    """One call that feeds given tokens to some rows."""
+
+    layers: Any  # what `Decoder.run` takes as caches
+    unroll: bool  # ... and in which arrangement
+
+    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
+        """Per-token values as `attend` wants them: rows flattened, padding moved to the end that it ignores."""
+        ...
+
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        """Attention of the new tokens (models.decoder.Attend)."""
+        ...
+
+    def finish(self, layers: Any) -> KVCache:
+        """The cache after `Decoder.run` returned `layers`."""
+        ...
+
+
+class Segment(Protocol):
+    """One call that decodes some rows, a token per step."""
+
+    layers: list[Any]  # loop state, one tree per layer
+
+    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
+        """Attention of step `step`; takes (index of the layer, its state). Of rows that are not alive nothing is kept."""
+        ...
+
+    def finish(self, layers: list[Any], counts: Int[Array, "D A"]) -> KVCache:
+        """The cache with the first `counts` new tokens of each row."""
+        ...
+
+
+class KVCache(Protocol):
+    """Keys and values of all rows; a pytree whose leaves are [D, R, T, ...]."""
+
+    @classmethod
+    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
+        """Shapes and shardings of a cache that holds `rows` conversations of `length` tokens per shard."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Rows per shard."""
+        ...
+
+    def extension(
+        self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], counts: Int[Array, "D A"], *, steps: int, span: int
+    ) -> Extension:
+        """Feeds `counts` of `steps` tokens to rows that hold `starts` <= span tokens already."""
+        ...
+
+    def segment(self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], *, steps: int, span: int) -> Segment:
+        """Decodes up to `steps` tokens for rows that hold `starts` <= span tokens."""
+        ...
+
+
+def allocate(abstract: Any) -> Any:
+    """A cache of zeros from an abstract one."""
+    make = jax.jit(
+        lambda: jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract),
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
+    )
+    return make()
+
+
+def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
+    """The mesh axis that the cache's heads are split over; None, with a log line, if they don't divide."""
+    ways = mesh.shape["tensor"]
+    if config.kv_heads % ways:
+        logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, ways)
+        return None
+    return "tensor"
+
+
+def cache_sharding(config: DecoderConfig, mesh: Mesh) -> NamedSharding:
+    """Of a layer's [D, R, T, heads, width]: rows over the batch axes, heads over `tensor`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh), None))

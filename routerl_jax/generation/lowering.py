@@ -1,0 +1,98 @@
+"""The engine's own programs for machines that aren't here: lowered from shapes, without weights or a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from routerl_jax.generation import programs
+from routerl_jax.generation.cache import CacheKind
+from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.stops import STATE_BUCKET
+from routerl_jax.generation.weights import WeightCopier
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.parallel.mesh import batch_shards, replicated
+
+
+def lower_programs(
+    model: Decoder,
+    mesh: Mesh,
+    *,
+    rows: int,
+    max_length: int,
+    segment: int = 32,
+    layout: str = "tensor",
+    prompt_rows: int = 8,
+    prompt_tokens: int = 512,
+    truncate: bool = False,
+    cache: CacheKind = "auto",
+) -> dict[str, jax.stages.Lowered]:
+    """Lowers what an `Engine` of these settings runs when it is busiest: every row decoding, with full rows.
+
+    Args:
+      model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
+      mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
+      rows, max_length, segment, layout, cache: as the Engine's.
+      prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are.
+      prompt_tokens: tokens of each in one call, at most max_length.
+      truncate: whether some rows sample with top-p or top-k.
+
+    Returns:
+      `prefill` and `decode`; `.compile()` gives text, memory and cost.
+    """
+    config, dtype = model.config, model.compute_dtype
+    graph, params = nnx.split(model)
+    params = WeightCopier(mesh, layout, dtype).abstract(params)
+    shards = batch_shards(mesh)
+    per_shard = -(-rows // shards)
+    kind = cache_kind(config, mesh, dtype, cache)
+    stored = kind.abstract(config, mesh, shards, per_shard, max_length, dtype)
+    whole = replicated(mesh)
+
+    def host(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: NamedSharding = whole) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    jitted = programs.jit_programs(graph, mesh, stored)
+    some = (shards, min(prompt_rows, per_shard))
+    fed = (*some, min(prompt_tokens, max_length))
+    prefill = jitted.extend.lower(
+        params=params,
+        cache=stored,
+        rows=host(some),
+        starts=host(some),
+        tokens=host(fed),
+        positions=host(fed),
+        counts=host(some),
+        span=max_length,
+    )
+    every = (shards, per_shard)
+    table = (STATE_BUCKET, config.vocab_size)
+    decode = jitted.decode.lower(
+        params=params,
+        cache=stored,
+        inputs=programs.DecodeInputs(
+            rows=host(every),
+            starts=host(every),
+            offsets=host(every),
+            tokens=host(every),
+            limits=host(every),
+            states=host(every),
+            stop_masks=host(every, jnp.uint32),
+            identity=host((*every, 3), jnp.uint32),
+            temperature=host(every, jnp.float32),
+            top_p=host(every, jnp.float32),
+            top_k=host(every),
+        ),
+        transition=host(table),
+        hits=host(table, jnp.uint32),
+        seed=host(()),
+        leave_at=host(()),
+        steps=segment,
+        span=max_length,
+        truncate=truncate,
+    )
+    return {"prefill": prefill, "decode": decode}

@@ -1,0 +1,205 @@
+"""The KV cache for TPUs: new keys and values are written in place, attention is jax's ragged paged attention kernel.
+
+The kernel (jax.experimental.pallas.ops.tpu.ragged_paged_attention) reads each row only as far as it is filled, and takes
+any number of new tokens per row, so decoding and extending are one function here. A row is a contiguous stretch of
+positions; its page table is arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk, ragged_paged_attention
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from routerl_jax.generation.cache import cache_sharding, heads_axis
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Attend
+from routerl_jax.parallel.mesh import BATCH_AXES
+
+_LANES = 128  # the kernel's head width is a multiple of this
+# More pages per row than this spill the kernel's scalar registers (its tuned_block_sizes.py says so). Rows are never
+# scattered over pages, so long ones cost nothing.
+_MOST_PAGES, _LEAST_PAGE = 16, 128
+_BLOCK = 512  # cached positions per step of the kernel's loop
+_DECODE_QUERIES = 8  # per block; a decoding row fills one of them, but fewer than 8 don't fill the matrix unit's rows
+_EXTEND_QUERY_HEADS = 512  # queries x heads per block of an extension: its float32 accumulators stay below 1 MiB
+_VMEM = 64 * 2**20  # bytes; the default limit of 16 MiB is less than 32 heads in float32 take, v5e and later have 128
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["pages"], meta_fields=["config", "mesh"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PagedCache:
+    """C combined heads: key and value of each kv head side by side, as the kernel wants them. See cache.KVCache."""
+
+    pages: tuple[Float[Array, "D R T C W"], ...]
+    config: DecoderConfig
+    mesh: Mesh
+
+    @classmethod
+    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
+        page = page_length(length)
+        # Narrower heads are padded with zeros, which change no score. On TPUs that costs no memory: an array's last
+        # dimension takes whole lanes anyway.
+        width = -(-config.head_dim // _LANES) * _LANES
+        shape = (shards, rows, -(-length // page) * page, 2 * config.kv_heads, width)
+        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
+        return cls(pages=(layer,) * config.layers, config=config, mesh=mesh)
+
+    @staticmethod
+    def unsupported(config: DecoderConfig, mesh: Mesh, dtype: Any) -> str | None:
+        """Why the kernel can't serve this model on this mesh; None if it can."""
+        ways = 1 if heads_axis(config, mesh) is None else mesh.shape["tensor"]
+        try:
+            get_min_heads_per_blk(config.heads // ways, 2 * config.kv_heads // ways, jnp.dtype(dtype), jnp.dtype(dtype))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    @property
+    def rows(self) -> int:
+        return self.pages[0].shape[1]
+
+    @property
+    def length(self) -> int:
+        return self.pages[0].shape[2]
+
+    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
+        return _Extension(self, rows, starts, counts, steps)
+
+    def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
+        return _Segment(self, rows, starts)
+
+    def write_and_attend(
+        self,
+        q: Float[Array, "B S N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
+        pages: Float[Array, "D R T C W"],
+        window: int | None,
+        rows: Int[Array, " B"],
+        where: Int[Array, "B S"],
+        lengths: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B S N H"], Float[Array, "D R T C W"]]:
+        """Writes new keys and values of one layer, then attends to all that the rows hold.
+
+        Args:
+          pages: of the layer.
+          window: tokens that a query sees, itself included; None: all.
+          rows: local row of each batch entry; `self.rows` for padding.
+          where: position of each new token; `self.length` drops it.
+          lengths: tokens of each row, new ones included; the last query of a row is the newest of them.
+
+        Returns:
+          Attention output (garbage for queries without a position), and the pages.
+        """
+        batch, steps, _, head_dim = q.shape
+        padding = [(0, 0)] * 3 + [(0, pages.shape[-1] - head_dim)]
+        q = jnp.pad(q, padding)
+        new = jnp.pad(jnp.stack([k, v], axis=3).reshape(batch, steps, -1, head_dim), padding)
+        heads = heads_axis(self.config, self.mesh)
+        tokens, stored = PartitionSpec(BATCH_AXES, None, heads), PartitionSpec(BATCH_AXES, None, None, heads)
+        per_row = PartitionSpec(BATCH_AXES)
+        run = jax.shard_map(
+            functools.partial(_on_shard, scale=head_dim**-0.5, window=window),
+            mesh=self.mesh,
+            in_specs=(tokens, tokens, stored, per_row, per_row, per_row),
+            out_specs=(tokens, stored),
+            check_vma=False,  # the kernel does not say over which axes its result varies
+        )
+        out, pages = run(q, new, pages, rows, where, lengths)
+        return out[..., :head_dim], pages
+
+
+class _Extension:
+    """New tokens are padded at their front: the kernel takes a row's last queries for its newest tokens."""
+
+    unroll = True
+
+    def __init__(self, cache: PagedCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
+        self._cache, self._rows = cache, rows.reshape(-1)
+        self._padding = steps - counts
+        before = starts[..., None] - self._padding[..., None] + jnp.arange(steps)
+        padded = jnp.arange(steps) < self._padding[..., None]
+        self._where = jnp.where(padded, cache.length, before).reshape(-1, steps)
+        self._lengths = jnp.maximum(starts + counts, 1).reshape(-1)
+        self.layers = list(cache.pages)
+
+    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
+        moved = jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(x, self._padding)
+        return moved.reshape(-1, *x.shape[2:])
+
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._where, self._lengths)
+
+    def finish(self, layers: list[Array]) -> PagedCache:
+        return dataclasses.replace(self._cache, pages=tuple(layers))
+
+
+class _Segment:
+    """Every step writes its token. Rows that are not alive write nothing and attend to one position only."""
+
+    def __init__(self, cache: PagedCache, rows: Array, starts: Array) -> None:
+        self._cache, self._rows, self._starts = cache, rows.reshape(-1), starts.reshape(-1)
+        self.layers = list(cache.pages)
+
+    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
+        positions = self._starts + step
+        where = jnp.where(alive, positions, self._cache.length)[:, None]
+        lengths = jnp.where(alive, positions + 1, 1)
+
+        def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:
+            return self._cache.write_and_attend(q, k, v, layer[1], window, self._rows, where, lengths)
+
+        return attend
+
+    def finish(self, layers: list[Array], counts: Int[Array, "D A"]) -> PagedCache:
+        return dataclasses.replace(self._cache, pages=tuple(layers))
+
+
+def page_length(length: int) -> int:
+    """Positions per page for rows of `length`, a power of two."""
+    page = _LEAST_PAGE
+    while page * _MOST_PAGES < length:
+        page *= 2
+    return page
+
+
+def _on_shard(
+    q: Array, new: Array, pages: Array, rows: Array, where: Array, lengths: Array, *, scale: float, window: int | None
+) -> tuple[Array, Array]:
+    """`write_and_attend` on one device: q [A, S, N, W], new [A, S, C, W], pages [1, R, T, C, W], rows [A]."""
+    active, steps, heads, width = q.shape
+    _, stored_rows, length, combined, _ = pages.shape
+    pages = pages.at[0, rows[:, None], where].set(new, mode="drop")
+    page = page_length(length)
+    per_row = length // page
+    table = jnp.minimum(rows, stored_rows - 1)[:, None] * per_row + jnp.arange(per_row, dtype=jnp.int32)
+    out = ragged_paged_attention(
+        q.reshape(active * steps, heads, width),
+        pages.reshape(stored_rows * per_row, page, combined, width),
+        lengths,
+        table,
+        jnp.arange(active + 1, dtype=jnp.int32) * steps,
+        jnp.array([active], jnp.int32),
+        sm_scale=scale,
+        sliding_window=window,
+        # Given, as the kernel would look them up for the device that this process runs on, not the one compiled for.
+        num_kv_pages_per_block=min(max(_BLOCK // page, 1), per_row),
+        num_queries_per_block=_queries_per_block(active, steps, heads),
+        vmem_limit_bytes=_VMEM,
+    )
+    return out.reshape(q.shape), pages
+
+
+def _queries_per_block(rows: int, steps: int, heads: int) -> int:
+    """A power of two, no more than there are queries."""
+    if steps == 1:
+        return min(_DECODE_QUERIES, rows)
+    most = min(max(_EXTEND_QUERY_HEADS // heads, _DECODE_QUERIES), rows * steps)
+    return 1 << (most.bit_length() - 1)

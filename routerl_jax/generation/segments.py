@@ -1,0 +1,148 @@
+"""The KV cache for CPUs and GPUs: cached keys are read-only during a call, new ones go to a buffer, all in plain XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from routerl_jax.generation.attention import blockwise_attention
+from routerl_jax.generation.cache import cache_sharding
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Attend
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentCache:
+    """One array per layer, so that decoding never copies a stack. See cache.KVCache."""
+
+    k: tuple[Float[Array, "D R T K H"], ...]
+    v: tuple[Float[Array, "D R T K H"], ...]
+    config: DecoderConfig
+
+    @classmethod
+    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
+        shape = (shards, rows, length, config.kv_heads, config.head_dim)
+        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
+        return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config)
+
+    @property
+    def rows(self) -> int:
+        return self.k[0].shape[1]
+
+    @property
+    def length(self) -> int:
+        return self.k[0].shape[2]
+
+    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
+        return _Extension(self, rows, starts, counts, steps, span)
+
+    def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
+        return _Segment(self, rows, starts, steps, span)
+
+
+class _Extension:
+    """New tokens are padded at their end, where the causal mask hides them."""
+
+    unroll = False
+
+    def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int, span: int) -> None:
+        self._cache, self._rows, self._starts, self._counts, self._steps = cache, rows, starts, counts, steps
+        flat = starts.reshape(-1)
+        offsets = jnp.arange(steps)
+        self._distance_new = offsets[:, None] - offsets  # from key to query
+        self._causal = (self._distance_new >= 0)[None]
+        self._distance_cached = (flat[:, None] + offsets)[..., None] - jnp.arange(span)
+        self._seen_cached = (jnp.arange(span) < flat[:, None])[:, None]
+        cached = None
+        if span:
+            cached = tuple(jnp.stack([_read(layer, rows, span) for layer in layers]) for layers in (cache.k, cache.v))
+        self.layers = cached
+
+    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
+        return x.reshape(-1, *x.shape[2:])
+
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        seen_new, seen_cached = self._causal, self._seen_cached
+        if window is not None:
+            seen_new = seen_new & (self._distance_new < window)
+            seen_cached = seen_cached & (self._distance_cached < window)
+        blocks = [(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), seen_new)]
+        if layer is not None:
+            blocks.append((*layer, seen_cached))
+        return blockwise_attention(q, blocks), (k, v)
+
+    def finish(self, layers: tuple[Array, Array]) -> SegmentCache:
+        offsets = jnp.arange(self._steps)
+        positions = self._starts[..., None] + offsets
+        where = jnp.where(offsets < self._counts[..., None], positions, self._cache.length)
+
+        def store(old: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
+            shape = (*where.shape, *new.shape[-2:])
+            return tuple(_write(layer, self._rows, where, each.reshape(shape)) for layer, each in zip(old, new))
+
+        cache = self._cache
+        return dataclasses.replace(cache, k=store(cache.k, layers[0]), v=store(cache.v, layers[1]))
+
+
+class _Segment:
+    """New keys and values go to a buffer at the same index for all rows, and to the rows' own places once, at the end."""
+
+    def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
+        self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
+        self._cached = [(_read(k, rows, span), _read(v, rows, span)) for k, v in zip(cache.k, cache.v)]
+        config, dtype = cache.config, cache.k[0].dtype
+        buffer = jnp.zeros((rows.size, config.kv_heads, steps, config.head_dim), dtype)
+        self.layers = [(buffer, buffer) for _ in range(config.layers)]
+
+    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
+        indices = jnp.arange(self._steps)
+        flat = self._starts.reshape(-1, 1)
+        seen_buffer = (indices <= step)[None, None]
+        seen_cached = (jnp.arange(self._span) < flat)[:, None]
+
+        def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
+            i, (new_k, new_v) = layer
+            new_k = jax.lax.dynamic_update_slice_in_dim(new_k, k.transpose(0, 2, 1, 3), step, axis=2)
+            new_v = jax.lax.dynamic_update_slice_in_dim(new_v, v.transpose(0, 2, 1, 3), step, axis=2)
+            buffer, cached = seen_buffer, seen_cached
+            if window is not None:
+                buffer = buffer & (step - indices < window)
+                cached = cached & (flat + step - jnp.arange(self._span) < window)[:, None]
+            blocks = [(new_k, new_v, buffer), (*self._cached[i], cached)]
+            return blockwise_attention(q, blocks), (new_k, new_v)
+
+        return attend
+
+    def finish(self, layers: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
+        offsets = jnp.arange(self._steps)
+        where = jnp.where(offsets < counts[..., None], self._starts[..., None] + offsets, self._cache.length)
+
+        def store(old: tuple[Array, ...], which: int) -> tuple[Array, ...]:
+            new = [pair[which].transpose(0, 2, 1, 3) for pair in layers]
+            return tuple(
+                _write(layer, self._rows, where, each.reshape(*where.shape, *each.shape[2:]))
+                for layer, each in zip(old, new)
+            )
+
+        cache = self._cache
+        return dataclasses.replace(cache, k=store(cache.k, 0), v=store(cache.v, 1))
+
+
+def _read(layer: Array, rows: Array, span: int) -> Array:
+    """Cached entries of some rows, [D, A, P, K, H] -> [B, K, P, H]."""
+    taken = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(layer, rows)
+    return taken.reshape(-1, *taken.shape[2:]).transpose(0, 2, 1, 3)
+
+
+def _write(layer: Array, rows: Array, positions: Array, values: Array) -> Array:
+    """Writes values [D, A, S, K, H] at (row, position); out-of-range rows or positions are dropped."""
+    return jax.vmap(lambda shard, row, position, value: shard.at[row[:, None], position].set(value, mode="drop"))(
+        layer, rows, positions, values
+    )

@@ -1,0 +1,62 @@
+"""The engine's weights: the learner's own arrays, or a copy in a layout and dtype that suit decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.parallel.sharding import shardings
+
+
+class WeightCopier:
+    """Makes the engine's weights from the learner's, by one jitted program, or passes them on where they fit already.
+
+    Decoding reads every weight for each token: a layout that shards them over `fsdp` would gather all of them every
+    step, and float32 weights that are computed with in bfloat16 would be read at twice their size.
+
+    Args:
+      mesh: of the learner's weights and the engine.
+      layout: of parallel.sharding.LAYOUTS; empty: the learner's weights are taken as they are.
+      dtype: of the copy's parameters.
+    """
+
+    def __init__(self, mesh: Mesh, layout: str, dtype: Any) -> None:
+        self._mesh, self._layout, self._dtype = mesh, layout, jax.numpy.dtype(dtype)
+        self._copy: Any = None
+
+    def __call__(self, params: nnx.State) -> nnx.State:
+        """The engine's weights; the same arrays if these lie as wanted."""
+        if not self._layout:
+            return params
+        target = self.abstract(params)
+        wanted = jax.tree.leaves(target)
+        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), wanted, strict=True)):
+            return params
+        if self._copy is None:
+            dtypes = [want.dtype for want in wanted]
+
+            def copy(params: nnx.State) -> nnx.State:
+                leaves, tree = jax.tree.flatten(params)
+                return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
+
+            self._copy = jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
+        return self._copy(params)
+
+    def abstract(self, params: nnx.State) -> nnx.State:
+        """Shapes, dtypes and shardings of the copy of `params` (values or abstract)."""
+
+        def one(variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
+            value = variable.get_value()
+            learnt = isinstance(variable, nnx.Param) and jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+            dtype = self._dtype if learnt else value.dtype
+            return variable.replace(jax.ShapeDtypeStruct(value.shape, dtype, sharding=sharding.get_value()))
+
+        placed = shardings(params, self._mesh, self._layout)
+        return jax.tree.map(one, params, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def _fits(leaf: jax.Array, want: jax.ShapeDtypeStruct) -> bool:
+    return leaf.dtype == want.dtype and leaf.sharding.is_equivalent_to(want.sharding, leaf.ndim)
