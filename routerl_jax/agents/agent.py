@@ -10,6 +10,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Episode, Example, Message, Passage, Turn
 from routerl_jax.generation.engine import Engine, Generated, Stream
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.models.images import ImageSource
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -74,13 +75,22 @@ class LLM:
         """Index of this rollout among those of its example."""
         return self._rollout.sample
 
-    def conversation(self, prompt: Prompt) -> Conversation:
+    @property
+    def image_marker(self) -> str:
+        """What stands for an image in text; "" for a model that sees none."""
+        images = self._rollout.engine.images
+        return "" if images is None else self.tokenizer.decode(images.marker)
+
+    def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:
         """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).
 
+        Args:
+          images: what to see at each `image_marker` in the prompt, in order.
+
         Raises:
-          ValueError: the prompt does not fit the model's context (names the example).
+          ValueError: the prompt does not fit the model's context, or an image can't be used (names the example).
         """
-        conversation = Conversation(self._rollout, prompt)
+        conversation = Conversation(self._rollout, prompt, images)
         self._rollout.conversations.append(conversation)
         return conversation
 
@@ -119,12 +129,12 @@ class Tool:
 class Conversation:
     """A growing token sequence that the policy and its surroundings write in turn."""
 
-    def __init__(self, rollout: Rollout, prompt: Prompt) -> None:
+    def __init__(self, rollout: Rollout, prompt: Prompt, images: Sequence[ImageSource] = ()) -> None:
         self._rollout = rollout
         self._engine = rollout.engine
         ids = _prompt_ids(prompt, self._engine.tokenizer)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
-        self._stream = self._engine.open(ids, rollout.example.id, rollout.sample)
+        self._stream = self._engine.open(ids, rollout.example.id, rollout.sample, images=images)
         self._open = True
         self._forced = ""
 
@@ -133,9 +143,11 @@ class Conversation:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
 
-    def tokens_of(self, text: str) -> int:
-        """Number of tokens that `text` would take."""
-        return len(self._engine.tokenizer.encode(text))
+    def tokens_of(self, text: str, images: Sequence[ImageSource] = ()) -> int:
+        """Number of tokens that `text` would take, with these images at its markers."""
+        reader = self._engine.images
+        more = 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
+        return len(self._engine.tokenizer.encode(text)) + more
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -155,13 +167,13 @@ class Conversation:
         self._rollout.turns.append(turn)
         return turn
 
-    def observe(self, text: str) -> None:
-        """Feeds what the surroundings say (never trained on).
+    def observe(self, text: str, images: Sequence[ImageSource] = ()) -> None:
+        """Feeds what the surroundings say (never trained on), with images at the markers in it.
 
         Raises:
-          ValueError: it does not fit `room`; nothing is cut here.
+          ValueError: it does not fit `room` (nothing is cut here), or an image can't be used.
         """
-        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        self._engine.feed(self._stream, self._engine.tokenizer.encode(text), images)
         if self._rollout.turns:
             self._rollout.turns[-1].observation += text
 

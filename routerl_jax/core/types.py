@@ -14,10 +14,16 @@ ActionKind = Literal["search", "answer", "invalid"]
 
 
 class PlacedImage(Protocol):
-    """A processed image as a token sequence holds it (models.patches.ImagePatches): so many tokens stand for it."""
+    """A processed image as a token sequence holds it (models.patches.ImagePatches): so many tokens stand for it.
+
+    Images of one `digest` look the same to the model.
+    """
 
     @property
     def tokens(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
 from routerl_jax.generation import programs
 from routerl_jax.generation.cache import CacheKind, allocate
+from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
@@ -30,6 +31,8 @@ from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.images import ImageSource
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import batch_shards, replicated, single_device_mesh
 
@@ -128,6 +131,8 @@ class Engine:
             raise ValueError("the engine needs a tokenizer: load the model with load_pretrained or pass tokenizer=")
         self.tokenizer = tokenizer
         self.config = model.config
+        self.images = model.image_tokens if isinstance(model, VisionLanguageModel) else None
+        self._dtype = model.compute_dtype
         self.mesh = mesh or _mesh_of(model)
         self.max_length = max_length
         self.segment = segment
@@ -160,21 +165,30 @@ class Engine:
 
     # --- conversations -------------------------------------------------------------------------------------------------
 
-    def open(self, prompt: Sequence[int], example_id: str = "", sample: int = 0) -> Stream:
+    def open(
+        self, prompt: Sequence[int], example_id: str = "", sample: int = 0, *, images: Sequence[ImageSource] = ()
+    ) -> Stream:
         """Starts a conversation from prompt ids. Its randomness depends on (example_id, sample) and nothing else.
 
+        Args:
+          images: for each image token of the prompt, in order, what to see there.
+
         Raises:
-          ValueError: the prompt is empty or leaves no room to generate.
+          ValueError: the prompt is empty or leaves no room to generate, an image can't be used, or the model sees none.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
-        if len(prompt) >= self.max_length:
+        stream = Stream(identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger())
+        try:
+            fed = self._with_images(stream.ledger, prompt, images)
+        except ValueError as error:
+            raise ValueError(f"the prompt of example {example_id!r}: {error}") from error
+        if len(fed["tokens"]) >= self.max_length:
             raise ValueError(
-                f"the prompt of example {example_id!r} has {len(prompt)} tokens, but a conversation may hold "
+                f"the prompt of example {example_id!r} has {len(fed['tokens'])} tokens, but a conversation may hold "
                 f"{self.max_length} (the model's context is {self.config.max_length}): shorten it or raise max_length"
             )
-        stream = Stream(identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger())
-        stream.ledger.feed(prompt)
+        stream.ledger.feed(**fed)
         self._streams.append(stream)
         return stream
 
@@ -182,15 +196,37 @@ class Engine:
         """Tokens that the conversation may still take."""
         return self.max_length - len(stream.ledger)
 
-    def feed(self, stream: Stream, tokens: Sequence[int]) -> None:
+    def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
         """Appends tokens that the policy did not sample; they are prefilled with the next request.
 
+        Args:
+          images: for each image token among them, in order, what to see there. (Without images, image tokens are text.)
+
         Raises:
-          ValueError: they do not fit (nothing is ever cut here).
+          ValueError: they do not fit (nothing is ever cut here), an image can't be used, or the model sees none.
         """
-        if len(tokens) > self.room(stream):
-            raise ValueError(f"{len(tokens)} tokens do not fit: the conversation has room for {self.room(stream)}")
-        stream.ledger.feed(tokens)
+        fed = self._with_images(stream.ledger, tokens, images)
+        if len(fed["tokens"]) > self.room(stream):
+            raise ValueError(
+                f"{len(fed['tokens'])} tokens do not fit: the conversation has room for {self.room(stream)}"
+            )
+        stream.ledger.feed(**fed)
+
+    def _with_images(self, ledger: Ledger, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
+        """What `Ledger.feed` takes: every image's token repeated, rotary positions on three axes."""
+        if not images:
+            return {"tokens": tokens}
+        if self.images is None:
+            raise ValueError(f"a {self.config.model_type} model sees no images; use a vision-language model")
+        placed = [self.images.process(image) for image in images]
+        expanded, starts = self.images.expand(tokens, placed)
+        positions, after = self.images.positions(expanded, placed, ledger.next_position)
+        return {
+            "tokens": expanded,
+            "positions": positions,
+            "next_position": after,
+            "images": list(zip(starts, placed)),
+        }
 
     def request(
         self, stream: Stream, *, stops: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling = GREEDY
@@ -291,7 +327,8 @@ class Engine:
     @property
     def compilations(self) -> int:
         """Number of device programs compiled so far; bounded by the ladders of shapes."""
-        return compiled_programs(self._programs.extend, self._programs.fork, self._programs.decode)
+        programs = self._programs
+        return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
 
     def _schedule(self) -> list[Stream]:
         """Streams that get to run now: those with a request and a row, rows given in order of arrival."""
@@ -330,7 +367,7 @@ class Engine:
 
     def _extend_all(self, running: list[Stream]) -> None:
         """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""
-        leaders: dict[tuple[int, tuple[int, ...]], Stream] = {}
+        leaders: dict[tuple[int, tuple[int, ...], tuple[str, ...]], Stream] = {}
         followers: list[tuple[Stream, Stream]] = []
         pending: list[Stream] = []
         for stream in running:
@@ -339,12 +376,24 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                key = (stream.row[0], tuple(stream.ledger.tokens[:target]))
+                seen = tuple(image.digest for image in pending_images(stream))
+                key = (stream.row[0], tuple(stream.ledger.tokens[:target]), seen)
                 if key in leaders:
                     followers.append((leaders[key], stream))
                     continue
                 leaders[key] = stream
             pending.append(stream)
+        self._feed_all([stream for stream in pending if not pending_images(stream)], None)
+        for group in in_batches([stream for stream in pending if pending_images(stream)]):
+            self._feed_all(group, self._encode(group))
+        for leader, follower in followers:
+            follower.cached = leader.cached
+            self.stats.forked_tokens += leader.cached
+        if followers:
+            self._run_fork(followers)
+
+    def _feed_all(self, pending: Sequence[Stream], images: EncodedImages | None) -> None:
+        """Feeds conversations whatever is not cached, in calls of a few sizes."""
         longest = self._extend_steps[-1]
         while pending:
             groups: dict[int, list[Stream]] = {}
@@ -352,22 +401,28 @@ class Engine:
                 missing = min(len(stream.ledger) - 1 - stream.cached, longest)
                 groups.setdefault(round_up(missing, self._extend_steps), []).append(stream)
             for steps, streams in sorted(groups.items()):
-                self._run_extend(streams, steps)
+                self._run_extend(streams, steps, images)
             pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
-        for leader, follower in followers:
-            follower.cached = leader.cached
-            self.stats.forked_tokens += leader.cached
-        if followers:
-            self._run_fork(followers)
 
-    def _run_extend(self, streams: list[Stream], steps: int) -> None:
+    def _encode(self, streams: Sequence[Stream]) -> EncodedImages:
+        assert self.images is not None
+        inputs, slots = gather(streams, self.images.config.vision, self.mesh, self._dtype)
+        return EncodedImages(values=self._programs.encode(params=self._params, images=inputs), slots=slots)
+
+    def _run_extend(self, streams: list[Stream], steps: int, images: EncodedImages | None) -> None:
         layout = Placement(self._table, self._extend_rows, streams)
         tokens = np.zeros((*layout.shape, steps), np.int32)
+        positions = np.zeros((*layout.shape, steps, 3), np.int32)
+        image_index = np.full((*layout.shape, steps), -1, np.int32)
         counts = np.zeros(layout.shape, np.int32)
         for place, stream in layout:
-            new = stream.ledger.tokens[stream.cached : min(stream.cached + steps, len(stream.ledger) - 1)]
-            tokens[place][: len(new)] = new
-            counts[place] = len(new)
+            stop = min(stream.cached + steps, len(stream.ledger) - 1)
+            count = stop - stream.cached
+            tokens[place][:count] = stream.ledger.tokens[stream.cached : stop]
+            positions[place][:count] = stream.ledger.positions(stream.cached, stop).T
+            if images is not None:
+                image_index[place][:count] = images.index(stream, stream.cached, stop)
+            counts[place] = count
         starts = layout.gather(lambda stream: stream.cached)
         self._cache = self._programs.extend(
             params=self._params,
@@ -375,8 +430,10 @@ class Engine:
             rows=layout.rows,
             starts=starts,
             tokens=tokens,
-            positions=starts[..., None] + np.arange(steps, dtype=np.int32),
+            positions=positions if self.images is not None else positions[..., 0],
             counts=counts,
+            image_values=None if images is None else images.values,
+            image_index=None if images is None else image_index,
             span=round_up(int(starts.max()), self._extend_spans),
         )
         for place, stream in layout:
@@ -405,7 +462,7 @@ class Engine:
         inputs = programs.DecodeInputs(
             rows=layout.rows,
             starts=starts,
-            offsets=np.zeros_like(starts),
+            offsets=layout.gather(lambda stream: stream.ledger.next_position - len(stream.ledger)),
             tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
             limits=layout.gather(lambda stream: stream.turn_request.remaining),
             states=layout.gather(lambda stream: stream.turn_request.automaton_state),

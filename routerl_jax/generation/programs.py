@@ -1,4 +1,4 @@
-"""The engine's three device programs: extend rows by given tokens, fork rows, decode a segment.
+"""The engine's device programs: extend rows by given tokens, fork rows, decode a segment, encode images.
 
 Rows live in shards: array dimension 0 of the cache is split over the mesh's batch axes, and a program touches rows of a
 shard only from that shard, so no row ever moves between devices. Row indices are local to their shard; an index equal to
@@ -23,7 +23,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
 from routerl_jax.generation.sampling import row_keys, sample_tokens
-from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.decoder import Decoder, Features
+from routerl_jax.models.patches import VisionInputs
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, replicated
 
 Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a program (or only its shape)
@@ -85,21 +87,41 @@ def extend(
     rows: Int[Array, "D A"],
     starts: Int[Array, "D A"],
     tokens: Int[Array, "D A S"],
-    positions: Int[Array, "D A S"],
+    positions: Int[Array, "D A S"] | Int[Array, "D A S 3"],
     counts: Int[Array, "D A"],
+    image_values: Float[Array, "D F E"] | None = None,
+    image_index: Int[Array, "D A S"] | None = None,
     *,
     span: int,
 ) -> KVCache:
     """Feeds `counts` given tokens to each row, whose first `starts` positions are cached already (starts <= span).
 
-    `positions` are the tokens' rotary positions; where a token is cached follows from `starts` alone.
+    `positions` are the tokens' rotary positions (time, row and column for models that see); where a token is cached follows
+    from `starts` alone. Tokens of images take the place of `image_index` in their shard's `image_values`; -1: none.
     """
     model: Decoder = nnx.merge(graph, params)
     rows, starts, tokens, positions, counts = _by_shard(mesh, (rows, starts, tokens, positions, counts))
     extension = cache.extension(rows, starts, counts, steps=tokens.shape[-1], span=span)
     flat, at = _by_shard(mesh, (extension.align(tokens), extension.align(positions)))
-    _, layers = model.run(flat, at, extension.attend, extension.layers, unroll=extension.unroll)
+    features = None
+    if image_values is not None and image_index is not None:
+        values, index = _by_shard(mesh, (image_values, extension.align(image_index)))
+        features = Features(values=values, index=index)
+    _, layers = model.run(
+        flat,
+        at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
+        extension.attend,
+        extension.layers,
+        unroll=extension.unroll,
+        features=features,
+    )
     return extension.finish(layers)
+
+
+def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F E"]:
+    """Features of the images of every shard, [D, P, ...]."""
+    model: VisionLanguageModel = nnx.merge(graph, params)
+    return model.features(_by_shard(mesh, images))
 
 
 def fork(cache: KVCache, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> KVCache:
@@ -214,6 +236,7 @@ class Programs:
     extend: Any
     fork: Any
     decode: Any
+    encode: Any
 
 
 def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
@@ -238,4 +261,5 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
             donate_argnames=("cache",),
             out_shardings=(cache_shardings, replicated(mesh)),
         ),
+        encode=jax.jit(functools.partial(encode, graph, mesh), out_shardings=batch_sharding(mesh)),
     )

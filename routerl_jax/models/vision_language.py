@@ -18,7 +18,7 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor, ImageSource
-from routerl_jax.models.patches import VisionInputs, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
 from routerl_jax.models.vision import VisionConfig, VisionTower
 
 
@@ -77,7 +77,7 @@ class VisionLanguageModel(Decoder):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "3 B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
-        images: Sequence[Sequence[ImageSource]] | None = None,
+        images: Sequence[Sequence[ImageSource | ImagePatches]] | None = None,
     ) -> Float[Array, "B T V"]:
         """Logits, float32.
 
@@ -90,13 +90,13 @@ class VisionLanguageModel(Decoder):
         if images is None:
             return super().__call__(tokens, positions, segment_ids)
         rows = np.asarray(tokens)
-        placed = [[self.image_processor(image) for image in row] for row in images]
+        host = self.image_tokens
+        placed = [[host.process(image) for image in row] for row in images]
         if len(placed) != len(rows):
             raise ValueError(
                 f"images of {len(placed)} rows for {len(rows)} rows of tokens; give an empty list where none are"
             )
         if positions is None:
-            host = self.image_tokens
             positions = jnp.stack([host.positions(*row)[0] for row in zip(rows, placed)], axis=1)
         flat = [image for row in placed for image in row]
         features = None

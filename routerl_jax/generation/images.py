@@ -1,0 +1,112 @@
+"""Images of the rows that a call feeds: gathered per shard, encoded once, and found again token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int32
+
+from routerl_jax.core.ledger import Ledger
+from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
+from routerl_jax.models.vision import VisionConfig
+from routerl_jax.parallel.mesh import batch_sharding, batch_shards
+
+_LEAST_PATCHES, _STEP = 1024, 4  # of a shard in a call: sizes grow by this factor
+_MOST_PATCHES = 16_384  # unless a single conversation needs more
+
+
+class Fed(Protocol):
+    """A conversation with a row, of whose tokens so many are cached."""
+
+    ledger: Ledger
+    row: tuple[int, int] | None
+    cached: int
+
+
+S = TypeVar("S", bound=Fed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedImages:
+    """Features of images on the device, and where on its shard each image's are.
+
+    Attributes:
+      values: F features of every shard.
+      slots: for (shard, digest of an image), the feature of each of its tokens.
+    """
+
+    values: Float[Array, "D F E"]
+    slots: dict[tuple[int, str], Int32[np.ndarray, " tokens"]]
+
+    def index(self, stream: Fed, start: int, stop: int) -> Int32[np.ndarray, " T"]:
+        """For tokens `start` to `stop` of a conversation, their features; -1 for text."""
+        assert stream.row is not None
+        result = np.full(stop - start, -1, np.int32)
+        for first, image in stream.ledger.images:
+            slots = self.slots.get((stream.row[0], image.digest))
+            if slots is None:  # its tokens are cached
+                continue
+            inside = np.arange(max(first, start), min(first + image.tokens, stop))
+            result[inside - start] = slots[inside - first]
+        return result
+
+
+def pending_images(stream: Fed) -> list[ImagePatches]:
+    """The images of a conversation some of whose tokens are not cached yet."""
+    images = cast(list[tuple[int, ImagePatches]], stream.ledger.images)
+    return [image for first, image in images if first + image.tokens > stream.cached]
+
+
+def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
+    """Conversations, in order, in groups whose images a call can take."""
+    group: list[S] = []
+    patches: dict[int, dict[str, int]] = {}  # per shard, of each image
+    for stream in streams:
+        assert stream.row is not None
+        own = {image.digest: len(image.patches) for image in pending_images(stream)}
+        together = patches.get(stream.row[0], {}) | own
+        if group and sum(together.values()) > _MOST_PATCHES:
+            yield group
+            group, patches, together = [], {}, own
+        group.append(stream)
+        patches[stream.row[0]] = together
+    if group:
+        yield group
+
+
+def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any) -> tuple[VisionInputs, dict]:
+    """The images of conversations as the tower takes them, [D, P, ...], and the slots of `EncodedImages`."""
+    shards = batch_shards(mesh)
+    images: list[dict[str, ImagePatches]] = [{} for _ in range(shards)]
+    for stream in streams:
+        assert stream.row is not None
+        images[stream.row[0]] |= {image.digest: image for image in pending_images(stream)}
+    slots = {}
+    most = 0
+    for shard, group in enumerate(images):
+        start = 0
+        for digest, image in group.items():
+            slots[shard, digest] = image.slots + start // config.group
+            start += len(image.patches)
+        most = max(most, start)
+    size = _LEAST_PATCHES
+    while size < most:
+        size *= _STEP
+    size = -(-size // config.window_patches) * config.window_patches
+    rows = [
+        concatenate(list(group.values()), [size]) if group else blank(size, config.patch_dim, group=config.group)
+        for group in images
+    ]
+    sharding = batch_sharding(mesh)
+
+    def place(*parts: np.ndarray) -> jax.Array:
+        stacked = np.stack(parts)
+        stacked = stacked.astype(dtype) if stacked.dtype == np.float32 else stacked
+        return jax.make_array_from_callback(stacked.shape, sharding, lambda index: stacked[index])
+
+    return jax.tree.map(place, *rows), slots

@@ -1,0 +1,65 @@
+"""A small random vision-language policy for tests, and pictures for it."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.images import ImageProcessor
+from routerl_jax.models.vision import VisionConfig
+from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
+from routerl_jax.parallel.mesh import make_mesh
+from routerl_jax.parallel.sharding import shardings
+from tests import tiny
+
+MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+MARKER = "".join(MARKS)
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """As `tiny.tokenizer`, with the three ids that mark images."""
+    return train_tokenizer(["Question: what is on the flag?"] * 3, tiny.VOCABULARY, MARKS, context=256)
+
+
+def model(devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated") -> VisionLanguageModel:
+    """A random policy that sees: patches of 4 pixels, windows of 2 x 2 merge groups."""
+    start, image, end = (tokenizer().encode(mark)[0] for mark in MARKS)
+    config = VisionLanguageConfig(
+        model_type="qwen2_5_vl",
+        text=tiny.config(model_type="qwen2", qkv_bias=True, mrope_sections=(2, 1, 1)),
+        vision=VisionConfig(
+            model_type="qwen2_5_vl",
+            depth=2,
+            embed=16,
+            heads=2,
+            mlp=24,
+            out=32,
+            patch=4,
+            window=16,
+            full_layers=(1,),
+            init_scale=0.3,
+        ),
+        image_id=image,
+        video_id=image + 1,
+        vision_start_id=start,
+        vision_end_id=end,
+    )
+    made = VisionLanguageModel(config, jax.random.key(0), param_dtype=dtype)
+    mesh = mesh or make_mesh(devices=jax.devices()[:devices])
+    params = nnx.state(made, nnx.Param)
+    nnx.update(made, jax.tree.map(jax.device_put, params, shardings(params, mesh, layout)))
+    made.tokenizer = tokenizer()
+    made.image_processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=40 * 40, window=16)
+    return made
+
+
+def picture(seed: int, high: int = 24, wide: int = 32) -> np.ndarray:
+    """Random pixels, [high, wide, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (high, wide, 3)).astype(np.uint8)
