@@ -13,8 +13,7 @@ from routerl_jax.models.config import DecoderConfig, RopeScaling
 
 def rope_frequencies(config: DecoderConfig) -> Float32[np.ndarray, " half"]:
     """Inverse frequencies of the rotary embedding, [head_dim / 2], with the config's scaling applied."""
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = 1.0 / np.float32(config.rope_theta) ** exponents
+    frequencies = inverse_frequencies(config.head_dim, config.rope_theta)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
@@ -23,6 +22,15 @@ def rope_frequencies(config: DecoderConfig) -> Float32[np.ndarray, " half"]:
     if scaling.kind == "yarn":
         return _yarn(frequencies, scaling, config)
     return _llama3(frequencies, scaling)
+
+
+def inverse_frequencies(width: int, theta: float) -> Float32[np.ndarray, " half"]:
+    """theta ** (-2i / width) in float32, every step rounded as torch rounds it.
+
+    Its powers are the float64 ones rounded (numpy's float32 powers are not): one bit turns position 32,000 by a thousandth.
+    """
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    return np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
 
 
 def rope_angles(

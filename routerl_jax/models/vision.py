@@ -8,6 +8,7 @@ W windows, Q queries, S keys.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
 from routerl_jax.models.patches import VisionInputs
-from routerl_jax.models.rope import rotate
+from routerl_jax.models.rope import inverse_frequencies, rotate
 
 # Logits of full attention that exist at one time: queries of a block x keys (268 MB in float32 with 16 heads).
 _LOGITS = 2**22
@@ -114,13 +116,19 @@ class VisionBlocks(nnx.Module):
             self.mlp_norm_bias = init.zeros((layers, embed), ("layers", None))
 
     def __call__(
-        self, x_BPD: Array, rope: tuple[Array, Array], segments_BP: Array, full: Array | bool, dtype: jnp.dtype
+        self,
+        x_BPD: Array,
+        rope: tuple[Array, Array],
+        segments_BP: Array,
+        full: Array | bool,
+        attention: Attention,
+        dtype: jnp.dtype,
     ) -> Array:
         h = self._norm(x_BPD, "attention_norm")
         qkv = jnp.einsum("BPD,CDNH->CBPNH", h, self.qkv[...].astype(dtype))
         qkv = qkv + self.qkv_bias[...].astype(dtype)[:, None, None]
         q, k = (rotate(part.astype(jnp.float32), rope).astype(dtype) for part in (qkv[0], qkv[1]))
-        out = self._attention(q, k, qkv[2], segments_BP, full)
+        out = self._attention(q, k, qkv[2], segments_BP, full, attention)
         x_BPD = x_BPD + (jnp.einsum("BPNH,NHD->BPD", out, self.o[...].astype(dtype)) + self.o_bias[...].astype(dtype))
         h = self._norm(x_BPD, "mlp_norm")
         up = (h @ self.up[...].astype(dtype) + self.up_bias[...].astype(dtype)).astype(jnp.float32)
@@ -132,16 +140,19 @@ class VisionBlocks(nnx.Module):
         h = h.astype(dtype)
         return x_BPD + (h @ self.down[...].astype(dtype) + self.down_bias[...].astype(dtype))
 
-    def _attention(self, q: Array, k: Array, v: Array, segments_BP: Array, full: Array | bool) -> Array:
+    def _attention(
+        self, q: Array, k: Array, v: Array, segments_BP: Array, full: Array | bool, attention: Attention
+    ) -> Array:
+        everywhere = functools.partial(full_attention, attention=attention)
         if self.config.window is None or full is True:
-            return full_attention(q, k, v, segments_BP)
+            return everywhere(q, k, v, segments_BP)
         patches = self.config.window_patches
         if full is False:
             return window_attention(q, k, v, segments_BP, patches)
         # Rematerialised, because the backward pass of a cond keeps what either branch would need.
         return jax.lax.cond(
             full,
-            jax.checkpoint(full_attention),
+            jax.checkpoint(everywhere),
             jax.checkpoint(lambda q, k, v, segments: window_attention(q, k, v, segments, patches)),
             *(q, k, v, segments_BP),
         )
@@ -180,7 +191,9 @@ class VisionTower(nnx.Module):
         self.merger_down = init.normal((merged, config.out), ("mlp", "embed"))
         self.merger_down_bias = init.zeros((config.out,), (None,))
 
-    def __call__(self, inputs: VisionInputs, *, remat: Remat = "none") -> Float[Array, "*B groups D"]:
+    def __call__(
+        self, inputs: VisionInputs, *, remat: Remat = "none", attention: Attention | None = None
+    ) -> Float[Array, "*B groups D"]:
         """Features of all merge groups, in the compute dtype.
 
         Image tokens, in order, have the features `result[slots]`; groups that no slot names hold finite values without
@@ -189,6 +202,8 @@ class VisionTower(nnx.Module):
         Args:
           inputs: P patches, a multiple of `config.window_patches`.
           remat: trades compute for memory in the backward pass.
+          attention: what computes layers with full attention; default: the best for the devices that the weights lie on.
+            Inside jit weights do not tell: pass it there.
         """
         *lead, patches, width = inputs.patches.shape
         if width != self.config.patch_dim or patches % self.config.window_patches:
@@ -202,10 +217,13 @@ class VisionTower(nnx.Module):
                 jnp.reshape(inputs.positions, (-1, patches, 2)),
                 jnp.reshape(inputs.segments, (-1, patches)),
                 remat,
+                attention or Attention.where(self.patch[...]),
             )
         return features.reshape(*lead, patches // self.config.group, self.config.out)
 
-    def _run(self, patches_BPE: Array, positions_BP2: Array, segments_BP: Array, remat: Remat) -> Array:
+    def _run(
+        self, patches_BPE: Array, positions_BP2: Array, segments_BP: Array, remat: Remat, attention: Attention
+    ) -> Array:
         config, dtype = self.config, self.compute_dtype
         x = patches_BPE.astype(dtype) @ self.patch[...].astype(dtype).reshape(config.patch_dim, config.embed)
         rope = _axial_angles(positions_BP2, config)
@@ -215,8 +233,8 @@ class VisionTower(nnx.Module):
         alike = len(set(full)) == 1
 
         def block(x: Array, layer: tuple[nnx.State, Array]) -> tuple[Array, None]:
-            params, layer_full = layer
-            return nnx.merge(graph, params)(x, rope, segments_BP, full[0] if alike else layer_full, dtype), None
+            params, here = layer[0], full[0] if alike else layer[1]
+            return nnx.merge(graph, params)(x, rope, segments_BP, here, attention, dtype), None
 
         if remat != "none":
             block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
@@ -251,9 +269,20 @@ def window_attention(
 
 
 def full_attention(
-    q: Float[Array, "B P N H"], k: Float[Array, "B P N H"], v: Float[Array, "B P N H"], segments: Int[Array, "B P"]
+    q: Float[Array, "B P N H"],
+    k: Float[Array, "B P N H"],
+    v: Float[Array, "B P N H"],
+    segments: Int[Array, "B P"],
+    *,
+    attention: Attention | None = None,
 ) -> Float[Array, "B P N H"]:
-    """Attention to all patches of the same segment, in blocks of queries: logits and mask exist for one block at a time."""
+    """Attention to all patches of the same segment.
+
+    Without splash it goes in blocks of queries: logits and mask exist for one block at a time, in the backward pass too. A
+    page of 16,384 patches has logits of 17 GB.
+    """
+    if attention is not None and attention.kind == "splash":
+        return self_attention(q, k, v, segments, causal=False, attention=attention)
     batch, patches, heads, width = q.shape
     size = min(patches, max(64, _LOGITS // patches))
     blocks = -(-patches // size)
@@ -282,6 +311,6 @@ def _attend(q: Array, k: Array, v: Array, query_segments_BQ: Array, key_segments
 def _axial_angles(positions_BP2: Array, config: VisionConfig) -> tuple[Array, Array]:
     """Cosines and sines [B, P, H / 2]: the first half of the frequencies turns with the row, the second with the column."""
     half = config.head_dim // 2
-    frequencies = 1.0 / config.rope_theta ** (jnp.arange(0, half, 2, dtype=jnp.float32) / half)
+    frequencies = inverse_frequencies(half, config.rope_theta)
     angles = (positions_BP2[..., None].astype(jnp.float32) * frequencies).reshape(*positions_BP2.shape[:2], half)
     return jnp.cos(angles), jnp.sin(angles)

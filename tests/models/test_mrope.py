@@ -130,8 +130,9 @@ def test_angles_equal_those_of_transformers(sections):
     found = rope_angles(jnp.asarray(positions), _decoder(sections))
     for ours, expected in zip(found, (cos, sin)):
         assert ours.shape == (2, 17, half)
-        # transformers repeats the half for its two halves of a head; sines of angles to 3000 in float32
-        np.testing.assert_allclose(ours, expected[..., :half].numpy(), atol=3e-6)
+        # Frequencies are equal but for a bit in one of 64, by which position 3000 turns 2e-4 further at most.
+        np.testing.assert_allclose(ours, expected[..., :half].numpy(), atol=2e-4)
+        # transformers repeats the half for the two halves of a head
         np.testing.assert_array_equal(expected[..., :half], expected[..., half:])
 
 

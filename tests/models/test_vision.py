@@ -19,9 +19,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from routerl_jax.models import vision
+from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.families.qwen_vl import vision_from_hf, vision_rules, vision_to_hf
 from routerl_jax.models.images import ImageProcessor
+from routerl_jax.models.mapping import Rule
 from routerl_jax.models.patches import VisionInputs, blank, concatenate
 from routerl_jax.models.vision import VisionConfig, VisionTower, full_attention, window_attention
 from routerl_jax.parallel.mesh import batch_sharding, make_mesh
@@ -63,6 +65,10 @@ def _hf_tower(name: str) -> torch.nn.Module:
     return model.eval()
 
 
+def _whole(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return rule.read(tensor, [(0, size) for size in shape], shape)
+
+
 def _stacked(values: dict[str, np.ndarray], tower: VisionTower) -> nnx.State:
     """Tensors by transformers' names as our parameters."""
     rules, filled = vision_rules(tower.config), []
@@ -70,10 +76,9 @@ def _stacked(values: dict[str, np.ndarray], tower: VisionTower) -> nnx.State:
         rule, shape = rules[path], variable.get_value().shape
         name = rule.name.removeprefix("visual.")
         if "{}" in name:
-            parts = [rule.to_ours(values[name.format(layer)], shape[1:]) for layer in range(shape[0])]
-            value = np.stack(parts)
+            value = np.stack([_whole(rule, values[name.format(layer)], shape[1:]) for layer in range(shape[0])])
         else:
-            value = rule.to_ours(values[name], shape)
+            value = _whole(rule, values[name], shape)
         assert value.shape == shape
         filled.append((path, variable.replace(jnp.asarray(value))))
     return nnx.from_flat_state(filled)
@@ -104,9 +109,9 @@ def _hf_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return result["pixel_values"], result["image_grid_thw"]
 
 
-def _our_inputs(config: VisionConfig, pictures: list[np.ndarray]) -> VisionInputs:
+def _our_inputs(config: VisionConfig, pictures: list[np.ndarray], bucket: int = 16 * 64) -> VisionInputs:
     """In a bucket that is larger than all the pictures."""
-    return concatenate([_processor(config)(picture) for picture in pictures], [16 * 64])
+    return concatenate([_processor(config)(picture) for picture in pictures], [bucket])
 
 
 _run = nnx.jit(lambda tower, inputs: tower(inputs))
@@ -231,6 +236,30 @@ def test_blocks_of_queries_equal_one_product(monkeypatch):
         np.testing.assert_allclose(gradient, again, atol=1e-5)
 
 
+def test_a_large_page_needs_no_memory_for_all_its_logits():
+    """16,384 patches, forward and backward: the logits of 16 heads would be 17 GB, in float32, and again their softmax."""
+    shape = jax.ShapeDtypeStruct((1, 16_384, 16, 80), jnp.bfloat16)
+    segments = jax.ShapeDtypeStruct((1, 16_384), jnp.int32)
+    gradient = jax.grad(lambda q, k, v, ids: full_attention(q, k, v, ids).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    compiled = jax.jit(gradient).lower(shape, shape, shape, segments).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2e9
+
+
+def test_full_layers_go_through_splash_where_it_is_given():
+    """In Pallas's interpreter; rows lie on two devices, heads on two."""
+    _, tower = _pair("full_layers_inside")
+    inputs = [_our_inputs(tower.config, [picture], 3 * 64) for picture in _pictures()[:2]]
+    rows = jax.tree.map(lambda *parts: np.stack(parts), *inputs)
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    splash = Attention(kind="splash", mesh=mesh, interpret=True)
+    found = nnx.jit(lambda tower, rows: tower(rows, attention=splash))(tower, rows)
+    expected = np.asarray(_run(tower, rows))
+    for row, inputs_of_row in enumerate(inputs):
+        slots = np.asarray(inputs_of_row.slots)
+        used = slots[slots >= 0]  # splash pads rows to its lanes, which padding attends to
+        np.testing.assert_allclose(np.asarray(found)[row, used], expected[row, used], atol=1e-4)
+
+
 def test_windows_attend_inside_themselves_and_their_picture():
     rng = np.random.default_rng(1)
     q, k, v = rng.normal(size=(3, 1, 12, 2, 4)).astype(np.float32)
@@ -286,7 +315,7 @@ def test_blocks_of_a_sharded_parameter_are_read_from_their_tensor(name):
         rule = vision_rules(config)[path]
         shape = variable.get_value().shape[path[0] == "blocks" :]
         theirs = np.arange(np.prod(shape)).reshape(rule.their_shape(shape))
-        whole = rule.to_ours(theirs, shape)
+        whole = _whole(rule, theirs, shape)
         np.testing.assert_array_equal(rule.to_theirs(whole), theirs)
         halves = [[(0, size), (0, size // 2), (size // 2, size)] if size % 2 == 0 else [(0, size)] for size in shape]
         for axis, choices in enumerate(halves):
