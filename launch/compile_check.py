@@ -34,6 +34,7 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/search_qwen25_7b.py.")
     flags.DEFINE_string("topology", "v5e:16x16", "TPU slice: generation and shape in chips.")
+    flags.DEFINE_list("programs", ["update", "prefill", "decode"], "Which to compile.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
 
@@ -42,7 +43,7 @@ def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.training.compile_check import check
 
-    report = check(config, FLAGS.topology)
+    report = check(config, FLAGS.topology, FLAGS.programs)
     print(json.dumps(dataclasses.asdict(report), indent=2) if FLAGS.json else table(report))
     if not report.fits:
         sys.exit(1)

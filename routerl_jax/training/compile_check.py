@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from routerl_jax.parallel.topology import hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import random_architecture
 
+PROGRAMS = ("update", "prefill", "decode")
 _GIB = 2**30
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -65,31 +66,34 @@ class Report:
     programs: Mapping[str, ProgramReport]
 
 
-def check(config: TrainConfig, topology: str) -> Report:
-    """Compiles a run's update, prefill and decode for a slice such as `v5e:16x16`.
+def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRAMS) -> Report:
+    """Compiles a run's programs (or some of them) for a slice such as `v5e:16x16`.
 
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
     Raises:
-      ValueError: an unknown slice or model, or a mesh that the slice can't form.
+      ValueError: an unknown slice, model or program, or a mesh that the slice can't form.
     """
+    unknown = set(programs) - set(PROGRAMS)
+    if unknown or not programs:
+        raise ValueError(f"--programs={','.join(programs)}: choose some of {', '.join(PROGRAMS)}")
     devices = topology_devices(topology)
     mesh = make_mesh({"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}, devices)
     available = hbm_gib(devices[0])
     model = abstract_policy(config, mesh)
     lowered, resident = _lower(config, model, mesh)
-    programs = {}
-    for name, program in lowered.items():
+    reports = {}
+    for name in [name for name in lowered if name in programs]:
         weights = _weight_shapes(model, mesh) if name != "update" else set()
-        programs[name] = _compile(name, program, resident[name] / _GIB, available, weights)
+        reports[name] = _compile(name, lowered[name], resident[name] / _GIB, available, weights)
     return Report(
-        fits=all(program.fits for program in programs.values()),
+        fits=all(program.fits for program in reports.values()),
         topology=topology,
         device=devices[0].device_kind,
         devices=len(devices),
         mesh=dict(mesh.shape),
         hbm_gib=available,
-        programs=programs,
+        programs=reports,
     )
 
 
