@@ -36,7 +36,7 @@ def lower_programs(
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
-      rows, max_length, segment, layout, cache: as the Engine's.
+      rows, max_length, segment, layout, cache: as the Engine's. Without a layout the model's shapes must carry shardings.
       prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are.
       prompt_tokens: tokens of each in one call, at most max_length.
       truncate: whether some rows sample with top-p or top-k.
@@ -46,7 +46,8 @@ def lower_programs(
     """
     config, dtype = model.config, model.compute_dtype
     graph, params = nnx.split(model)
-    params = WeightCopier(mesh, layout, dtype).abstract(params)
+    if layout:
+        params = WeightCopier(mesh, layout, dtype).abstract(params)
     shards = batch_shards(mesh)
     per_shard = -(-rows // shards)
     kind = cache_kind(config, mesh, dtype, cache)

@@ -16,18 +16,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.types import Sequence
-from routerl_jax.parallel.mesh import batch_sharding, batch_shards
+from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
-_TOKEN_FIELDS = (
-    "tokens",
-    "targets",
-    "positions",
-    "segment_ids",
-    "weights",
-    "advantages",
-    "old_logprobs",
-    "ref_logprobs",
-)
+_INTEGERS = ("tokens", "targets", "positions", "segment_ids")
+_TOKEN_FIELDS = (*_INTEGERS, "weights", "advantages", "old_logprobs", "ref_logprobs")
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=[*_TOKEN_FIELDS, "buckets", "count"], meta_fields=[])
@@ -93,10 +85,7 @@ class BatchLayout:
         while self._capacity < len(chunk_buckets):
             self._capacity *= 2
         shape = (self._capacity, self.shards, self.width)
-        arrays = {
-            name: np.zeros(shape, np.int32 if name in ("tokens", "targets", "positions", "segment_ids") else np.float32)
-            for name in _TOKEN_FIELDS
-        }
+        arrays = {name: np.zeros(shape, np.int32 if name in _INTEGERS else np.float32) for name in _TOKEN_FIELDS}
         for i, (micro, shard, start) in enumerate(places):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slice(start, start + length))
@@ -120,6 +109,23 @@ class BatchLayout:
         }
         batch = Batch(buckets=bucket_ids, count=np.asarray(len(chunk_buckets), np.int32), **placed)
         return batch, BatchIndex([len(sequence) for sequence in sequences], places)
+
+    def abstract(self, sequences: int, length: int) -> Batch:
+        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated."""
+        bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
+        per_micro = self.rows(bucket) * (self.buckets[bucket] // length) * self.shards
+        micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # as `build` grows
+        shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
+        fields = {
+            name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
+            for name in _TOKEN_FIELDS
+        }
+        whole = replicated(self.mesh)
+        return Batch(
+            buckets=jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole),  # type: ignore[arg-type]
+            count=jax.ShapeDtypeStruct((), np.int32, sharding=whole),  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
+        )
 
     def _pack(self, lengths: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """(micro-batch, shard, offset) of every sequence and the bucket of every micro-batch: first fit, longest first."""

@@ -19,7 +19,9 @@ from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.logprobs import target_logprobs
 from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, kl_estimate
+from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat
+from routerl_jax.models.layers import matmul_precision
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import replicated
 
@@ -83,33 +85,21 @@ class Learner:
         self.graph, params = nnx.split(model)
         self.loss = loss
         self.layout = layout
-        self._optimizer = optimizer
         copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.state = LearnerState(
             params=copy(params),
-            opt_state=_init_optimizer(optimizer, params, layout.mesh),
+            opt_state=jax.jit(optimizer.init, out_shardings=_optimizer_homes(optimizer, params, layout.mesh))(params),
             updates=jax.device_put(jnp.int32(0), replicated(layout.mesh)),
         )
         self.reference = copy(params) if loss.kl_coef or keep_reference else None
-
-        def score(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
-            return target_logprobs(
-                nnx.merge(self.graph, params),
-                fields["tokens"],
-                fields["targets"],
-                fields["positions"],
-                fields["segment_ids"],
-                temperature=temperature,
-                entropy=bool(loss.entropy_coef or loss.min_entropy),
-                remat=remat,
-            )
-
-        small = replicated(layout.mesh)
-        self._logprobs = jax.jit(functools.partial(_logprobs, layout, score), out_shardings=small)
-        self._update = jax.jit(
-            functools.partial(_update, layout, score, optimizer, loss),
-            donate_argnames="state",
-            out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, self.state), small, small),
+        self._programs = jit_programs(
+            model,
+            jax.tree.map(lambda leaf: leaf.sharding, self.state),
+            layout,
+            optimizer,
+            loss,
+            temperature=temperature,
+            remat=remat,
         )
 
     @property
@@ -127,7 +117,7 @@ class Learner:
         Returns:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
-        self.state, metrics, logprobs = self._update(state=self.state, batch=batch)
+        self.state, metrics, logprobs = self._programs.update(state=self.state, batch=batch)
         host = jax.device_get(metrics)
         return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
 
@@ -138,25 +128,85 @@ class Learner:
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
         """`logprobs` of a batch that is laid out already."""
-        return index.split(np.asarray(self._logprobs(self.state.params if params is None else params, batch)))
+        return index.split(np.asarray(self._programs.logprobs(self.state.params if params is None else params, batch)))
 
     @property
     def compilations(self) -> int:
         """Number of programs compiled so far."""
-        return compiled_programs(self._logprobs, self._update)
+        return compiled_programs(self._programs.logprobs, self._programs.update)
 
 
-def _init_optimizer(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
-    """The optimiser's state: moments are placed like their parameters (told by the path's end), the rest is replicated."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+    """The jitted programs of one learner; `update` donates the state."""
+
+    update: Any  # (state=, batch=) -> (state, metrics, log-probs)
+    logprobs: Any  # (params, batch) -> log-probs
+
+
+def jit_programs(
+    model: Decoder,
+    homes: Any,
+    layout: BatchLayout,
+    optimizer: optax.GradientTransformation,
+    loss: LossConfig,
+    *,
+    temperature: float,
+    remat: Remat,
+) -> Programs:
+    """Programs for a model (or an abstract one); arguments as the Learner's. `homes`: shardings of its LearnerState."""
+    attention, graph = Attention.on(layout.mesh), nnx.graphdef(model)
+
+    def score(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
+        return target_logprobs(
+            nnx.merge(graph, params),
+            fields["tokens"],
+            fields["targets"],
+            fields["positions"],
+            fields["segment_ids"],
+            temperature=temperature,
+            entropy=bool(loss.entropy_coef or loss.min_entropy),
+            remat=remat,
+            attention=attention,
+        )
+
+    def logprobs(params: nnx.State, batch: Batch) -> Array:
+        return _logprobs(layout, score, params, batch)
+
+    def update(state: LearnerState, batch: Batch) -> tuple[LearnerState, dict[str, Array], Array]:
+        with matmul_precision(model.compute_dtype):  # backward passes of kernels are traced outside of the model
+            return _update(layout, score, optimizer, loss, state, batch)
+
+    small = replicated(layout.mesh)
+    return Programs(
+        logprobs=jax.jit(logprobs, out_shardings=small),
+        update=jax.jit(update, donate_argnames="state", out_shardings=(homes, small, small)),
+    )
+
+
+def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh) -> LearnerState:
+    """The state of a learner as shapes with shardings, for abstract parameters that have them."""
+
+    def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
+
+    homes = _optimizer_homes(optimizer, params, mesh)
+    return LearnerState(
+        params=params,
+        opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), homes),
+        updates=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
+    )
+
+
+def _optimizer_homes(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
+    """Of the optimiser's state: moments lie like their parameters (told by the path's end), the rest is replicated."""
     homes = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}
-    abstract = jax.eval_shape(optimizer.init, params)
 
     def home(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
         ends = (str(path[i:]) for i in range(len(path)))
         return next((homes[end] for end in ends if end in homes), replicated(mesh)) if leaf.ndim else replicated(mesh)
 
-    shardings = jax.tree.map_with_path(home, abstract)
-    return jax.jit(optimizer.init, out_shardings=shardings)(params)
+    return jax.tree.map_with_path(home, jax.eval_shape(optimizer.init, params))
 
 
 def _on_micro_batch(

@@ -27,7 +27,7 @@ from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import shardings
 from routerl_jax.recipes import search  # noqa: F401 - registers itself
 from routerl_jax.recipes.recipe import RECIPES, Recipe
-from routerl_jax.training.config import KnowledgeConfig, MeshConfig, TrainConfig
+from routerl_jax.training.config import KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 
 
 def build_mesh(config: MeshConfig) -> Mesh:
@@ -48,13 +48,8 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         if isinstance(model, Encoder):
             raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
         return model
-    fields = {field.name for field in dataclasses.fields(DecoderConfig)}
-    for key in config.model.architecture:
-        if key not in fields:
-            raise ValueError(unknown_key("config.model.architecture", key, fields))
-    architecture = DecoderConfig(**dict(config.model.architecture))  # type: ignore[arg-type]
     model = Decoder(
-        architecture,
+        random_architecture(config.model),
         jax.random.key(config.seed),
         param_dtype=jnp.dtype(dtype),
         compute_dtype=jnp.dtype(compute_dtype),
@@ -63,6 +58,15 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     targets = shardings(params, mesh, config.mesh.layout)
     nnx.update(model, jax.tree.map(lambda value, target: jax.device_put(value, target), params, targets))
     return model
+
+
+def random_architecture(config: ModelConfig) -> DecoderConfig:
+    """The architecture of a policy without pretrained weights. Raises ValueError for an unknown field."""
+    fields = {field.name for field in dataclasses.fields(DecoderConfig)}
+    for key in config.architecture:
+        if key not in fields:
+            raise ValueError(unknown_key("config.model.architecture", key, fields))
+    return DecoderConfig(**dict(config.architecture))  # type: ignore[arg-type]
 
 
 def build_recipe(config: TrainConfig) -> Recipe:

@@ -1,0 +1,49 @@
+"""TPU slices that are not attached: devices to compile for, by name, on any machine that has the libtpu wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+# GiB that a program may fill on one device of each kind: what the TPU compiler of libtpu 0.0.52 gives as available when a
+# program does not fit. It is less than the chip has: the runtime keeps some. A v4 topology counts the two cores of a chip
+# apart, with half of its memory each.
+HBM_GIB = {
+    "TPU v4": 15.25,
+    "TPU v5 lite": 15.75,  # v5e
+    "TPU v5": 95.73,  # v5p
+    "TPU v6 lite": 31.24,  # v6e
+    "TPU7x": 94.74,
+}
+
+
+def topology_devices(name: str) -> list[Any]:
+    """The devices of a TPU slice, such as `v5e:16x16` or `v5p:4x4x4`, for compiling only.
+
+    Set JAX_PLATFORMS=cpu before JAX starts where no TPU is attached.
+
+    Raises:
+      ValueError: there is no such slice, or libtpu is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError("compiling for TPUs needs the libtpu wheel: pip install 'routerl_jax[compile_check]'")
+    # Without these libtpu asks the metadata server of a cloud machine where it is, and waits.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except Exception as error:  # jaxlib raises its own types, by version
+        raise ValueError(
+            f"--topology={name}: the TPU compiler knows no such slice ({error}); examples: v4:2x2x2, v5e:16x16, v5p:4x4x4, "
+            f"v6e:16x16"
+        ) from error
+
+
+def hbm_gib(device: Any) -> float:
+    """Memory that programs can use on a device, GiB. Raises ValueError for a kind that is not in `HBM_GIB`."""
+    if device.device_kind not in HBM_GIB:
+        raise ValueError(f"memory of {device.device_kind!r} is unknown; known: {', '.join(HBM_GIB)}")
+    return HBM_GIB[device.device_kind]

@@ -1,0 +1,34 @@
+"""launch.compile_check as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_json_and_exit_status() -> None:
+    """Far too many rows: one JSON object on standard output that says so, and status 1."""
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install libtpu")
+    command = [
+        *(sys.executable, "-m", "launch.compile_check", "--config=tests/training/small_policy.py", "--json"),
+        *("--topology=v5e:2x2", "--programs=decode", "--config.engine.rows=200000"),
+    ]
+    environment = {**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"] is False
+    assert found["topology"] == "v5e:2x2"
+    assert set(found["programs"]) == {"decode"}
+    decode = found["programs"]["decode"]
+    cache = 200000 / 2 * 256 * 2 * 2 * 128 * 2 * 2 / 2 / 2**30  # of the rows alone, GiB per chip
+    assert decode["hbm_gib_per_chip"] > cache > found["hbm_gib"]
+    assert decode["fits"] is False
+    assert decode["problems"]
