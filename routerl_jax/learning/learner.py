@@ -20,6 +20,7 @@ from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.logprobs import target_logprobs
 from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, kl_estimate
 from routerl_jax.models.decoder import Decoder, Remat
+from routerl_jax.models.lora import adapters
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import replicated
 
@@ -39,14 +40,14 @@ class LossConfig:
     )
 
 
-# (params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
-Score = Callable[[nnx.State, dict[str, Array]], tuple[Array, Array]]
+# (trained params, frozen params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
+Score = Callable[[nnx.State, nnx.State, dict[str, Array]], tuple[Array, Array]]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "updates"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerState:
-    """All that an update changes."""
+    """All that an update changes; `params` are the trained ones alone."""
 
     params: nnx.State
     opt_state: Any
@@ -60,13 +61,19 @@ class Learner:
     whole mini-batch, so neither micro-batches nor sharding change the result.
 
     Args:
-      model: initial weights; their sharding is kept. The learner works on a copy.
+      model: initial weights; their sharding is kept. The learner works on a copy of those that it trains.
       optimizer: gradient transformation.
       loss: objective.
       layout: how sequences are cut into micro-batches.
       temperature: of the sampling that produced the sequences; log-probabilities are taken at it.
       remat: what the backward pass recomputes.
-      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss).
+      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss), of those that are trained: the
+        frozen ones are the reference's too.
+      trainable: which parameters are trained (a filter of flax.nnx); the others get neither gradients nor optimiser state.
+        Default: the adapter of a model that has one (models/lora.py), else all.
+
+    Raises:
+      ValueError: nothing is trainable.
     """
 
     def __init__(
@@ -79,8 +86,13 @@ class Learner:
         temperature: float = 1.0,
         remat: Remat = "none",
         keep_reference: bool = False,
+        trainable: Any = None,
     ) -> None:
-        self.graph, params = nnx.split(model)
+        if trainable is None:
+            trainable = nnx.LoRAParam if adapters(model) else nnx.Param
+        self.graph, params, self.frozen = nnx.split(model, trainable, ...)
+        if not jax.tree.leaves(params):
+            raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.loss = loss
         self.layout = layout
         self._optimizer = optimizer
@@ -92,9 +104,9 @@ class Learner:
         )
         self.reference = copy(params) if loss.kl_coef or keep_reference else None
 
-        def score(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
+        def score(params: nnx.State, frozen: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
             return target_logprobs(
-                nnx.merge(self.graph, params),
+                nnx.merge(self.graph, params, frozen),
                 fields["tokens"],
                 fields["targets"],
                 fields["positions"],
@@ -114,8 +126,8 @@ class Learner:
 
     @property
     def params(self) -> nnx.State:
-        """Current weights; valid until the next update."""
-        return self.state.params
+        """Current weights, the frozen ones included; valid until the next update."""
+        return nnx.merge_state(self.state.params, self.frozen)
 
     def set_reference(self) -> None:
         """Makes the current weights the reference of the KL term."""
@@ -127,18 +139,23 @@ class Learner:
         Returns:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
-        self.state, metrics, logprobs = self._update(state=self.state, batch=batch)
+        self.state, metrics, logprobs = self._update(state=self.state, frozen=self.frozen, batch=batch)
         host = jax.device_get(metrics)
         return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
 
     def logprobs(self, sequences: Sequence[TokenSequence], params: nnx.State | None = None) -> list[np.ndarray]:
-        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params` (default: current)."""
+        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params`.
+
+        Args:
+          params: trained weights, such as `reference`; default: the current ones.
+        """
         batch, index = self.layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * len(sequences))
         return self.batch_logprobs(batch, index, params)
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
         """`logprobs` of a batch that is laid out already."""
-        return index.split(np.asarray(self._logprobs(self.state.params if params is None else params, batch)))
+        params = self.state.params if params is None else params
+        return index.split(np.asarray(self._logprobs(params, self.frozen, batch)))
 
     @property
     def compilations(self) -> int:
@@ -194,11 +211,11 @@ def _unfold(layout: BatchLayout, values: Array) -> Array:
     return jnp.pad(flat, ((0, 0), (0, layout.width - flat.shape[1])))
 
 
-def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, batch: Batch) -> Array:
+def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
     """Log-probabilities of all targets, [M, D, W]."""
 
     def one(micro: Array, result: Array) -> Array:
-        logprobs = _on_micro_batch(layout, lambda fields: _unfold(layout, score(params, fields)[0]), batch, micro)
+        logprobs = _on_micro_batch(layout, lambda fields: _unfold(layout, score(params, frozen, fields)[0]), batch, micro)
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
     return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))
@@ -253,12 +270,13 @@ def _update(
     optimizer: optax.GradientTransformation,
     loss: LossConfig,
     state: LearnerState,
+    frozen: nnx.State,
     batch: Batch,
 ) -> tuple[LearnerState, dict[str, Array], Array]:
     """Accumulates gradients over the micro-batches and takes one optimiser step."""
 
     def total_loss(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        logprobs, entropies = score(params, fields)
+        logprobs, entropies = score(params, frozen, fields)
         total, metrics = objective(loss, logprobs, entropies, fields)
         return total, (metrics, _unfold(layout, logprobs))
 
