@@ -215,7 +215,9 @@ def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.
     """Log-probabilities of all targets, [M, D, W]."""
 
     def one(micro: Array, result: Array) -> Array:
-        logprobs = _on_micro_batch(layout, lambda fields: _unfold(layout, score(params, frozen, fields)[0]), batch, micro)
+        logprobs = _on_micro_batch(
+            layout, lambda fields: _unfold(layout, score(params, frozen, fields)[0]), batch, micro
+        )
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
     return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))

@@ -50,7 +50,9 @@ class LoraConfig:
 
     rank: int = 0  # 0: no adapter, all weights are trained
     alpha: float = 16.0  # the adapter counts alpha / rank
-    modules: str = "q|k|v|o|gate|up|down"  # regular expression: which matrices of a block get one; empty: those of rules
+    modules: str = (
+        "q|k|v|o|gate|up|down"  # regular expression: which matrices of a block get one; empty: those of rules
+    )
     rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)  # exceptions by any name; the first counts
     dtype: str = "float32"  # of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
@@ -136,15 +138,13 @@ def apply_lora(
         )
     plan = _plan(rules)
     existing = adapters(model)
-    wanted = {
-        name: Adapter(rule.rank, rule.alpha) for name, rule in plan.items() if isinstance(rule, qwix.LoraRule)
-    }
+    wanted = {name: Adapter(rule.rank, rule.alpha) for name, rule in plan.items() if isinstance(rule, qwix.LoraRule)}
     if not wanted:
         raise ValueError("no rule is a qwix.LoraRule: there would be nothing to train")
     if existing and existing != wanted:
         raise ValueError(f"the model has the adapter {_say(existing)}, but the rules ask for {_say(wanted)}")
     if not model.base_identity:
-        model.base_identity = digest(nnx.state(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))))
+        model.base_identity = base_digest(model)
     for number, name in enumerate(MODULES):
         rule = plan.get(name)
         if rule is None:
@@ -249,11 +249,14 @@ def lora_fields(model: Decoder) -> dict[str, Any] | None:
         return None
     return {
         "adapters": {name: dataclasses.asdict(adapter) for name, adapter in found.items()},
-        "qtypes": {
-            name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in MODULES
-        },
+        "qtypes": {name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in MODULES},
         "base": model.base_identity,
     }
+
+
+def base_digest(model: Decoder) -> str:
+    """The digest of a model's weights without its adapter. Every process must call this."""
+    return digest(nnx.state(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))))
 
 
 def digest(params: nnx.State) -> str:

@@ -50,7 +50,7 @@ def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dt
     return y + jnp.tensordot(low, b[...].astype(dtype), 1) * (b.get_metadata()["alpha"] / a.shape[-1])
 
 
-def quantize(weight: Float[Array, "L *D"], inputs: int, qtype: str, tile: int) -> tuple[Array, Float[Array, "L *S"]]:
+def quantize(weight: Float[Array, "*D"], inputs: int, qtype: str, tile: int) -> tuple[Array, Float[Array, "*S"]]:
     """Codes and scales of a stack of matrices, by qwix's absolute maximum.
 
     Args:
@@ -121,7 +121,7 @@ def _unpack(packed: UInt8[Array, "*D"]) -> UInt8[Array, "*D"]:
 
 def merge(
     weight: Array, scale: Array | None, a: Array | None, b: Array | None, *, alpha: float, qtype: str, dtype: Any
-) -> Float[Array, "L *D"]:
+) -> Float[Array, "*D"]:
     """A stack of matrices with its adapter added, summed in float32 (or wider) and then rounded to `dtype`."""
     whole = weight if scale is None else dequantize(weight, scale, qtype)
     if a is None or b is None:
