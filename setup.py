@@ -24,6 +24,7 @@ REQUIRED = [
     "numpy>=2.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "qwix>=0.1.8",  # rules and quantisation of LoRA
     "pillow>=10.1",
     "rich>=13.0",
     "safetensors>=0.6",
@@ -41,6 +42,7 @@ EXTRAS = {
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         "accelerate>=1.0",  # transformers reads GGUF files with it
+        "peft>=0.21",  # parity tests only
         "pyright>=1.1.390",
         "pytest>=8.0",
         "ruff>=0.8",

@@ -2,6 +2,7 @@ r"""Writes a run's policy as a Hugging Face directory that transformers loads.
 
 python -m launch.export_hf --workdir=runs/quickstart --output=exported
 python -m launch.export_hf --workdir=runs/quickstart --output=exported --step=60
+python -m launch.export_hf --workdir=runs/lora --output=adapter --lora=adapter
 """
 
 from __future__ import annotations
@@ -24,29 +25,41 @@ def define_flags() -> None:
     flags.DEFINE_enum(
         "dtype", None, ["float32", "bfloat16", "float16"], "Of the exported weights; default: as trained."
     )
+    flags.DEFINE_enum(
+        "lora",
+        "merged",
+        ["merged", "adapter"],
+        "Of a run with config.model.lora: the whole weights, or the adapter alone as the peft library loads it.",
+    )
     flags.DEFINE_bool("json", False, "Print a JSON object with what was written.")
 
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.models.huggingface import cast, save_pretrained
+    from routerl_jax.models.lora import merged
+    from routerl_jax.models.peft import save_adapter
     from routerl_jax.parallel.mesh import single_device_mesh
-    from routerl_jax.training.load import load_config, load_policy
+    from routerl_jax.training.load import adapter_base, load_config, load_policy
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
     # On one device: the machine that exports need not have the devices of the run.
-    model = load_policy(workdir, load_config(workdir), single_device_mesh(), step=FLAGS.step)
-    if FLAGS.dtype:
-        cast(model, FLAGS.dtype)
-    save_pretrained(model, output)
+    config, alone = load_config(workdir), FLAGS.lora == "adapter"
+    model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)
+    if alone:
+        save_adapter(model, output, adapter_base(config), FLAGS.dtype)
+    else:
+        model = merged(model)
+        if FLAGS.dtype:
+            cast(model, FLAGS.dtype)
+        save_pretrained(model, output)
     size = sum(file.stat().st_size for file in output.iterdir())
     if FLAGS.json:
         print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.config.model_type}))
     else:
-        print(
-            f"wrote {output} ({size / 1e6:.1f} MB); load it with AutoModelForCausalLM.from_pretrained({str(output)!r})"
-        )
+        loader = "peft.AutoPeftModelForCausalLM" if alone else "AutoModelForCausalLM"
+        print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {loader}.from_pretrained({str(output)!r})")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
 from routerl_jax.generation.sampling import row_keys, sample_tokens
+from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -121,7 +122,7 @@ def extend(
 def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F E"]:
     """Features of the images of every shard, [D, P, ...]."""
     model: VisionLanguageModel = nnx.merge(graph, params)
-    return model.features(_by_shard(mesh, images))
+    return model.features(_by_shard(mesh, images), attention=Attention.on(mesh))
 
 
 def fork(cache: KVCache, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> KVCache:

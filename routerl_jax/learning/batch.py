@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence as Seq
+from typing import cast
 
 import jax
 import numpy as np
@@ -16,13 +17,20 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.types import Sequence
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
-_TOKEN_FIELDS = (*_INTEGERS, "weights", "advantages", "old_logprobs", "ref_logprobs")
+_FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index")
+_LEAST_PATCHES = 1024
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=[*_TOKEN_FIELDS, "buckets", "count"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=[*TOKEN_FIELDS, "buckets", "count", "images"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
     """One mini-batch on the device. M micro-batches, D shards, W tokens of a shard in a micro-batch.
@@ -32,7 +40,7 @@ class Batch:
 
     tokens: Int[Array, "M D W"]
     targets: Int[Array, "M D W"]
-    positions: Int[Array, "M D W"]
+    positions: Int[Array, "M D W"] | Int[Array, "M D W 3"]  # rotary; on three axes for vision-language models
     segment_ids: Int[Array, "M D W"]  # 0 is padding
     weights: Float[Array, "M D W"]  # of each target in the loss; exactly 0 where the policy did not sample it
     advantages: Float[Array, "M D W"]
@@ -40,6 +48,8 @@ class Batch:
     ref_logprobs: Float[Array, "M D W"]
     buckets: Int[np.ndarray, " M"]
     count: Int[np.ndarray, ""]
+    images: VisionInputs | None = None  # [M, D, P, ...]; None where no sequence has one
+    image_index: Int[Array, "M D W"] | None = None  # for each token, which feature of its images it is; -1: none
 
 
 class BatchLayout:
@@ -50,10 +60,13 @@ class BatchLayout:
       buckets: row lengths. A micro-batch has rows of one length, the smallest that holds its longest sequence; several
         sequences may share a row (segment ids keep them apart).
       micro_tokens: tokens of one micro-batch (raised where the longest bucket needs more).
+      model: that the sequences are for; it says how positions and images are laid out. Default: a text model.
     """
 
-    def __init__(self, mesh: Mesh, buckets: Seq[int], micro_tokens: int) -> None:
+    def __init__(self, mesh: Mesh, buckets: Seq[int], micro_tokens: int, model: Decoder | None = None) -> None:
         self.mesh = mesh
+        self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
+        self._dtype = None if model is None else model.compute_dtype
         self.buckets = tuple(sorted(set(buckets)))
         self.shards = batch_shards(mesh)
         self.width = max(micro_tokens // self.shards, self.buckets[-1])
@@ -85,13 +98,16 @@ class BatchLayout:
         while self._capacity < len(chunk_buckets):
             self._capacity *= 2
         shape = (self._capacity, self.shards, self.width)
-        arrays = {name: np.zeros(shape, np.int32 if name in _INTEGERS else np.float32) for name in _TOKEN_FIELDS}
+        arrays: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in _INTEGERS}
+        arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
+        if self._vision is not None:
+            arrays["positions"] = np.zeros((*shape, 3), np.int32)
         for i, (micro, shard, start) in enumerate(places):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slice(start, start + length))
             predicts = (micro, shard, slice(start, start + length - 1))
             arrays["tokens"][at] = sequence.tokens
-            arrays["positions"][at] = sequence.positions[0]
+            arrays["positions"][at] = sequence.positions[0] if self._vision is None else sequence.positions.T
             arrays["segment_ids"][at] = i + 1
             arrays["targets"][predicts] = sequence.tokens[1:]
             arrays["weights"][predicts] = weights[i][1:]
@@ -102,13 +118,51 @@ class BatchLayout:
                 arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:]
         bucket_ids = np.zeros(self._capacity, np.int32)
         bucket_ids[: len(chunk_buckets)] = chunk_buckets
+        images = None
+        if any(sequence.images for sequence in sequences):
+            images, arrays["image_index"] = self._place_images(sequences, places, shape)
         sharding = batch_sharding(self.mesh, axis=1)
-        placed = {
-            name: jax.make_array_from_callback(shape, sharding, lambda index, array=array: array[index])
-            for name, array in arrays.items()
-        }
-        batch = Batch(buckets=bucket_ids, count=np.asarray(len(chunk_buckets), np.int32), **placed)
+
+        def place(array: np.ndarray) -> jax.Array:
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        batch = Batch(
+            buckets=bucket_ids,
+            count=np.asarray(len(chunk_buckets), np.int32),
+            images=jax.tree.map(place, images),
+            **{name: place(array) for name, array in arrays.items()},
+        )
         return batch, BatchIndex([len(sequence) for sequence in sequences], places)
+
+    def _place_images(
+        self, sequences: Seq[Sequence], places: Seq[tuple[int, int, int]], shape: tuple[int, int, int]
+    ) -> tuple[VisionInputs, np.ndarray]:
+        """The images of every micro-batch and shard in one array each, and the features that tokens get."""
+        vision = self._vision
+        if vision is None:
+            raise ValueError("sequences hold images, but the batch layout is for a text model: give it the model")
+        groups: dict[tuple[int, int], list[ImagePatches]] = {}
+        image_index = np.full(shape, -1, np.int32)
+        used: dict[tuple[int, int], int] = {}  # patches
+        for sequence, (micro, shard, start) in zip(sequences, places):
+            for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
+                groups.setdefault((micro, shard), []).append(image)
+                before = used.get((micro, shard), 0)
+                tokens = slice(start + first, start + first + image.tokens)
+                image_index[micro, shard, tokens] = image.slots + before // vision.group
+                used[micro, shard] = before + len(image.patches)
+        size = _LEAST_PATCHES
+        while size < max(used.values()):
+            size *= 2
+        size = -(-size // vision.window_patches) * vision.window_patches
+        empty = blank(size, vision.patch_dim, group=vision.group)
+        rows = [concatenate(groups[place], [size]) if place in groups else empty for place in np.ndindex(*shape[:2])]
+
+        def stack(*parts: np.ndarray) -> np.ndarray:
+            stacked = np.stack(parts).reshape(*shape[:2], *parts[0].shape)
+            return stacked.astype(self._dtype) if stacked.dtype == np.float32 else stacked
+
+        return jax.tree.map(stack, *rows), image_index
 
     def abstract(self, sequences: int, length: int) -> Batch:
         """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated."""
@@ -118,7 +172,7 @@ class BatchLayout:
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
         fields = {
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
-            for name in _TOKEN_FIELDS
+            for name in (*_INTEGERS, *_FLOATS)
         }
         whole = replicated(self.mesh)
         return Batch(

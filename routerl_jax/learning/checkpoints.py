@@ -1,4 +1,7 @@
-"""Checkpoints of a whole run: weights, optimiser, step, stage, data iterator; the one file that knows orbax."""
+"""Checkpoints of a whole run: weights, optimiser, step, stage, data iterator; the one file that knows orbax.
+
+Of a model with an adapter they hold the adapter (what the learner trains), and what it belongs to, not the frozen weights.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +43,29 @@ class Checkpoints:
 
         Args:
           reference: weights of the KL reference, None if there is none.
-          extra: JSON-serialisable state (data iterator, ...); must hold "model", the architecture's fields.
+          extra: JSON-serialisable state (data iterator, ...); must hold "model", the architecture's fields, and of a model
+            with an adapter "lora", `models.lora.lora_fields`.
         """
         items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state, reference).items()}
         self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
 
     def restore(
-        self, step: int, like: LearnerState, reference: nnx.State | None, model: DecoderConfig
+        self,
+        step: int,
+        like: LearnerState,
+        reference: nnx.State | None,
+        model: DecoderConfig,
+        lora: dict[str, Any] | None = None,
     ) -> tuple[LearnerState, nnx.State | None, dict[str, Any]]:
         """Restores a step into the shardings of `like` (and `reference`).
 
+        Args:
+          model, lora: what the weights belong to: the architecture and, with an adapter, `models.lora.lora_fields`.
+
         Raises:
-          ValueError: there is no such step, or it belongs to another architecture (names the differing fields).
+          ValueError: there is no such step, or it belongs to another architecture, adapter or base (names what differs).
         """
-        extra = self._check(step, model)
+        extra = self._check(step, model, lora)
         restored = self._restore(step, _items(like, reference))
         optimizer = restored["optimizer"]
         state = LearnerState(
@@ -66,18 +78,21 @@ class Checkpoints:
         logging.info("restored step %d from %s", step, self.directory)
         return state, reference, extra
 
-    def restore_params(self, step: int, like: nnx.State, model: DecoderConfig) -> nnx.State:
-        """Only the weights of a step, in the shardings of `like`."""
-        self._check(step, model)
+    def restore_params(
+        self, step: int, like: nnx.State, model: DecoderConfig, lora: dict[str, Any] | None = None
+    ) -> nnx.State:
+        """Only the weights of a step (of an adapter, only that), in the shardings of `like`."""
+        self._check(step, model, lora)
         return _refill(like, self._restore(step, {"params": nnx.to_pure_dict(like)})["params"])
 
-    def _check(self, step: int, model: DecoderConfig) -> dict[str, Any]:
+    def _check(self, step: int, model: DecoderConfig, lora: dict[str, Any] | None) -> dict[str, Any]:
         if step not in self._manager.all_steps():
             raise ValueError(
                 f"{self.directory} has no checkpoint of step {step}; it has {sorted(self._manager.all_steps())}"
             )
         extra = self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
         check_same_model(extra["model"], model, f"{self.directory} step {step}")
+        check_same_adapter(extra.get("lora"), lora, f"{self.directory} step {step}")
         return extra
 
     def _restore(self, step: int, trees: dict[str, Any]) -> Any:
@@ -102,6 +117,27 @@ def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) ->
     if differing:
         shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
         raise ValueError(f"{where} is a checkpoint of another architecture ({shown}); use the model it was made with")
+
+
+def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, where: str) -> None:
+    """Raises ValueError if a checkpoint's adapter (None: all weights were trained) is not the one at hand, or its base."""
+    if saved is None or current is None:
+        if saved is not current:
+            kinds = ("a LoRA adapter", "all weights")
+            there, here = kinds if saved is not None else reversed(kinds)
+            raise ValueError(f"{where} holds {there}, but the run trains {here}; set config.model.lora as it was")
+        return
+    for key, noun in (("adapters", "adapter"), ("qtypes", "quantisation")):
+        names = {*saved[key], *current[key]}
+        differing = [name for name in sorted(names) if saved[key].get(name) != current[key].get(name)]
+        if differing:
+            shown = ", ".join(f"{n}: {saved[key].get(n)} there, {current[key].get(n)} here" for n in differing[:5])
+            raise ValueError(f"{where} has another {noun} ({shown}); set config.model.lora as it was")
+    if saved["base"] != current["base"]:
+        raise ValueError(
+            f"{where} is an adapter on other weights than these (digest {saved['base'][:12]} there, {current['base'][:12]} "
+            f"here); use the base model, in the dtype, that it was trained on"
+        )
 
 
 def model_fields(model: DecoderConfig) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
+from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.logprobs import target_logprobs
 from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, kl_estimate
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.layers import matmul_precision
+from routerl_jax.models.lora import adapters
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import replicated
 
@@ -41,14 +42,14 @@ class LossConfig:
     )
 
 
-# (params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
-Score = Callable[[nnx.State, dict[str, Array]], tuple[Array, Array]]
+# (trained params, frozen params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
+Score = Callable[[nnx.State, nnx.State, dict[str, Any]], tuple[Array, Array]]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "updates"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerState:
-    """All that an update changes."""
+    """All that an update changes; `params` are the trained ones alone."""
 
     params: nnx.State
     opt_state: Any
@@ -62,13 +63,19 @@ class Learner:
     whole mini-batch, so neither micro-batches nor sharding change the result.
 
     Args:
-      model: initial weights; their sharding is kept. The learner works on a copy.
+      model: initial weights; their sharding is kept. The learner works on a copy of those that it trains.
       optimizer: gradient transformation.
       loss: objective.
       layout: how sequences are cut into micro-batches.
       temperature: of the sampling that produced the sequences; log-probabilities are taken at it.
       remat: what the backward pass recomputes.
-      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss).
+      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss), of those that are trained: the
+        frozen ones are the reference's too.
+      trainable: which parameters are trained (a filter of flax.nnx); the others get neither gradients nor optimiser state.
+        Default: the adapter of a model that has one (models/lora.py), else all.
+
+    Raises:
+      ValueError: nothing is trainable.
     """
 
     def __init__(
@@ -81,8 +88,12 @@ class Learner:
         temperature: float = 1.0,
         remat: Remat = "none",
         keep_reference: bool = False,
+        trainable: Any = None,
     ) -> None:
-        self.graph, params = nnx.split(model)
+        trainable = trained_parameters(model) if trainable is None else trainable
+        _, params, self.frozen = nnx.split(model, trainable, ...)
+        if not jax.tree.leaves(params):
+            raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.loss = loss
         self.layout = layout
         copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -94,6 +105,7 @@ class Learner:
         self.reference = copy(params) if loss.kl_coef or keep_reference else None
         self._programs = jit_programs(
             model,
+            trainable,
             jax.tree.map(lambda leaf: leaf.sharding, self.state),
             layout,
             optimizer,
@@ -104,8 +116,8 @@ class Learner:
 
     @property
     def params(self) -> nnx.State:
-        """Current weights; valid until the next update."""
-        return self.state.params
+        """Current weights, the frozen ones included; valid until the next update."""
+        return nnx.merge_state(self.state.params, self.frozen)
 
     def set_reference(self) -> None:
         """Makes the current weights the reference of the KL term."""
@@ -117,18 +129,23 @@ class Learner:
         Returns:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
-        self.state, metrics, logprobs = self._programs.update(state=self.state, batch=batch)
+        self.state, metrics, logprobs = self._programs.update(state=self.state, frozen=self.frozen, batch=batch)
         host = jax.device_get(metrics)
         return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
 
     def logprobs(self, sequences: Sequence[TokenSequence], params: nnx.State | None = None) -> list[np.ndarray]:
-        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params` (default: current)."""
+        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params`.
+
+        Args:
+          params: trained weights, such as `reference`; default: the current ones.
+        """
         batch, index = self.layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * len(sequences))
         return self.batch_logprobs(batch, index, params)
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
         """`logprobs` of a batch that is laid out already."""
-        return index.split(np.asarray(self._programs.logprobs(self.state.params if params is None else params, batch)))
+        params = self.state.params if params is None else params
+        return index.split(np.asarray(self._programs.logprobs(params, self.frozen, batch)))
 
     @property
     def compilations(self) -> int:
@@ -140,12 +157,30 @@ class Learner:
 class Programs:
     """The jitted programs of one learner; `update` donates the state."""
 
-    update: Any  # (state=, batch=) -> (state, metrics, log-probs)
-    logprobs: Any  # (params, batch) -> log-probs
+    update: Any  # (state=, frozen=, batch=) -> (state, metrics, log-probs)
+    logprobs: Any  # (params, frozen, batch) -> log-probs
+
+
+def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:
+    """The filter (of flax.nnx) of what is trained: the adapter of a model that has one, else all but the named parts.
+
+    Args:
+      frozen: attributes of the model that are left as they are, such as `visual`.
+
+    Raises:
+      ValueError: the model has no such part.
+    """
+    for name in frozen:
+        if not hasattr(model, name):
+            raise ValueError(f"config.model.freeze: a {model.architecture.model_type} model has no part {name!r}")
+    if adapters(model):
+        return nnx.LoRAParam
+    return nnx.All(nnx.Param, lambda path, _: path[0] not in frozen) if frozen else nnx.Param
 
 
 def jit_programs(
     model: Decoder,
+    trainable: Any,
     homes: Any,
     layout: BatchLayout,
     optimizer: optax.GradientTransformation,
@@ -155,11 +190,11 @@ def jit_programs(
     remat: Remat,
 ) -> Programs:
     """Programs for a model (or an abstract one); arguments as the Learner's. `homes`: shardings of its LearnerState."""
-    attention, graph = Attention.on(layout.mesh), nnx.graphdef(model)
+    attention, graph = Attention.on(layout.mesh), nnx.split(model, trainable, ...)[0]
 
-    def score(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, Array]:
+    def score(params: nnx.State, frozen: nnx.State, fields: dict[str, Any]) -> tuple[Array, Array]:
         return target_logprobs(
-            nnx.merge(graph, params),
+            nnx.merge(graph, params, frozen),
             fields["tokens"],
             fields["targets"],
             fields["positions"],
@@ -168,14 +203,16 @@ def jit_programs(
             entropy=bool(loss.entropy_coef or loss.min_entropy),
             remat=remat,
             attention=attention,
+            images=fields.get("images"),
+            image_index=fields.get("image_index"),
         )
 
-    def logprobs(params: nnx.State, batch: Batch) -> Array:
-        return _logprobs(layout, score, params, batch)
+    def logprobs(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
+        return _logprobs(layout, score, params, frozen, batch)
 
-    def update(state: LearnerState, batch: Batch) -> tuple[LearnerState, dict[str, Array], Array]:
+    def update(state: LearnerState, frozen: nnx.State, batch: Batch) -> tuple[LearnerState, dict[str, Array], Array]:
         with matmul_precision(model.compute_dtype):  # backward passes of kernels are traced outside of the model
-            return _update(layout, score, optimizer, loss, state, batch)
+            return _update(layout, score, optimizer, loss, state, frozen, batch)
 
     small = replicated(layout.mesh)
     return Programs(
@@ -209,33 +246,29 @@ def _optimizer_homes(optimizer: optax.GradientTransformation, params: nnx.State,
     return jax.tree.map_with_path(home, jax.eval_shape(optimizer.init, params))
 
 
-def _on_micro_batch(
-    layout: BatchLayout, function: Callable[[dict[str, Array]], Any], batch: Batch, micro: Array
-) -> Any:
-    """Applies `function` to micro-batch `micro`, as [rows, time] arrays by field name; one compiled branch per bucket.
+def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], Any], batch: Batch, micro: Array) -> Any:
+    """Applies `function` to micro-batch `micro`: [rows, time] arrays by field name, and its images; one branch per bucket.
 
     Gradients are taken inside `function`: differentiating through the branches would keep every branch's residuals.
     """
-    picked = {
-        field.name: jax.lax.dynamic_index_in_dim(getattr(batch, field.name), micro, keepdims=False)
-        for field in dataclasses.fields(Batch)
-        if field.name not in ("buckets", "count")
-    }
+    fields = {name: getattr(batch, name) for name in TOKEN_FIELDS if getattr(batch, name) is not None}
+    picked, images = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, micro, keepdims=False), (fields, batch.images)
+    )
 
-    def branch(bucket: int) -> Callable[[dict[str, Array]], Any]:
+    def branch(bucket: int) -> Callable[[dict[str, Array], Any], Any]:
         rows, length = layout.rows(bucket), layout.buckets[bucket]
 
-        def run(picked: dict[str, Array]) -> Any:
-            return function(
-                {
-                    name: value[:, : rows * length].reshape(layout.shards * rows, length)
-                    for name, value in picked.items()
-                }
-            )
+        def run(picked: dict[str, Array], images: Any) -> Any:
+            folded = {
+                name: value[:, : rows * length].reshape(layout.shards * rows, length, *value.shape[2:])
+                for name, value in picked.items()
+            }
+            return function(folded | ({} if images is None else {"images": images}))
 
         return run
 
-    return jax.lax.switch(batch.buckets[micro], [branch(i) for i in range(len(layout.buckets))], picked)
+    return jax.lax.switch(batch.buckets[micro], [branch(i) for i in range(len(layout.buckets))], picked, images)
 
 
 def _unfold(layout: BatchLayout, values: Array) -> Array:
@@ -244,18 +277,20 @@ def _unfold(layout: BatchLayout, values: Array) -> Array:
     return jnp.pad(flat, ((0, 0), (0, layout.width - flat.shape[1])))
 
 
-def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, batch: Batch) -> Array:
+def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
     """Log-probabilities of all targets, [M, D, W]."""
 
     def one(micro: Array, result: Array) -> Array:
-        logprobs = _on_micro_batch(layout, lambda fields: _unfold(layout, score(params, fields)[0]), batch, micro)
+        logprobs = _on_micro_batch(
+            layout, lambda fields: _unfold(layout, score(params, frozen, fields)[0]), batch, micro
+        )
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
     return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))
 
 
 def objective(
-    loss: LossConfig, logprobs: Array, entropies: Array, fields: dict[str, Array]
+    loss: LossConfig, logprobs: Array, entropies: Array, fields: dict[str, Any]
 ) -> tuple[Array, dict[str, Array]]:
     """The weighted loss of a micro-batch and its terms.
 
@@ -303,17 +338,18 @@ def _update(
     optimizer: optax.GradientTransformation,
     loss: LossConfig,
     state: LearnerState,
+    frozen: nnx.State,
     batch: Batch,
 ) -> tuple[LearnerState, dict[str, Array], Array]:
     """Accumulates gradients over the micro-batches and takes one optimiser step."""
 
-    def total_loss(params: nnx.State, fields: dict[str, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        logprobs, entropies = score(params, fields)
+    def total_loss(params: nnx.State, fields: dict[str, Any]) -> tuple[Array, tuple[dict[str, Array], Array]]:
+        logprobs, entropies = score(params, frozen, fields)
         total, metrics = objective(loss, logprobs, entropies, fields)
         return total, (metrics, _unfold(layout, logprobs))
 
     def gradient(micro: Array) -> tuple[nnx.State, dict[str, Array], Array]:
-        def on_fields(fields: dict[str, Array]) -> tuple[nnx.State, dict[str, Array], Array]:
+        def on_fields(fields: dict[str, Any]) -> tuple[nnx.State, dict[str, Array], Array]:
             grads, (metrics, logprobs) = jax.grad(total_loss, has_aux=True)(state.params, fields)
             return grads, metrics, logprobs
 

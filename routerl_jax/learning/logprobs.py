@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.decoder import Decoder, Remat
+from routerl_jax.models.decoder import Decoder, Features, Remat
+from routerl_jax.models.patches import VisionInputs
+from routerl_jax.models.vision_language import VisionLanguageModel
 
 _CHUNK_BYTES = 64 * 2**20  # logits held at once (and recomputed in the backward pass when there are several chunks)
 
@@ -16,16 +18,29 @@ def target_logprobs(
     model: Decoder,
     tokens: Int[Array, "B T"],
     targets: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
+    positions: Int[Array, "B T"] | Int[Array, "B T 3"],
     segment_ids: Int[Array, "B T"],
     *,
     temperature: float = 1.0,
     entropy: bool = False,
     remat: Remat = "none",
     attention: Attention | None = None,
+    images: VisionInputs | None = None,
+    image_index: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats."""
-    hidden = model.hidden(tokens, positions, segment_ids, remat=remat, attention=attention)
+    """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats.
+
+    Args:
+      positions: [B, T], or [B, T, 3] for vision-language models.
+      images: of every shard of rows, [S, P, ...].
+      image_index: for each token, which feature of its shard's images it is; -1: none.
+    """
+    features = None
+    if images is not None and image_index is not None:
+        assert isinstance(model, VisionLanguageModel)
+        features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
+    at = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
+    hidden = model.hidden(tokens, at, segment_ids, remat=remat, attention=attention, features=features)
     count, vocabulary = tokens.size, model.config.vocab_size
     chunks = max(1, -(-count * vocabulary * 4 // _CHUNK_BYTES))
     size = -(-count // chunks)

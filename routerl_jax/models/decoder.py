@@ -21,6 +21,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm
+from routerl_jax.models.projection import project
 from routerl_jax.models.rope import rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
@@ -99,9 +100,7 @@ class Blocks(nnx.Module):
     ) -> tuple[Array, Any]:
         config = self.config
         h = rms_norm(x_BTD, self.attention_norm[...], config.norm_eps)
-        q = jnp.einsum("BTD,DNH->BTNH", h, self.q[...].astype(dtype))
-        k = jnp.einsum("BTD,DKH->BTKH", h, self.k[...].astype(dtype))
-        v = jnp.einsum("BTD,DKH->BTKH", h, self.v[...].astype(dtype))
+        q, k, v = (project(self, name, h, dtype) for name in ("q", "k", "v"))
         if config.qkv_bias:
             q, k, v = (
                 q + self.q_bias[...].astype(dtype),
@@ -111,13 +110,13 @@ class Blocks(nnx.Module):
         if config.qk_norm:
             q, k = rms_norm(q, self.q_norm[...], config.norm_eps), rms_norm(k, self.k_norm[...], config.norm_eps)
         out, cache = attend(rotate(q, rope), rotate(k, rope), v, cache)
-        out = jnp.einsum("BTNH,NHD->BTD", out, self.o[...].astype(dtype))
+        out = project(self, "o", out, dtype)
         if config.output_bias:
             out = out + self.o_bias[...].astype(dtype)
         x_BTD = x_BTD + out
         h = rms_norm(x_BTD, self.mlp_norm[...], config.norm_eps)
-        h = jax.nn.silu(h @ self.gate[...].astype(dtype)) * (h @ self.up[...].astype(dtype))
-        return x_BTD + h @ self.down[...].astype(dtype), cache
+        h = jax.nn.silu(project(self, "gate", h, dtype)) * project(self, "up", h, dtype)
+        return x_BTD + project(self, "down", h, dtype), cache
 
 
 class Decoder(nnx.Module):
@@ -137,6 +136,7 @@ class Decoder(nnx.Module):
         init = Initializer(key, config.init_scale, param_dtype)
         self.config = config
         self.tokenizer: Tokenizer | None = None
+        self.base_identity = ""  # with an adapter: digest of the weights that it was put on (models/lora.py)
         self.compute_dtype = jnp.dtype(param_dtype if compute_dtype is None else compute_dtype)
         self.embedding = init.normal((config.vocab_size, config.embed), ("vocab", "embed"))
         self.blocks = Blocks(config, init)

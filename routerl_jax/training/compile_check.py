@@ -21,7 +21,7 @@ from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.lowering import lower_programs
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import LossConfig, abstract_state, jit_programs
+from routerl_jax.learning.learner import LossConfig, abstract_state, jit_programs, trained_parameters
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.family import FAMILIES
 from routerl_jax.models.published import architecture_of
@@ -124,11 +124,14 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     loss = settings.loss if rl else LossConfig(kind="reinforce")
     optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
     params = nnx.state(model)
-    state = abstract_state(params, optimizer, mesh)
-    layout = BatchLayout(mesh, settings.length_buckets or (config.engine.max_length,), settings.micro_tokens)
+    trainable = trained_parameters(model, config.model.freeze)
+    _, trained, frozen = nnx.split(model, trainable, ...)
+    state = abstract_state(trained, optimizer, mesh)
+    layout = BatchLayout(mesh, settings.length_buckets or (config.engine.max_length,), settings.micro_tokens, model)
     sequences = config.rollout.examples * config.rollout.samples if rl else config.warm_start.examples
     jitted = jit_programs(
         model,
+        trainable,
         jax.tree.map(lambda leaf: leaf.sharding, state),
         layout,
         optimizer,
@@ -137,8 +140,8 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         remat=settings.remat,
     )
     batch = layout.abstract(-(-sequences // settings.minibatches) if rl else sequences, config.engine.max_length)
-    lowered = {"update": jitted.update.lower(state=state, batch=batch)}
-    reference = _bytes(params) if loss.kl_coef or settings.reward_kl_coef else 0
+    lowered = {"update": jitted.update.lower(state=state, frozen=frozen, batch=batch)}
+    reference = _bytes(trained) if loss.kl_coef or settings.reward_kl_coef else 0
     if not rl:
         return lowered, {"update": reference}
     engine = config.engine
@@ -159,7 +162,7 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     cache = cache_kind(model.config, mesh, model.compute_dtype).abstract(
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
-    learner = _bytes(state) + reference - (0 if copied else _bytes(params))
+    learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))
     return lowered, {"update": reference + copied + _bytes(cache), "prefill": learner, "decode": learner}
 
 

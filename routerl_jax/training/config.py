@@ -10,6 +10,7 @@ from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
+from routerl_jax.models.lora import LoraConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class ModelConfig:
     )  # models.config fields
     dtype: str = "float32"  # of weights and optimiser state
     compute_dtype: str = ""  # of activations; empty: as dtype
+    freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
+    lora: LoraConfig = LoraConfig()  # an adapter that is trained instead of the weights; rank 0: none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,9 @@ class EngineConfig:
     segment: int = 32  # decode steps per device call
     leave_fraction: float = 0.5  # a call returns when no more than this share of its rows still decodes
     layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
+    lora: Literal["merged", "adapter"] = (
+        "merged"  # with an adapter: added to the weights after every update, or beside them
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,6 +206,11 @@ class TrainConfig:
                 or self.rollout.samples > 1
                 or self.learner.advantage not in ("grpo", "dr_grpo", "rloo"),
                 f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
+            ),
+            (
+                not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
+                "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes; use "
+                "'adamw'",
             ),
         ]
         for fine, message in checks:

@@ -10,9 +10,14 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.checkpoints import Checkpoints
+from routerl_jax.learning.learner import trained_parameters
+from routerl_jax.models import pretrained
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.encoder import Encoder
 from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.lora import lora_fields
+from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
+from routerl_jax.models.peft import base_of
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_mesh, build_policy
 
@@ -30,16 +35,26 @@ def load_config(workdir: pathlib.Path) -> TrainConfig:
 
 
 def load_policy(
-    workdir: pathlib.Path, config: TrainConfig, mesh: Mesh | None = None, *, step: int | None = None
+    workdir: pathlib.Path,
+    config: TrainConfig,
+    mesh: Mesh | None = None,
+    *,
+    step: int | None = None,
+    adapter: bool = False,
 ) -> Decoder:
     """The policy of a run: of a checkpointed step, or the finished one, or that of the newest checkpoint so far.
 
+    Args:
+      adapter: with the adapter unmerged, from a checkpoint (a finished policy has it merged).
+
     Raises:
-      ValueError: there is no such checkpoint, or nothing at all yet.
+      ValueError: there is no such checkpoint, or nothing at all yet, or the run trained no adapter.
     """
+    if adapter and not config.model.lora.rank:
+        raise ValueError(f"{workdir} trained all weights: there is no adapter (config.model.lora.rank is 0)")
     mesh = mesh or build_mesh(config.mesh)
     policy = workdir / "policy"
-    if step is None and (policy / "config.json").is_file():
+    if step is None and not adapter and (policy / "config.json").is_file():
         model = load_pretrained(
             str(policy),
             mesh,
@@ -56,7 +71,27 @@ def load_policy(
     if step is None:
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
     model = build_policy(config, mesh)
-    params = checkpoints.restore_params(step, nnx.state(model, nnx.Param), model.config)
+    lora = lora_fields(model)
+    trained = trained_parameters(model, config.model.freeze)
+    params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora)
     nnx.update(model, params)
     checkpoints.close()
     return model
+
+
+def adapter_base(config: TrainConfig) -> str:
+    """What a run's adapter was put on, as others can load it: a hub id, or a directory.
+
+    Raises:
+      ValueError: random weights.
+    """
+    path = config.model.path
+    if not path:
+        raise ValueError(
+            "the adapter was trained on random weights (config.model.architecture), which nobody else has; export it merged"
+        )
+    hub = path.count("/") == 1 and not pathlib.Path(path).expanduser().exists()
+    if hub:
+        return path
+    directory = pretrained.resolve(path).resolve()
+    return base_of(directory) if (directory / ADAPTER_CONFIG).is_file() else str(directory)

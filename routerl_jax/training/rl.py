@@ -25,6 +25,7 @@ from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
@@ -66,7 +67,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
         )
         run_ = Run(config, workdir, model, mesh, config.learner.loss, config.steps * config.learner.minibatches, resume)
         engine = make_engine(config, model)
-        engine.update(run_.learner.params, run_.start)
+        engine.update(run_.served_params(), run_.start)
         if run_.restored:
             stream.restore(run_.restored["stream"])
     before_path = workdir / "evaluation" / "before.json"
@@ -135,9 +136,9 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
 
 def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
-    """The run's engine, or one with fewer rows."""
+    """The run's engine, or one with fewer rows. It serves an adapter as config.engine.lora says."""
     return Engine(
-        model,
+        merged(model, model.compute_dtype) if config.engine.lora == "merged" else model,
         rows=rows or config.engine.rows,
         max_length=config.engine.max_length,
         segment=config.engine.segment,
@@ -230,7 +231,7 @@ def _train_step(
         gap = gap_metrics(
             [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
         )
-    engine.update(learner.params, step + 1)
+    engine.update(run_.served_params(), step + 1)
 
     metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | gap
     if behaviour:

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
-from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.models.lora import lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.writer import MetricWriter
@@ -35,7 +36,8 @@ class Run:
       resume: go on from the newest checkpoint, if there is one.
 
     Raises:
-      ValueError: its checkpoint is of another architecture, or the buckets are too short for the engine's conversations.
+      ValueError: its checkpoint is of another architecture, adapter or base, or the buckets are too short for the engine's
+        conversations.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Run:
                 f"config.learner.length_buckets={buckets} end below config.engine.max_length={config.engine.max_length}: "
                 f"add a bucket of that length"
             )
-        self.layout = BatchLayout(mesh, buckets, config.learner.micro_tokens)
+        self.layout = BatchLayout(mesh, buckets, config.learner.micro_tokens, model)
         self.learner = Learner(
             model,
             config.learner.optimizer.build(updates),
@@ -69,14 +71,16 @@ class Run:
             temperature=config.rollout.temperature or 1.0,
             remat=config.learner.remat,
             keep_reference=bool(loss.kl_coef or config.learner.reward_kl_coef),
+            trainable=trained_parameters(model, config.model.freeze),
         )
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
         self.start = 0
         self.restored: dict[str, Any] = {}
+        self._lora = lora_fields(model)
         latest = self.checkpoints.latest() if resume else None
         if latest is not None:
             state, reference, self.restored = self.checkpoints.restore(
-                latest, self.learner.state, self.learner.reference, model.config
+                latest, self.learner.state, self.learner.reference, model.config, self._lora
             )
             self.learner.state, self.learner.reference = state, reference
             self.start = latest
@@ -86,14 +90,20 @@ class Run:
 
     def save(self, step: int, **extra: Any) -> None:
         """Checkpoints after `step` steps."""
-        self.checkpoints.save(
-            step, self.learner.state, self.learner.reference, {"model": model_fields(self.model.config), **extra}
-        )
+        extra["model"] = model_fields(self.model.config)
+        if self._lora is not None:
+            extra["lora"] = self._lora
+        self.checkpoints.save(step, self.learner.state, self.learner.reference, extra)
 
     def due(self, step: int) -> bool:
         """True if a checkpoint is due after `step` steps."""
         every = self.config.checkpoint.every
         return step == self.config.steps or bool(every and step % every == 0)
+
+    def served_params(self) -> nnx.State:
+        """The learner's current weights as the run's engine takes them: config.engine.lora."""
+        params = self.learner.params
+        return merge_state(params, self.model.compute_dtype) if self.config.engine.lora == "merged" else params
 
     def policy(self) -> Decoder:
         """The model with the learner's current weights."""
@@ -101,7 +111,7 @@ class Run:
         return self.model
 
     def finish(self) -> None:
-        """Waits for checkpoints and writes the policy as a Hugging Face directory, `workdir/policy`."""
+        """Waits for checkpoints and writes the policy, an adapter merged, as a Hugging Face directory, `workdir/policy`."""
         self.checkpoints.close()
         self.writer.close()
         save_pretrained(self.policy(), self.workdir / "policy")

@@ -22,12 +22,15 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.encoder import Encoder
 from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.lora import apply_lora, merged
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import shardings
 from routerl_jax.recipes import search  # noqa: F401 - registers itself
 from routerl_jax.recipes.recipe import RECIPES, Recipe
 from routerl_jax.training.config import KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
+
+_LORA_KEY = 0x10A  # tells the adapter's randomness from that of random weights
 
 
 def build_mesh(config: MeshConfig) -> Mesh:
@@ -36,11 +39,27 @@ def build_mesh(config: MeshConfig) -> Mesh:
 
 
 def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
-    """The policy with its initial weights, sharded over the mesh.
+    """The policy with its initial weights, sharded over the mesh, and with the adapter that config.model.lora describes.
+
+    A path of an adapter (a PEFT directory) gives its base with the adapter merged, or, where config.model.lora describes
+    the same one, with the adapter to be trained on.
 
     Raises:
-      ValueError: the path holds an encoder or nothing usable, or the architecture has unknown fields.
+      ValueError: the path holds an encoder or nothing usable, the architecture has unknown fields, or the adapter does not
+        fit.
     """
+    model = _initial_policy(config, mesh)
+    if not config.model.lora.rank:
+        return merged(model)
+    try:
+        key = jax.random.fold_in(jax.random.key(config.seed), _LORA_KEY)
+        apply_lora(model, config.model.lora.build(), key, config.model.lora.dtype)
+    except ValueError as error:
+        raise ValueError(f"config.model.lora: {error}") from error
+    return model
+
+
+def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     dtype = config.model.dtype
     compute_dtype = config.model.compute_dtype or dtype
     if config.model.path:

@@ -1,0 +1,375 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a decoder, also on a quantised one (QLoRA, arXiv 2305.14314).
+
+    apply_lora(model, LoraConfig(rank=16, alpha=32, base_qtype="nf4").build(), jax.random.key(0))   # in place
+    plain = merged(model)                                                                           # W + alpha / rank * A B
+
+How an adapter takes part in the computation is in projection.py; a model with one trains it alone (learning/learner.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import qwix
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from routerl_jax.models import projection
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.projection import MODULES, QTYPES
+from routerl_jax.parallel import multihost
+
+# As PEFT draws A: uniform within 1 / sqrt(inputs).
+_INIT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraRule:
+    """Another rank or alpha for some modules."""
+
+    modules: str  # regular expression over q, k, v, o, gate, up, down
+    rank: int = 0  # 0: as LoraConfig.rank
+    alpha: float = 0.0  # 0: as LoraConfig.alpha
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """A low-rank adapter; all other weights are frozen.
+
+    Raises:
+      ValueError: settings that contradict each other, an unknown type, a broken regular expression.
+    """
+
+    rank: int = 0  # 0: no adapter, all weights are trained
+    alpha: float = 16.0  # the adapter counts alpha / rank
+    modules: str = (
+        "q|k|v|o|gate|up|down"  # regular expression: which matrices of a block get one; empty: those of rules
+    )
+    rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)  # exceptions by any name; the first counts
+    dtype: str = "float32"  # of the adapter and its optimiser state
+    base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
+    tile_size: int = 64  # quantisation: input channels that share a scale; 0: all
+
+    def __post_init__(self) -> None:
+        if not self.rank and (self.rules or self.base_qtype):
+            named = "rules" if self.rules else "base_qtype"
+            raise ValueError(f"{named} is set but rank=0, which means no adapter: set rank, or leave {named} empty")
+        if self.rank < 0 or self.tile_size < 0:
+            raise ValueError(f"rank={self.rank} and tile_size={self.tile_size} must not be negative")
+        if self.base_qtype and self.base_qtype not in QTYPES:
+            raise ValueError(f"base_qtype={self.base_qtype!r} is not known; known: {', '.join(QTYPES)}, or empty")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype={self.dtype!r} must be float32 or bfloat16")
+        for name, rule in {"": LoraRule(modules=self.modules), **self.rules}.items():
+            where = f"rules.{name}" if name else "modules"
+            try:
+                re.compile(rule.modules)
+            except re.error as error:
+                raise ValueError(f"{where}: {rule.modules!r} is not a regular expression ({error})") from error
+            if rule.rank < 0 or (rule.alpha or self.alpha) <= 0:
+                raise ValueError(f"{where}: rank and alpha must be positive, or 0 in a rule for those of the whole")
+
+    def build(self) -> list[qwix.QuantizationRule]:
+        """qwix's rules, in order of precedence; the last one quantises what no adapter is put on."""
+        qtype = self.base_qtype if self.base_qtype in ("", "nf4") else jnp.dtype(self.base_qtype)
+        quantized: dict[str, Any] = {"weight_qtype": qtype or None, "tile_size": self.tile_size or None}
+        chosen = list(self.rules.values())
+        if self.modules:
+            chosen.append(LoraRule(modules=self.modules))
+        rules: list[qwix.QuantizationRule] = [
+            qwix.LoraRule(
+                module_path=f"blocks/(?:{rule.modules})",
+                rank=rule.rank or self.rank,
+                alpha=rule.alpha or self.alpha,
+                lora_a_initializer=_INIT_A,
+                **quantized,
+            )
+            for rule in chosen
+        ]
+        return [*rules, qwix.QuantizationRule(module_path="blocks/.*", **quantized)] if self.base_qtype else rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """One module's adapter; it counts alpha / rank."""
+
+    rank: int
+    alpha: float
+
+
+def adapters(model: nnx.Module) -> dict[str, Adapter]:
+    """The modules (q, k, ...) that have an adapter."""
+    blocks, found = getattr(model, "blocks", None), {}
+    for name in MODULES:
+        if (b := getattr(blocks, f"{name}_lora_b", None)) is not None:
+            found[name] = Adapter(b.shape[1], b.get_metadata()["alpha"])
+    return found
+
+
+def apply_lora(
+    model: nnx.Module, rules: Sequence[qwix.QuantizationRule], key: jax.Array, dtype: str = "float32"
+) -> None:
+    """Puts adapters on a decoder and quantises its matrices, in place, by qwix's rules.
+
+    A matrix's path is `blocks/q` (k, v, o, gate, up, down); the first rule whose `module_path` matches all of it counts.
+    A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers; `weight_qtype` and `tile_size` of any rule quantise.
+    Adapters lie on the devices as their matrix does. B starts at 0, so the model's function does not change. An
+    adapter that is there already (of a PEFT directory) is kept.
+
+    Args:
+      key: what A is drawn from.
+      dtype: of new adapters.
+
+    Raises:
+      ValueError: not a decoder, a rule that matches nothing or asks for what is not supported, or an adapter is there that
+        the rules describe otherwise.
+    """
+    if not isinstance(model, Decoder):
+        raise ValueError(
+            f"LoRA works on decoders, and this is a {type(model).__name__}; leave the LoRA configuration empty"
+        )
+    plan = _plan(rules)
+    existing = adapters(model)
+    wanted = {name: Adapter(rule.rank, rule.alpha) for name, rule in plan.items() if isinstance(rule, qwix.LoraRule)}
+    if not wanted:
+        raise ValueError("no rule is a qwix.LoraRule: there would be nothing to train")
+    if existing and existing != wanted:
+        raise ValueError(f"the model has the adapter {_say(existing)}, but the rules ask for {_say(wanted)}")
+    if not model.base_identity:
+        model.base_identity = base_digest(model)
+    for number, name in enumerate(MODULES):
+        rule = plan.get(name)
+        if rule is None:
+            continue
+        if isinstance(rule, qwix.LoraRule) and name not in existing:
+            value = getattr(model.blocks, name)[...]
+            split = 1 + MODULES[name]
+            a, b = jax.jit(
+                functools.partial(_draw, rule, value.shape, split, jnp.dtype(dtype)),
+                out_shardings=_homes(value, split),
+            )(jax.random.fold_in(key, number))
+            attach(model, name, a, b, rule.alpha)
+        if rule.weight_qtype is not None:
+            _quantize(model, name, _qtype(rule), int(rule.tile_size or 0))
+
+
+def attach(model: Decoder, name: str, a: jax.Array, b: jax.Array, alpha: float) -> None:
+    """Puts an adapter on matrix `name`: A [L, *inputs, rank] and B [L, rank, *outputs]."""
+    axes = getattr(model.blocks, name).get_metadata()["axes"]
+    split = 1 + MODULES[name]
+    setattr(model.blocks, f"{name}_lora_a", nnx.LoRAParam(a, axes=(*axes[:split], "lora_rank")))
+    setattr(
+        model.blocks, f"{name}_lora_b", nnx.LoRAParam(b, axes=(axes[0], "lora_rank", *axes[split:]), alpha=float(alpha))
+    )
+
+
+def merged(model: Decoder, dtype: Any = None) -> Decoder:
+    """The model with its adapter added to the matrices; what does not change is shared with `model`, not copied.
+
+    Args:
+      dtype: of the merged matrices; default: of the frozen ones (of their scales, if they are quantised).
+    """
+    state = nnx.state(model, nnx.Param)
+    new = merge_state(state, dtype)
+    if new is state:
+        return model
+    plain = nnx.merge(*nnx.split(model))
+    for name in MODULES:
+        for suffix in ("_scale", "_lora_a", "_lora_b"):
+            if hasattr(plain.blocks, name + suffix):
+                delattr(plain.blocks, name + suffix)
+        setattr(plain.blocks, name, new["blocks"][name])
+    return plain
+
+
+def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
+    """`merged` for all the parameters of a model (its state): one jitted program, which touches only what has an adapter.
+
+    Returns `params` itself if there is nothing to merge.
+    """
+    flat = dict(nnx.to_flat_state(params))
+    arrays, plan = {}, []
+    for name in MODULES:
+        weight, *others = (flat.pop(("blocks", name + suffix), None) for suffix in ("", "_scale", "_lora_a", "_lora_b"))
+        scale, _, b = others
+        if scale is None and b is None:
+            flat[("blocks", name)] = weight
+            continue
+        arrays[name] = tuple(None if part is None else part.get_value() for part in (weight, *others))
+        codes, values = arrays[name][0], (weight if scale is None else scale).get_value()
+        plan.append(
+            _Merge(
+                name,
+                0.0 if b is None else b.get_metadata()["alpha"],
+                weight.get_metadata().get("qtype", ""),
+                jnp.dtype(values.dtype if dtype is None else dtype).name,
+                codes.sharding if isinstance(codes.sharding, NamedSharding) else None,
+            )
+        )
+        flat[("blocks", name)] = nnx.Param(None, axes=weight.get_metadata()["axes"])
+    if not plan:
+        return params
+    for name, value in _merge_all(arrays, tuple(plan)).items():
+        flat[("blocks", name)] = flat[("blocks", name)].replace(value)
+    return nnx.from_flat_state(flat)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Merge:
+    """What is known of a matrix before its values."""
+
+    name: str
+    alpha: float
+    qtype: str
+    dtype: str
+    sharding: NamedSharding | None
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _merge_all(arrays: dict[str, tuple], plan: tuple[_Merge, ...]) -> dict[str, jax.Array]:
+    result = {}
+    for one in plan:
+        value = projection.merge(*arrays[one.name], alpha=one.alpha, qtype=one.qtype, dtype=jnp.dtype(one.dtype))
+        result[one.name] = value if one.sharding is None else jax.lax.with_sharding_constraint(value, one.sharding)
+    return result
+
+
+def lora_fields(model: Decoder) -> dict[str, Any] | None:
+    """What a checkpoint of an adapter says of the model that it belongs to, as JSON; None without one."""
+    found = adapters(model)
+    if not found:
+        return None
+    return {
+        "adapters": {name: dataclasses.asdict(adapter) for name, adapter in found.items()},
+        "qtypes": {name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in MODULES},
+        "base": model.base_identity,
+    }
+
+
+def base_digest(model: Decoder) -> str:
+    """The digest of a model's weights without its adapter. Every process must call this."""
+    return digest(nnx.state(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))))
+
+
+def digest(params: nnx.State) -> str:
+    """A digest of arrays, whatever devices they lie on: sums over their bits, weighted by place, hashed.
+
+    Every process must call this.
+    """
+    flat = {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(params)}
+    if any(isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
+        return ""  # shapes without values
+    sums = multihost.to_host({name: _bit_sum(value) for name, value in flat.items()})
+    said = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+@jax.jit
+def _bit_sum(value: jax.Array) -> jax.Array:
+    """Integer sums wrap, so their order, and with it the sharding, does not matter."""
+    bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
+    place = jnp.zeros(value.shape, jnp.uint32)
+    for axis in range(value.ndim):
+        place = place * jnp.uint32(1_000_003) + jax.lax.broadcasted_iota(jnp.uint32, value.shape, axis)
+    mixed = (bits.astype(jnp.uint32) ^ place) * jnp.uint32(0x9E3779B1)
+    return ((mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)).sum(dtype=jnp.uint32)
+
+
+def _plan(rules: Sequence[qwix.QuantizationRule]) -> dict[str, Any]:
+    """The rule of each module, the first that matches. Raises ValueError for rules that can't be followed."""
+    plan, used = {}, set()
+    for name in MODULES:
+        number = next((i for i, rule in enumerate(rules) if re.fullmatch(rule.module_path, f"blocks/{name}")), None)
+        if number is not None:
+            plan[name] = rules[number]
+            used.add(number)
+    for number, rule in enumerate(rules):
+        where = f"LoRA rule {number + 1} ({rule.module_path!r})"
+        if isinstance(rule, qwix.LoraRule):
+            if number not in used:
+                matching = [name for name in MODULES if re.fullmatch(rule.module_path, f"blocks/{name}")]
+                why = f"earlier rules take {', '.join(matching)}" if matching else "it matches no module"
+                raise ValueError(f"{where} applies to nothing: {why}; modules are {', '.join(MODULES)}, as in blocks/q")
+            if rule.rank < 1 or rule.alpha <= 0:
+                raise ValueError(f"{where}: rank={rule.rank} and alpha={rule.alpha} must be positive")
+            if rule.dropout:
+                raise ValueError(f"{where}: dropout is not supported; set it to 0")
+        if rule.act_qtype is not None or rule.op_names:
+            raise ValueError(f"{where}: act_qtype and op_names are not supported; leave them out")
+        if rule.weight_qtype is not None and _qtype(rule) not in QTYPES:
+            raise ValueError(f"{where}: weight_qtype={_qtype(rule)!r} is not known; known: {', '.join(QTYPES)}")
+    return plan
+
+
+def _qtype(rule: qwix.QuantizationRule) -> str:
+    qtype = rule.weight_qtype
+    return qtype if isinstance(qtype, str) else jnp.dtype(qtype).name
+
+
+def _say(found: Mapping[str, Adapter]) -> str:
+    return ", ".join(f"{name}: rank {adapter.rank} alpha {adapter.alpha:g}" for name, adapter in found.items())
+
+
+def _draw(
+    rule: qwix.LoraRule, shape: tuple[int, ...], split: int, dtype: jnp.dtype, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A and B of a stack of matrices, each layer drawn by itself as a matrix [inputs, rank] or [rank, outputs]."""
+    layers, inputs, outputs = shape[0], shape[1:split], shape[split:]
+    keys = jax.random.split(key, (layers, 2))
+    a = jax.vmap(lambda k: rule.lora_a_initializer(k, (math.prod(inputs), rule.rank), jnp.float32))(keys[:, 0])
+    b = jax.vmap(lambda k: rule.lora_b_initializer(k, (rule.rank, math.prod(outputs)), jnp.float32))(keys[:, 1])
+    return a.reshape(layers, *inputs, rule.rank).astype(dtype), b.reshape(layers, rule.rank, *outputs).astype(dtype)
+
+
+def _spec(value: jax.Array) -> tuple[NamedSharding, list[Any]] | None:
+    """How a matrix lies on its mesh, an entry for every axis; None where no mesh is involved."""
+    if isinstance(value, jax.core.Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
+        return None
+    sharding: Any = value.sharding
+    return sharding, [*sharding.spec, *[None] * (value.ndim - len(sharding.spec))]
+
+
+def _ways(sharding: NamedSharding, entry: str | tuple[str, ...] | None) -> int:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(sharding.mesh.shape[name] for name in names)
+
+
+def _homes(value: jax.Array, split: int) -> Any:
+    """Shardings of A and B: their share of the matrix's axes lies as there, the rank is whole."""
+    if (found := _spec(value)) is None:
+        return None
+    sharding, spec = found
+    layer, inputs, outputs = spec[0], spec[1:split], spec[split:]
+    specs = PartitionSpec(layer, *inputs, None), PartitionSpec(layer, None, *outputs)
+    return tuple(NamedSharding(sharding.mesh, one) for one in specs)
+
+
+def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
+    """Replaces a matrix by its codes and scales, which lie as it does."""
+    old = getattr(model.blocks, name)
+    value, axes = old[...], old.get_metadata()["axes"]
+    quantize = functools.partial(projection.quantize, inputs=MODULES[name], qtype=qtype, tile=tile)
+    homes = None
+    try:
+        shapes = jax.eval_shape(quantize, value)
+    except ValueError as error:
+        raise ValueError(f"blocks/{name}: {error}") from error
+    if (found := _spec(value)) is not None:
+        sharding, spec = found
+
+        def home(shape: tuple[int, ...]) -> NamedSharding:  # an axis of codes or scales may be too short to be split
+            fitting = [entry if size % _ways(sharding, entry) == 0 else None for size, entry in zip(shape, spec)]
+            return NamedSharding(sharding.mesh, PartitionSpec(*fitting))
+
+        homes = tuple(home(one.shape) for one in shapes)
+    codes, scale = jax.jit(quantize, out_shardings=homes)(value)
+    setattr(model.blocks, name, nnx.Param(codes, axes=axes, qtype=qtype))
+    setattr(model.blocks, f"{name}_scale", nnx.Param(scale, axes=axes))

@@ -1,0 +1,205 @@
+"""Adapters as the `peft` library stores them: adapter_config.json and adapter_model.safetensors beside a base model's name."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.family import FAMILIES
+from routerl_jax.models.lora import adapters, attach, base_digest
+from routerl_jax.models.projection import MODULES
+from routerl_jax.models.reading import read_json
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.parallel.sharding import shardings
+
+CONFIG = "adapter_config.json"
+_TENSORS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # what peft wraps around the model
+# Settings that change the result and are not done here, with the values that leave it as it is.
+_UNSUPPORTED = {
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": ([], None),
+    "layer_replication": ([], None),
+    "target_parameters": ([], None),
+    "trainable_token_indices": ([], {}, None),
+}
+
+
+def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype: str | None = None) -> None:
+    """Writes a model's adapter as a directory that `peft.PeftModel.from_pretrained` loads with equal results.
+
+    It appears whole or not at all. With several processes, all must call this; the main one writes.
+
+    Args:
+      directory: must be empty or not exist.
+      base: what the adapter was put on: a Hugging Face directory or hub id.
+      dtype: of the tensors; default: as they are.
+
+    Raises:
+      ValueError: the model has no adapter, or something is in the directory.
+    """
+    directory = pathlib.Path(directory).resolve()
+    found = adapters(model)
+    if not found:
+        raise ValueError("the model has no adapter; save_pretrained writes all its weights")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} is not empty; give a directory that can be written afresh")
+    tensors: dict[str, np.ndarray] = {}
+    for name in found:
+        a, b = (multihost.to_host(getattr(model.blocks, f"{name}_lora_{side}")[...]) for side in "ab")
+        a, b = (array if dtype is None else array.astype(jax.numpy.dtype(dtype)) for array in (a, b))
+        for layer in range(a.shape[0]):
+            stem = _PREFIX + _their_name(model, name).format(layer)
+            tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, a.shape[-1]).T)
+            tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(b.shape[1], -1).T)
+    if not multihost.is_main():
+        return
+    scratch = directory.with_name(f".{directory.name}.new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    (scratch / CONFIG).write_text(json.dumps(_config(model, base), indent=2) + "\n")
+    save_file(tensors, scratch / _TENSORS, metadata={"format": "pt"})
+    shutil.copymode(scratch / CONFIG, scratch / _TENSORS)  # safetensors lets the owner alone read it
+    if model.tokenizer is not None:
+        model.tokenizer.save(scratch)
+    if directory.exists():
+        directory.rmdir()
+    scratch.rename(directory)
+
+
+def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = None, layout: str = "replicated") -> None:
+    """Puts the adapter of a PEFT directory on the model that it belongs to, in place, in the dtype of its tensors.
+
+    Args:
+      mesh, layout: as of the model.
+
+    Raises:
+      ValueError: missing, damaged or ill-shaped tensors, or one in excess (by name), or a base that already has an adapter.
+      UnsupportedModelError: a kind of adapter, or a setting, that this package does not have.
+    """
+    config = _read_config(directory)
+    try:
+        tensors = load_file(directory / _TENSORS)
+    except FileNotFoundError as error:
+        raise ValueError(f"{directory / _TENSORS} is missing; expected an adapter in safetensors format") from error
+    except SafetensorError as error:
+        raise ValueError(f"{directory / _TENSORS} is damaged or not a safetensors file: {error}") from error
+    if adapters(model):
+        raise ValueError(f"{directory}: the model has an adapter already")
+    model.base_identity = base_digest(model)
+    for name, inputs in MODULES.items():
+        stems = [_their_name(model, name).format(layer) for layer in range(model.config.layers)]
+        keys = [f"{_PREFIX}{stem}.lora_{side}.weight" for side in "AB" for stem in stems]
+        missing = [key for key in keys if key not in tensors]
+        if len(missing) == len(keys):
+            continue
+        if missing:
+            raise UnsupportedModelError(
+                f"{directory}: {missing[0]} is missing, though other layers have it; adapters must be on all layers"
+            )
+        parts = [tensors.pop(key) for key in keys]
+        alphas = {_alpha(config, stem, part.shape[0]) for stem, part in zip(stems, parts)}
+        shape = getattr(model.blocks, name).shape
+        rank = parts[0].shape[0]
+        fan_in, fan_out = math.prod(shape[1 : 1 + inputs]), math.prod(shape[1 + inputs :])
+        for i, (key, part) in enumerate(zip(keys, parts)):
+            expected = (rank, fan_in) if i < len(stems) else (fan_out, rank)
+            if part.shape != expected:
+                raise ValueError(f"{directory}: {key} of shape {part.shape} does not fit (needed as {expected})")
+        if len(alphas) != 1:
+            raise UnsupportedModelError(f"{directory}: alpha differs between the layers' {stems[0].rpartition('.')[2]}")
+        a, b = (np.stack([part.T for part in half]) for half in (parts[: len(stems)], parts[len(stems) :]))
+        attach(
+            model,
+            name,
+            jax.numpy.asarray(a.reshape(len(stems), *shape[1 : 1 + inputs], rank)),
+            jax.numpy.asarray(b.reshape(len(stems), rank, *shape[1 + inputs :])),
+            alphas.pop(),
+        )
+    if tensors:
+        shown = ", ".join(sorted(tensors)[:5])
+        raise ValueError(f"{directory}: {len(tensors)} tensors do not belong to a {model.config.model_type}: {shown}")
+    if not adapters(model):
+        raise ValueError(f"{directory / _TENSORS} holds no tensors")
+    state = nnx.state(model, nnx.LoRAParam)
+    nnx.update(model, jax.tree.map(jax.device_put, state, shardings(state, mesh or single_device_mesh(), layout)))
+
+
+def base_of(directory: pathlib.Path) -> str:
+    """The model that the adapter in a PEFT directory was put on. Raises ValueError if it does not say."""
+    base = _read_config(directory).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(
+            f"{directory / CONFIG} has no base_model_name_or_path; set it to the base model's directory or id"
+        )
+    return str(base)
+
+
+def _read_config(directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    config = read_json(path)
+    if config.get("peft_type") != "LORA":
+        raise UnsupportedModelError(f"{path}: peft_type {config.get('peft_type')!r} is not supported; supported: LORA")
+    for key, allowed in _UNSUPPORTED.items():
+        if config.get(key) not in allowed:
+            raise UnsupportedModelError(f"{path}: {key}={config[key]!r} is not supported; supported: {allowed[0]!r}")
+    return config
+
+
+def _config(model: Decoder, base: str) -> dict[str, Any]:
+    """adapter_config.json: rank and alpha of most modules, and patterns for the others."""
+    found = adapters(model)
+    theirs = {name: _their_name(model, name).rpartition(".")[2] for name in found}
+    rank = Counter(adapter.rank for adapter in found.values()).most_common(1)[0][0]
+    alpha = Counter(adapter.alpha for adapter in found.values()).most_common(1)[0][0]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {theirs[name]: one.rank for name, one in found.items() if one.rank != rank},
+        "alpha_pattern": {theirs[name]: one.alpha for name, one in found.items() if one.alpha != alpha},
+        "target_modules": list(theirs.values()),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def _their_name(model: Decoder, name: str) -> str:
+    """The module that holds matrix `name`, with `{}` for the layer."""
+    rule = FAMILIES.get(model.architecture.model_type).rules(model.architecture)[("blocks", name)]
+    assert rule.axes[1] == tuple(range(MODULES[name])), "theirs are [outputs, inputs], merged in our order"
+    return rule.name.removesuffix(".weight")
+
+
+def _alpha(config: Mapping[str, Any], stem: str, rank: int) -> float:
+    """A module's alpha, by which its adapter counts alpha / rank; patterns match the end of the module's name."""
+    alpha = config["lora_alpha"]
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", stem):
+            alpha = value
+            break
+    return float(alpha) * math.sqrt(rank) if config.get("use_rslora") else float(alpha)  # rsLoRA: alpha / sqrt(rank)
