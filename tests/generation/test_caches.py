@@ -125,7 +125,7 @@ def test_pages_hold_what_was_fed_and_nothing_else(interpreted):
     engine.request(streams[0], max_tokens=3)
     engine.request(streams[1], max_tokens=50)
     engine.step()  # one segment: the first row stops after 3 of 4 steps, the second goes on
-    written = np.asarray(engine._cache.pages[0][0] != 0)
+    written = np.asarray(engine._cache.pages[0, 0] != 0)
     width = engine.config.head_dim
     assert not written[..., width:].any()
     filled = {stream.row[1]: stream.cached for stream in streams}
