@@ -1,7 +1,7 @@
 """The KV cache as the engine's programs see it: one interface, one implementation per kind of device.
 
-Both keep a row as one contiguous stretch, [D shards, R rows per shard, T positions, ...] per layer, and differ in what the
-programs do with it: `SegmentCache` (segments.py) reads rows once per call and collects new keys and values in a small
+Both keep a row's layer as one contiguous stretch, [..., R rows per shard, T positions, ...], and differ in what the programs do
+with it: `SegmentCache` (segments.py) reads rows once per call and collects new keys and values in a small
 buffer, in plain XLA; `PagedCache` (pages.py) writes them in place and attends with a Pallas kernel.
 """
 
@@ -11,12 +11,11 @@ from typing import Any, Literal, Protocol, Self
 
 import jax
 from absl import logging
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
-from routerl_jax.parallel.mesh import BATCH_AXES
 
 CacheKind = Literal["auto", "segment", "paged"]
 
@@ -24,8 +23,8 @@ CacheKind = Literal["auto", "segment", "paged"]
 class Extension(Protocol):
     """One call that feeds given tokens to some rows."""
 
-    layers: Any  # what `Decoder.run` takes as caches
-    unroll: bool  # ... and in which arrangement
+    caches: Any  # what `Decoder.run` takes
+    shared: bool  # ... and in which arrangement
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         """Per-token values as `attend` wants them: rows flattened, padding moved to the end that it ignores."""
@@ -35,27 +34,32 @@ class Extension(Protocol):
         """Attention of the new tokens (models.decoder.Attend)."""
         ...
 
-    def finish(self, layers: Any) -> KVCache:
-        """The cache after `Decoder.run` returned `layers`."""
+    def finish(self, caches: Any) -> KVCache:
+        """The cache after `Decoder.run` returned `caches`."""
         ...
 
 
 class Segment(Protocol):
     """One call that decodes some rows, a token per step."""
 
-    layers: list[Any]  # loop state, one tree per layer
+    state: Any  # what changes from step to step
+    shared: bool  # as Decoder.run's
 
-    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        """Attention of step `step`; takes (index of the layer, its state). Of rows that are not alive nothing is kept."""
+    def caches(self, state: Any) -> Any:
+        """What `Decoder.run` takes as caches; it returns the next state."""
         ...
 
-    def finish(self, layers: list[Any], counts: Int[Array, "D A"]) -> KVCache:
+    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
+        """Attention of step `step`. Of rows that are not alive nothing is kept."""
+        ...
+
+    def finish(self, state: Any, counts: Int[Array, "D A"]) -> KVCache:
         """The cache with the first `counts` new tokens of each row."""
         ...
 
 
 class KVCache(Protocol):
-    """Keys and values of all rows; a pytree whose leaves are [D, R, T, ...]."""
+    """Keys and values of all rows, a pytree."""
 
     @classmethod
     def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
@@ -71,6 +75,10 @@ class KVCache(Protocol):
         self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], counts: Int[Array, "D A"], *, steps: int, span: int
     ) -> Extension:
         """Feeds `counts` of `steps` tokens to rows that hold `starts` <= span tokens already."""
+        ...
+
+    def fork(self, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> Self:
+        """Copies the first `span` positions of source rows to target rows of the same shard."""
         ...
 
     def segment(self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], *, steps: int, span: int) -> Segment:
@@ -96,6 +104,6 @@ def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
     return "tensor"
 
 
-def cache_sharding(config: DecoderConfig, mesh: Mesh) -> NamedSharding:
-    """Of a layer's [D, R, T, heads, width]: rows over the batch axes, heads over `tensor`."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh), None))
+def copy_rows(layer: Float[Array, "R T ..."], sources: Int[Array, " A"], targets: Int[Array, " A"], span: int) -> Array:
+    """The first `span` positions of some rows of a shard, written to others; rows out of range are left out."""
+    return layer.at[targets, :span].set(layer.at[sources, :span].get(mode="fill", fill_value=0), mode="drop")

@@ -14,10 +14,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk, ragged_paged_attention
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.generation.cache import cache_sharding, heads_axis
+from routerl_jax.generation.cache import copy_rows, heads_axis
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -28,16 +28,23 @@ _LANES = 128  # the kernel's head width is a multiple of this
 _MOST_PAGES, _LEAST_PAGE = 16, 128
 _BLOCK = 512  # cached positions per step of the kernel's loop
 _DECODE_QUERIES = 8  # per block; a decoding row fills one of them, but fewer than 8 don't fill the matrix unit's rows
-_EXTEND_QUERY_HEADS = 512  # queries x heads per block of an extension: its float32 accumulators stay below 1 MiB
-_VMEM = 64 * 2**20  # bytes; the default limit of 16 MiB is less than 32 heads in float32 take, v5e and later have 128
+_EXTEND_QUERY_HEADS = (
+    256  # queries x heads per block of an extension: fills the matrix unit; compile time grows with it
+)
+_VMEM = (
+    32 * 2**20
+)  # bytes; the default of 16 MiB is less than 32 heads in float32 take. v5e and v5p have more than this
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["pages"], meta_fields=["config", "mesh"])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PagedCache:
-    """C combined heads: key and value of each kv head side by side, as the kernel wants them. See cache.KVCache."""
+    """One array for all L layers, so that one compiled kernel serves them all when they are scanned. See cache.KVCache.
 
-    pages: tuple[Float[Array, "D R T C W"], ...]
+    C combined heads: key and value of each kv head side by side, as the kernel wants them.
+    """
+
+    pages: Float[Array, "D L R T C W"]
     config: DecoderConfig
     mesh: Mesh
 
@@ -47,9 +54,9 @@ class PagedCache:
         # Narrower heads are padded with zeros, which change no score. On TPUs that costs no memory: an array's last
         # dimension takes whole lanes anyway.
         width = -(-config.head_dim // _LANES) * _LANES
-        shape = (shards, rows, -(-length // page) * page, 2 * config.kv_heads, width)
-        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
-        return cls(pages=(layer,) * config.layers, config=config, mesh=mesh)
+        shape = (shards, config.layers, rows, -(-length // page) * page, 2 * config.kv_heads, width)
+        pages: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, _stored(config, mesh)))
+        return cls(pages=pages, config=config, mesh=mesh)
 
     @staticmethod
     def unsupported(config: DecoderConfig, mesh: Mesh, dtype: Any) -> str | None:
@@ -63,14 +70,18 @@ class PagedCache:
 
     @property
     def rows(self) -> int:
-        return self.pages[0].shape[1]
+        return self.pages.shape[2]
 
     @property
     def length(self) -> int:
-        return self.pages[0].shape[2]
+        return self.pages.shape[3]
 
     def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
         return _Extension(self, rows, starts, counts, steps)
+
+    def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
+        layers = jax.vmap(functools.partial(copy_rows, span=span), in_axes=(0, None, None))
+        return dataclasses.replace(self, pages=jax.vmap(layers)(self.pages, sources, targets))
 
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
         return _Segment(self, rows, starts)
@@ -80,16 +91,16 @@ class PagedCache:
         q: Float[Array, "B S N H"],
         k: Float[Array, "B S K H"],
         v: Float[Array, "B S K H"],
-        pages: Float[Array, "D R T C W"],
+        layer: tuple[Int[Array, ""] | int, Float[Array, "D L R T C W"]],
         window: int | None,
         rows: Int[Array, " B"],
         where: Int[Array, "B S"],
         lengths: Int[Array, " B"],
-    ) -> tuple[Float[Array, "B S N H"], Float[Array, "D R T C W"]]:
+    ) -> tuple[Float[Array, "B S N H"], Float[Array, "D L R T C W"]]:
         """Writes new keys and values of one layer, then attends to all that the rows hold.
 
         Args:
-          pages: of the layer.
+          layer: its index, and the pages of all layers.
           window: tokens that a query sees, itself included; None: all.
           rows: local row of each batch entry; `self.rows` for padding.
           where: position of each new token; `self.length` drops it.
@@ -98,28 +109,29 @@ class PagedCache:
         Returns:
           Attention output (garbage for queries without a position), and the pages.
         """
+        i, pages = layer
         batch, steps, _, head_dim = q.shape
         padding = [(0, 0)] * 3 + [(0, pages.shape[-1] - head_dim)]
         q = jnp.pad(q, padding)
         new = jnp.pad(jnp.stack([k, v], axis=3).reshape(batch, steps, -1, head_dim), padding)
-        heads = heads_axis(self.config, self.mesh)
-        tokens, stored = PartitionSpec(BATCH_AXES, None, heads), PartitionSpec(BATCH_AXES, None, None, heads)
+        stored = _stored(self.config, self.mesh)
+        tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
         per_row = PartitionSpec(BATCH_AXES)
         run = jax.shard_map(
             functools.partial(_on_shard, scale=head_dim**-0.5, window=window),
             mesh=self.mesh,
-            in_specs=(tokens, tokens, stored, per_row, per_row, per_row),
+            in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
             out_specs=(tokens, stored),
             check_vma=False,  # the kernel does not say over which axes its result varies
         )
-        out, pages = run(q, new, pages, rows, where, lengths)
+        out, pages = run(q, new, pages, jnp.asarray(i, jnp.int32), rows, where, lengths)
         return out[..., :head_dim], pages
 
 
 class _Extension:
     """New tokens are padded at their front: the kernel takes a row's last queries for its newest tokens."""
 
-    unroll = True
+    shared = True
 
     def __init__(self, cache: PagedCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
         self._cache, self._rows = cache, rows.reshape(-1)
@@ -128,7 +140,7 @@ class _Extension:
         padded = jnp.arange(steps) < self._padding[..., None]
         self._where = jnp.where(padded, cache.length, before).reshape(-1, steps)
         self._lengths = jnp.maximum(starts + counts, 1).reshape(-1)
-        self.layers = list(cache.pages)
+        self.caches = cache.pages
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         moved = jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(x, self._padding)
@@ -137,16 +149,21 @@ class _Extension:
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._where, self._lengths)
 
-    def finish(self, layers: list[Array]) -> PagedCache:
-        return dataclasses.replace(self._cache, pages=tuple(layers))
+    def finish(self, caches: Array) -> PagedCache:
+        return dataclasses.replace(self._cache, pages=caches)
 
 
 class _Segment:
     """Every step writes its token. Rows that are not alive write nothing and attend to one position only."""
 
+    shared = True
+
     def __init__(self, cache: PagedCache, rows: Array, starts: Array) -> None:
         self._cache, self._rows, self._starts = cache, rows.reshape(-1), starts.reshape(-1)
-        self.layers = list(cache.pages)
+        self.state = cache.pages
+
+    def caches(self, state: Array) -> Array:
+        return state
 
     def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
         positions = self._starts + step
@@ -154,12 +171,12 @@ class _Segment:
         lengths = jnp.where(alive, positions + 1, 1)
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:
-            return self._cache.write_and_attend(q, k, v, layer[1], window, self._rows, where, lengths)
+            return self._cache.write_and_attend(q, k, v, layer, window, self._rows, where, lengths)
 
         return attend
 
-    def finish(self, layers: list[Array], counts: Int[Array, "D A"]) -> PagedCache:
-        return dataclasses.replace(self._cache, pages=tuple(layers))
+    def finish(self, state: Array, counts: Int[Array, "D A"]) -> PagedCache:
+        return dataclasses.replace(self._cache, pages=state)
 
 
 def page_length(length: int) -> int:
@@ -170,19 +187,34 @@ def page_length(length: int) -> int:
     return page
 
 
+def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
+    """Of all pages: rows over the batch axes, heads over `tensor`."""
+    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
+
+
 def _on_shard(
-    q: Array, new: Array, pages: Array, rows: Array, where: Array, lengths: Array, *, scale: float, window: int | None
+    q: Array,
+    new: Array,
+    pages: Array,
+    layer: Array,
+    rows: Array,
+    where: Array,
+    lengths: Array,
+    *,
+    scale: float,
+    window: int | None,
 ) -> tuple[Array, Array]:
-    """`write_and_attend` on one device: q [A, S, N, W], new [A, S, C, W], pages [1, R, T, C, W], rows [A]."""
+    """`write_and_attend` on one device: q [A, S, N, W], new [A, S, C, W], pages [1, L, R, T, C, W], rows [A]."""
     active, steps, heads, width = q.shape
-    _, stored_rows, length, combined, _ = pages.shape
-    pages = pages.at[0, rows[:, None], where].set(new, mode="drop")
+    _, layers, stored_rows, length, combined, _ = pages.shape
+    pages = pages.at[0, layer, rows[:, None], where].set(new, mode="drop")
     page = page_length(length)
     per_row = length // page
-    table = jnp.minimum(rows, stored_rows - 1)[:, None] * per_row + jnp.arange(per_row, dtype=jnp.int32)
+    stretch = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
+    table = stretch[:, None] * per_row + jnp.arange(per_row, dtype=jnp.int32)
     out = ragged_paged_attention(
         q.reshape(active * steps, heads, width),
-        pages.reshape(stored_rows * per_row, page, combined, width),
+        pages.reshape(layers * stored_rows * per_row, page, combined, width),
         lengths,
         table,
         jnp.arange(active + 1, dtype=jnp.int32) * steps,

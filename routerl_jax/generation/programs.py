@@ -108,15 +108,15 @@ def extend(
     if image_values is not None and image_index is not None:
         values, index = _by_shard(mesh, (image_values, extension.align(image_index)))
         features = Features(values=values, index=index)
-    _, layers = model.run(
+    _, caches = model.run(
         flat,
         at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
         extension.attend,
-        extension.layers,
-        unroll=extension.unroll,
+        extension.caches,
+        shared=extension.shared,
         features=features,
     )
-    return extension.finish(layers)
+    return extension.finish(caches)
 
 
 def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F E"]:
@@ -127,14 +127,7 @@ def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInp
 
 def fork(cache: KVCache, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> KVCache:
     """Copies the first `span` cached positions of source rows to target rows of the same shard."""
-
-    def copy(layer: Array) -> Array:
-        def one(shard: Array, source: Array, target: Array) -> Array:
-            return shard.at[target, :span].set(shard.at[source, :span].get(mode="fill", fill_value=0), mode="drop")
-
-        return jax.vmap(one)(layer, sources, targets)
-
-    return jax.tree.map(copy, cache)
+    return cache.fork(sources, targets, span=span)
 
 
 def decode(
@@ -178,12 +171,13 @@ def decode(
         step = state["step"]
         alive = running(state["counts"], state["stopped"])
         token = _by_shard(mesh, state["token"])
-        hidden, layers = model.run(
+        hidden, cached = model.run(
             token[:, None],
             (rotary + step)[:, None],
             segment.attend(step, alive),
-            list(enumerate(state["layers"])),
+            segment.caches(state["cached"]),
             unroll=True,
+            shared=segment.shared,
         )
         logits = model.unembed(hidden[:, 0])
         drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)
@@ -192,7 +186,7 @@ def decode(
         return {
             "step": step + 1,
             "token": token,
-            "layers": layers,
+            "cached": cached,
             "tokens": jax.lax.dynamic_update_slice_in_dim(state["tokens"], token[:, None], step, axis=1),
             "logprobs": jax.lax.dynamic_update_slice_in_dim(state["logprobs"], logprob[:, None], step, axis=1),
             "counts": state["counts"] + alive,
@@ -206,7 +200,7 @@ def decode(
         {
             "step": jnp.int32(0),
             "token": flat(inputs.tokens),
-            "layers": segment.layers,
+            "cached": segment.state,
             "tokens": jnp.zeros((batch, steps), jnp.int32),
             "logprobs": jnp.zeros((batch, steps), jnp.float32),
             "counts": jnp.zeros(batch, jnp.int32),
@@ -222,7 +216,7 @@ def decode(
         states=state["automaton"].reshape(shards, active),
         stopped=state["stopped"].reshape(shards, active),
     )
-    return segment.finish(state["layers"], counts), outputs
+    return segment.finish(state["cached"], counts), outputs
 
 
 def _by_shard(mesh: Mesh, tree: Any) -> Any:

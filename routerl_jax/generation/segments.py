@@ -8,13 +8,14 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.attention import blockwise_attention
-from routerl_jax.generation.cache import cache_sharding
+from routerl_jax.generation.cache import copy_rows, heads_axis
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
+from routerl_jax.parallel.mesh import BATCH_AXES
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config"])
@@ -29,7 +30,8 @@ class SegmentCache:
     @classmethod
     def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
         shape = (shards, rows, length, config.kv_heads, config.head_dim)
-        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=cache_sharding(config, mesh))
+        spec = PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh))
+        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
         return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config)
 
     @property
@@ -43,6 +45,10 @@ class SegmentCache:
     def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
         return _Extension(self, rows, starts, counts, steps, span)
 
+    def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
+        copy = jax.vmap(functools.partial(copy_rows, span=span))
+        return jax.tree.map(lambda layer: copy(layer, sources, targets), self)
+
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
         return _Segment(self, rows, starts, steps, span)
 
@@ -50,7 +56,7 @@ class SegmentCache:
 class _Extension:
     """New tokens are padded at their end, where the causal mask hides them."""
 
-    unroll = False
+    shared = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._counts, self._steps = cache, rows, starts, counts, steps
@@ -63,7 +69,7 @@ class _Extension:
         cached = None
         if span:
             cached = tuple(jnp.stack([_read(layer, rows, span) for layer in layers]) for layers in (cache.k, cache.v))
-        self.layers = cached
+        self.caches = cached
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         return x.reshape(-1, *x.shape[2:])
@@ -78,7 +84,7 @@ class _Extension:
             blocks.append((*layer, seen_cached))
         return blockwise_attention(q, blocks), (k, v)
 
-    def finish(self, layers: tuple[Array, Array]) -> SegmentCache:
+    def finish(self, caches: tuple[Array, Array]) -> SegmentCache:
         offsets = jnp.arange(self._steps)
         positions = self._starts[..., None] + offsets
         where = jnp.where(offsets < self._counts[..., None], positions, self._cache.length)
@@ -88,18 +94,23 @@ class _Extension:
             return tuple(_write(layer, self._rows, where, each.reshape(shape)) for layer, each in zip(old, new))
 
         cache = self._cache
-        return dataclasses.replace(cache, k=store(cache.k, layers[0]), v=store(cache.v, layers[1]))
+        return dataclasses.replace(cache, k=store(cache.k, caches[0]), v=store(cache.v, caches[1]))
 
 
 class _Segment:
     """New keys and values go to a buffer at the same index for all rows, and to the rows' own places once, at the end."""
+
+    shared = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
         self._cached = [(_read(k, rows, span), _read(v, rows, span)) for k, v in zip(cache.k, cache.v)]
         config, dtype = cache.config, cache.k[0].dtype
         buffer = jnp.zeros((rows.size, config.kv_heads, steps, config.head_dim), dtype)
-        self.layers = [(buffer, buffer) for _ in range(config.layers)]
+        self.state = [(buffer, buffer) for _ in range(config.layers)]
+
+    def caches(self, state: list[Any]) -> list[Any]:
+        return list(zip(self._cached, state))
 
     def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
         indices = jnp.arange(self._steps)
@@ -108,24 +119,24 @@ class _Segment:
         seen_cached = (jnp.arange(self._span) < flat)[:, None]
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            i, (new_k, new_v) = layer
+            (cached_k, cached_v), (new_k, new_v) = layer
             new_k = jax.lax.dynamic_update_slice_in_dim(new_k, k.transpose(0, 2, 1, 3), step, axis=2)
             new_v = jax.lax.dynamic_update_slice_in_dim(new_v, v.transpose(0, 2, 1, 3), step, axis=2)
             buffer, cached = seen_buffer, seen_cached
             if window is not None:
                 buffer = buffer & (step - indices < window)
                 cached = cached & (flat + step - jnp.arange(self._span) < window)[:, None]
-            blocks = [(new_k, new_v, buffer), (*self._cached[i], cached)]
+            blocks = [(new_k, new_v, buffer), (cached_k, cached_v, cached)]
             return blockwise_attention(q, blocks), (new_k, new_v)
 
         return attend
 
-    def finish(self, layers: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
+    def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
         offsets = jnp.arange(self._steps)
         where = jnp.where(offsets < counts[..., None], self._starts[..., None] + offsets, self._cache.length)
 
         def store(old: tuple[Array, ...], which: int) -> tuple[Array, ...]:
-            new = [pair[which].transpose(0, 2, 1, 3) for pair in layers]
+            new = [pair[which].transpose(0, 2, 1, 3) for pair in state]
             return tuple(
                 _write(layer, self._rows, where, each.reshape(*where.shape, *each.shape[2:]))
                 for layer, each in zip(old, new)

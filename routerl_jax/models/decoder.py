@@ -201,6 +201,7 @@ class Decoder(nnx.Module):
         caches: Any,
         *,
         unroll: bool = False,
+        shared: bool = False,
         remat: Remat = "none",
         features: Features | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
@@ -211,12 +212,14 @@ class Decoder(nnx.Module):
           caches: None, or per-layer caches: a tree whose leaves have a leading layer axis; with `unroll`, a list of trees.
           features: of images among the tokens.
           unroll: Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
+          shared: `caches` is one tree for all layers, handed from each to the next: `attend` gets (index of the layer, tree)
+            and returns the tree (caches that are written in place).
 
         Returns:
           Normed hidden states [B, T, D] and the new caches in the same arrangement.
         """
         with matmul_precision(self.compute_dtype):
-            return self._run(tokens, positions, attend, caches, unroll, remat, features)
+            return self._run(tokens, positions, attend, caches, unroll, shared, remat, features)
 
     def _run(
         self,
@@ -225,6 +228,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         caches: Any,
         unroll: bool,
+        shared: bool,
         remat: Remat,
         features: Features | None,
     ) -> tuple[Array, Any]:
@@ -244,14 +248,27 @@ class Decoder(nnx.Module):
             return call(x, params, cache)
 
         windows = self.config.windows
-        if unroll:
-            new_caches = []
+        alike = len(set(windows)) == 1
+        if unroll or (shared and not alike):  # no branch between layers of two kinds that both write one cache
+            new_caches: Any = []
             for i, window in enumerate(windows):
                 params = jax.tree.map(lambda p, i=i: p[i], stacked)
                 here = functools.partial(_attend_in_window, attend, window)
+                if shared:
+                    x, caches = block(x, params, (i, caches), here)
+                    continue
                 x, cache = block(x, params, None if caches is None else caches[i], here)
                 new_caches.append(cache)
-        elif len(set(windows)) == 1:
+            new_caches = caches if shared else new_caches
+        elif shared:
+            here = functools.partial(_attend_in_window, attend, windows[0])
+
+            def pass_on(carry: tuple[Array, Any], layer: tuple[nnx.State, Array]) -> tuple[tuple[Array, Any], None]:
+                params, i = layer
+                return block(carry[0], params, (i, carry[1]), here), None
+
+            (x, new_caches), _ = jax.lax.scan(pass_on, (x, caches), (stacked, jnp.arange(len(windows))))
+        elif alike:
             here = functools.partial(_attend_in_window, attend, windows[0])
             x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer, here), x, (stacked, caches))
         else:  # layers of both kinds: a scan has one body, which holds both attentions and takes one

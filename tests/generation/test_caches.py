@@ -120,12 +120,12 @@ def test_rotary_positions_are_apart_from_places_in_the_cache(kind, interpreted):
 
 def test_pages_hold_what_was_fed_and_nothing_else(interpreted):
     """Only the fed and sampled positions of used rows are written; the newest token is not."""
-    engine = Engine(tiny.model(layers=1), rows=3, max_length=100, segment=4, leave_fraction=0.5, cache="paged")
+    engine = Engine(tiny.model(layers=1), rows=3, max_length=100, segment=4, leave_fraction=0, cache="paged")
     streams = [engine.open(list(range(1, n)), str(n)) for n in (12, 31)]
     engine.request(streams[0], max_tokens=3)
     engine.request(streams[1], max_tokens=50)
     engine.step()  # one segment: the first row stops after 3 of 4 steps, the second goes on
-    written = np.asarray(engine._cache.pages[0][0] != 0)
+    written = np.asarray(engine._cache.pages[0, 0] != 0)
     width = engine.config.head_dim
     assert not written[..., width:].any()
     filled = {stream.row[1]: stream.cached for stream in streams}
