@@ -35,13 +35,18 @@ REQUIRED = [
     "transformers>=5.0",
 ]
 
+# The TPU compiler; no TPU needed. Pinned to jax 0.10.2: an older one may not know its kernels.
+LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
+
 EXTRAS = {
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda12]>=0.10.2"],
+    "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         "accelerate>=1.0",  # transformers reads GGUF files with it
+        LIBTPU,
         "peft>=0.21",  # parity tests only
         "pyright>=1.1.390",
         "pytest>=8.0",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
-_CHUNK_BYTES = 64 * 2**20  # logits held at once (and recomputed in the backward pass when there are several chunks)
+# Logits that a device holds at once; they are recomputed in the backward pass when there are several chunks.
+_CHUNK_BYTES = 256 * 2**20
 
 
 def target_logprobs(
@@ -30,6 +33,9 @@ def target_logprobs(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats.
 
+    Chunks are stretches of time of all rows, so that every device works on its own rows in each of them; the vocabulary
+    is split over `tensor`. `attention` says what computes attention, and names the mesh.
+
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
       images: of every shard of rows, [S, P, ...].
@@ -41,24 +47,40 @@ def target_logprobs(
         features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
     at = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
     hidden = model.hidden(tokens, at, segment_ids, remat=remat, attention=attention, features=features)
-    count, vocabulary = tokens.size, model.config.vocab_size
-    chunks = max(1, -(-count * vocabulary * 4 // _CHUNK_BYTES))
-    size = -(-count // chunks)
-    padding = size * chunks - count
-    flat = jnp.pad(hidden.reshape(count, -1), ((0, padding), (0, 0))).reshape(chunks, size, -1)
-    wanted = jnp.pad(targets.reshape(count), (0, padding)).reshape(chunks, size)
+    batch, length = tokens.shape
+    mesh = attention.mesh if attention else None
+    per_token = model.config.vocab_size * 4 / (mesh.shape["tensor"] if mesh else 1)
+    rows = -(-batch // (batch_shards(mesh) if mesh else 1))
+    chunks = -(-length // max(1, int(_CHUNK_BYTES / (rows * per_token))))
+    size = -(-length // chunks)
+
+    def cut(x: Array) -> Array:
+        """[B, T, ...] -> [chunks, B, size, ...]."""
+        x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
     def one(chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        logits = model.unembed(chunk[0]) / temperature
+        logits = _split(model.unembed(chunk[0]) / temperature, mesh)
         log_total = jax.nn.logsumexp(logits, axis=-1)
-        chosen = jnp.take_along_axis(logits, chunk[1][:, None], axis=-1)[:, 0]
+        # A masked sum, which works on a split vocabulary as it lies; indexing would gather all of it.
+        at = jnp.arange(logits.shape[-1]) == chunk[1][..., None]
+        chosen = jnp.where(at, logits, 0.0).sum(axis=-1)
         if not entropy:
             return chosen - log_total, jnp.zeros_like(log_total)
         mean_logit = (jax.nn.softmax(logits, axis=-1) * logits).sum(axis=-1)
         return chosen - log_total, log_total - mean_logit
 
     if chunks == 1:
-        logprobs, entropies = one((flat[0], wanted[0]))
-    else:
-        logprobs, entropies = jax.lax.map(jax.checkpoint(one), (flat, wanted))
-    return logprobs.reshape(-1)[:count].reshape(tokens.shape), entropies.reshape(-1)[:count].reshape(tokens.shape)
+        return one((hidden, targets))
+    logprobs, entropies = jax.lax.map(jax.checkpoint(one), (cut(hidden), cut(targets)))
+    return tuple(jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in (logprobs, entropies))  # type: ignore
+
+
+def _split(logits: Float[Array, "B t V"], mesh: Mesh | None) -> Float[Array, "B t V"]:
+    """Keeps rows on their devices and the vocabulary split, where these divide."""
+    if mesh is None:
+        return logits
+    batch, _, vocabulary = logits.shape
+    rows = BATCH_AXES if batch % batch_shards(mesh) == 0 else None
+    words = "tensor" if vocabulary % mesh.shape["tensor"] == 0 else None
+    return jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec(rows, None, words)))

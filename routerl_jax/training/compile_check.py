@@ -253,7 +253,7 @@ def _weight_shapes(model: Decoder, mesh: Mesh) -> set[tuple[int, ...]]:
 
 
 def _parts(sizes: list[int], mesh: Mesh) -> set[tuple[int, ...]]:
-    """Sorted shapes of an array with each axis whole, or split over `tensor`; at least one whole axis more than a shard has."""
+    """Sorted shapes of an array with each axis whole, or split over `tensor`."""
     ways = mesh.shape["tensor"]
     found = {tuple(sorted(size for size in sizes if size > 1))}
     for i, size in enumerate(sizes):

@@ -166,8 +166,8 @@ def test_chunked_log_probs_and_entropy_equal_unchunked(monkeypatch):
 
     grads, (logprobs, entropies) = gradient()
     monkeypatch.setattr(
-        module, "_CHUNK_BYTES", 7 * tiny.VOCABULARY * 4
-    )  # 7 tokens a chunk: 18 chunks, the last one padded
+        module, "_CHUNK_BYTES", 9 * tiny.VOCABULARY * 4
+    )  # 3 tokens of 3 rows: 14 chunks, the last padded
     chunked, (chunked_logprobs, chunked_entropies) = gradient()
     np.testing.assert_allclose(chunked_logprobs, logprobs, atol=1e-5)
     np.testing.assert_allclose(chunked_entropies, entropies, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -74,9 +75,9 @@ def test_collectives(report: Report) -> None:
 
 
 def test_a_gathered_weight_is_an_error() -> None:
-    """An engine that decodes with the learner's fsdp shards."""
-    decode = check(small_policy(layout=""), SLICE, ["decode"]).programs["decode"]
-    assert any("decode gathers a weight of shape" in problem for problem in decode.problems)
+    """An engine that works with the learner's fsdp shards. (Decoding so few rows, XLA moves these to the weights.)"""
+    prefill = check(small_policy(layout=""), SLICE, ["prefill"]).programs["prefill"]
+    assert any(re.match("prefill gathers a weight of shape .*512", problem) for problem in prefill.problems)
 
 
 def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
