@@ -23,7 +23,7 @@ from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
-from routerl_jax.models.mapping import Rule
+from routerl_jax.models.reading import Checkpoint, fill
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
@@ -283,19 +283,16 @@ def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
 def test_every_block_is_read_once(saved: Models, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Over eight devices of which two or four hold the same: as many numbers are read as the checkpoint has."""
     directory = saved(family).directory
-    sizes = []
-    read = Rule.read
+    checkpoints: list[Checkpoint] = []
 
-    def counting(*arguments: Any) -> np.ndarray:
-        block = read(*arguments)
-        sizes.append(block.size)
-        return block
+    def spy(model: Any, rules: Any, checkpoint: Checkpoint, *rest: Any) -> None:
+        checkpoints.append(checkpoint)
+        fill(model, rules, checkpoint, *rest)
 
-    monkeypatch.setattr(Rule, "read", counting)
+    monkeypatch.setattr(huggingface, "fill", spy)
     for mesh in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 8}):
-        sizes.clear()
         model = load(directory, mesh=make_mesh(mesh), layout="fsdp+tensor", dtype="bfloat16")
-        assert sum(sizes) == sum(tensor.numel() for tensor in stored(directory).values())
+        assert checkpoints[-1].bytes_read == sum(tensor.nbytes for tensor in stored(directory).values())
         whole = load(directory, dtype="float32")
         for path, value in parameters(model).items():
             np.testing.assert_array_equal(value, parameters(whole)[path].astype(jnp.bfloat16))
