@@ -22,7 +22,7 @@ from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
+from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.reading import Checkpoint, fill
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
@@ -265,9 +265,9 @@ def test_bfloat16_round_trip(tmp_path: pathlib.Path) -> None:
     for path, value in parameters(widened).items():
         assert value.dtype == np.float32
         np.testing.assert_array_equal(value, parameters(model)[path].astype(np.float32))
-    narrowed = load(directory)
-    cast(narrowed, "bfloat16")  # rounds as PyTorch does
-    assert_same_bits(parameters(narrowed), parameters(model))
+    save_pretrained(load(directory), tmp_path / "narrowed", dtype="bfloat16")  # rounds as PyTorch does
+    assert_same_bits(stored(tmp_path / "narrowed"), stored(tmp_path / "theirs"))
+    assert json.loads((tmp_path / "narrowed" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
