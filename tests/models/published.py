@@ -40,6 +40,19 @@ def _bert(embed: int, layers: int, mlp: int) -> dict:
     }
 
 
+def _vision_language(kind: str, vision: dict[str, Any], *text: Any, **more: Any) -> dict[str, Any]:
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    return _decoder(kind, *text, **more, rope_scaling=rope) | {"vision_config": vision}
+
+
+_TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-3B": _decoder("qwen2", 151936, 2048, 36, 16, 2, 11008, tie_word_embeddings=True),
     "Qwen2.5-7B": _decoder("qwen2", 152064, 3584, 28, 28, 4, 18944),
@@ -50,6 +63,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-4B": _decoder("qwen3", 151936, 2560, 36, 32, 8, 9728, head_dim=128, tie_word_embeddings=True),
     "Qwen3-8B": _decoder("qwen3", 151936, 4096, 36, 32, 8, 12288, head_dim=128),
     "Mistral-7B-v0.3": _decoder("mistral", 32768, 4096, 32, 32, 8, 14336, head_dim=128),
+    "Qwen2.5-VL-3B": _vision_language(
+        "qwen2_5_vl", _TOWER | {"out_hidden_size": 2048}, 151936, 2048, 36, 16, 2, 11008, tie_word_embeddings=True
+    ),
+    "Qwen2.5-VL-7B": _vision_language("qwen2_5_vl", _TOWER | {"out_hidden_size": 3584}, 152064, 3584, 28, 28, 4, 18944),
+    "Qwen2-VL-7B": _vision_language(
+        "qwen2_vl",
+        {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_size": 3584},
+        *(152064, 3584, 28, 28, 4, 18944),
+    ),
     "bert-base-uncased": _bert(768, 12, 3072),
     "bert-large-uncased": _bert(1024, 24, 4096),
 }
