@@ -110,8 +110,8 @@ def save_pretrained(
     """Writes a directory that transformers' `from_pretrained` loads with equal weights.
 
     It appears whole or not at all, in place of an earlier export. Large models are split into files of 5 GB with an index;
-    the host holds one tensor at a time. With several processes, all must call this (weights are gathered from all); the
-    main one writes, and all raise what it raises.
+    the host holds one tensor, in both layouts, at a time. With several processes, all must call this (weights are gathered
+    from all); the main one writes, and all raise what it raises.
 
     Args:
       model: of any family here.
@@ -193,7 +193,8 @@ class _Part:
 
     def gather(self) -> np.ndarray:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
-        value = self.value[self.place] if self.place else self.value
+        # A copy, as an array keeps what was once brought to the host: in the end that would be the whole model.
+        value = self.value[self.place] if self.place else jnp.copy(self.value)
         return np.ascontiguousarray(self.rule.to_theirs(multihost.to_host(value))).astype(self.dtype, copy=False)
 
 
@@ -210,8 +211,9 @@ def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """A scratch directory beside `directory`, which it replaces when the block ends well."""
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is a file; give a directory")
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file; give a directory")
     if directory.is_mount():
         raise ValueError(f"{directory} is a mount point and can't be replaced; give a directory inside it")
     for path in directory.iterdir() if directory.exists() else ():

@@ -186,6 +186,24 @@ def test_an_export_deletes_nothing_but_an_export(saved: Models, tmp_path: pathli
         assert (directory / name).exists()
 
 
+def test_an_export_with_all_that_families_write_is_replaced(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Settings of image processors and sentence encoders are part of an export; none of an earlier one is left."""
+    model = load(saved("qwen3").directory)
+    for name in ("preprocessor_config.json", "processor_config.json", "modules.json", "1_Pooling/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    save_pretrained(model, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_incomplete_config(saved: Models, tmp_path: pathlib.Path) -> None:
+    directory = copy(saved, tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "hidden_size"}))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/config\.json: 'hidden_size' is missing; a llama needs it"):
+        load(directory)
+
+
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
 def test_file_modes_follow_the_umask(saved: Models, tmp_path: pathlib.Path, umask: int, mode: int) -> None:
     model = load(saved("qwen3").directory)

@@ -117,6 +117,22 @@ def test_weights_are_on_the_host_once(exported: pathlib.Path) -> None:
     assert not any(pointer % 64 for _, pointer in blocks)
 
 
+def test_an_export_holds_a_tensor_at_a_time(exported: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """At most two of 4 MB, in our layout and in theirs, of the model's 16 MB; and none afterwards."""
+    model = load_pretrained(str(exported), make_mesh({"fsdp": 8}), layout="fsdp")
+    save_pretrained(model, tmp_path / "first")  # type: ignore[arg-type]
+    largest = max(value.nbytes for value in jax.tree.leaves(nnx.state(model, nnx.Param)) if value.ndim == 2)
+    tracemalloc.start()
+    try:
+        save_pretrained(model, tmp_path / "second")  # type: ignore[arg-type]
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert largest < peak < 2 * largest + 1e6
+    assert after < 1e6
+    assert (tmp_path / "second" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+
+
 def test_a_second_import_leaves_the_first_alone(exported: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Arrays lie in the memory that was read into: it must be nobody else's, also when weights are donated."""
     first = load_pretrained(str(exported), make_mesh({"data": 8}))
