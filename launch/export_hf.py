@@ -35,13 +35,14 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.models.huggingface import cast, save_pretrained
-    from routerl_jax.models.lora import merged
+    from routerl_jax.models.huggingface import save_pretrained
     from routerl_jax.models.peft import save_adapter
     from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.training.load import adapter_base, load_config, load_policy
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; give a directory")
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
     # On one device: the machine that exports need not have the devices of the run.
@@ -50,10 +51,7 @@ def main(_: Sequence[str]) -> None:
     if alone:
         save_adapter(model, output, adapter_base(config), FLAGS.dtype)
     else:
-        model = merged(model)
-        if FLAGS.dtype:
-            cast(model, FLAGS.dtype)
-        save_pretrained(model, output)
+        save_pretrained(model, output, dtype=FLAGS.dtype)
     size = sum(file.stat().st_size for file in output.iterdir())
     if FLAGS.json:
         print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.config.model_type}))

@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import pathlib
+import shutil
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -35,6 +37,29 @@ def finish(process: subprocess.Popen[str], status: int = 0, timeout: float = 900
         process.kill()
     assert process.returncode == status, output[-3000:]
     return output
+
+
+def two_processes(module: str, *arguments: Any, workdir: pathlib.Path, **environment: str) -> tuple[str, str]:
+    """The output of two processes of one `jax.distributed` job, which find each other at a port that was free a moment ago.
+
+    Where another program takes that port first, `workdir` is emptied and they start again.
+    """
+    for attempt in range(3):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{probe.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
+        pair = [start(module, *arguments, **environment, **job, JAX_PROCESS_ID=str(i)) for i in range(2)]
+        try:
+            main, _ = pair[0].communicate(timeout=900)
+            if attempt < 2 and pair[0].returncode and "Failed to add port" in main:
+                shutil.rmtree(workdir, ignore_errors=True)
+                continue
+            assert pair[0].returncode == 0, main[-3000:]
+            return main, finish(pair[1])
+        finally:
+            for process in pair:
+                process.kill()
+    raise AssertionError("no port was free")
 
 
 def launch(program: str, *arguments: Any) -> subprocess.CompletedProcess[str]:

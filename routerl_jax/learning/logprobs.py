@@ -45,8 +45,8 @@ def target_logprobs(
     if images is not None and image_index is not None:
         assert isinstance(model, VisionLanguageModel)
         features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
-    at = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
-    hidden = model.hidden(tokens, at, segment_ids, remat=remat, attention=attention, features=features)
+    rotary = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
+    hidden = model.hidden(tokens, rotary, segment_ids, remat=remat, attention=attention, features=features)
     batch, length = tokens.shape
     mesh = attention.mesh if attention else None
     per_token = model.config.vocab_size * 4 / (mesh.shape["tensor"] if mesh else 1)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import json
 import math
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from safetensors.numpy import save_file
+from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models import families, pretrained
@@ -29,17 +30,22 @@ from routerl_jax.models.lora import merged
 from routerl_jax.models.mapping import Rule
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
-from routerl_jax.models.reading import Checkpoint, fill, read_json
+from routerl_jax.models.reading import Checkpoint, fill, progress_bar, read_json
+from routerl_jax.models.stored import TensorWriter
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 
 assert families  # importing them registers them
 _SHARD_BYTES = 5 * 10**9
+_INDEX = "model.safetensors.index.json"
 # What an export consists of; a directory that holds anything else is not replaced by one.
 _EXPORT_FILES = (
-    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("config.json", "generation_config.json", "model*.safetensors", _INDEX),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
 )
+_EXPORT_DIRECTORIES = ("[0-9]_*", "additional_chat_templates")  # of sentence-transformers, of tokenizers
 
 
 def load_pretrained(
@@ -84,7 +90,10 @@ def load_pretrained(
     if family.role == "decoder" and generation_path.is_file():
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
-    architecture = family.read(config, str(config_path))
+    try:
+        architecture = family.read(config, str(config_path))
+    except KeyError as error:
+        raise ValueError(f"{config_path}: {error} is missing; a {config['model_type']} needs it") from error
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
@@ -111,60 +120,80 @@ def _load_with_adapter(
     return model
 
 
-def save_pretrained(model: Decoder, directory: str | pathlib.Path, tokenizer: Tokenizer | None = None) -> None:
-    """Writes a directory that `transformers.AutoModelForCausalLM.from_pretrained` loads with equal weights.
+def save_pretrained(
+    model: Decoder | Encoder,
+    directory: str | pathlib.Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    dtype: str | None = None,
+) -> None:
+    """Writes a directory that transformers' `from_pretrained` loads with equal weights.
 
-    It appears whole or not at all, in place of an earlier export. Large models are split into shards of 5 GB with an
-    index; one shard is in memory at a time. `tokenizer` defaults to the model's own. With several processes, all must
-    call this (weights are gathered from all); the main one writes. An adapter is merged into the weights
-    (`models.peft.save_adapter` writes it alone).
+    It appears whole or not at all, in place of an earlier export. Large models are split into files of 5 GB with an index;
+    the host holds one tensor, in both layouts, at a time. With several processes, all must call this (weights are gathered
+    from all); the main one writes, and all raise what it raises. An adapter is
+    merged into the weights (`models.peft.save_adapter` writes it alone).
+
+    Args:
+      model: of any family here.
+      directory: to write; it may hold an earlier export.
+      tokenizer: default: the model's own.
+      dtype: of the stored weights; default: as they are.
 
     Raises:
-      ValueError: the directory holds something else than an export, which replacing it would delete.
+      ValueError: the directory can't be replaced: a file, a mount point, or it holds something else than an export.
     """
     from huggingface_hub.serialization import split_state_dict_into_shards_factory
 
     directory = pathlib.Path(directory).resolve()
-    family = FAMILIES.get(model.architecture.model_type)
-    tokenizer = tokenizer or model.tokenizer
     model = merged(model)
-    parts = _parts(model)
+    parts = _parts(model, dtype)
     split = split_state_dict_into_shards_factory(
         parts,
         get_storage_size=lambda part: part.nbytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=_SHARD_BYTES,
     )
-    if not multihost.is_main():
-        for names in split.filename_to_tensors.values():
-            for name in names:
-                parts[name].gather()
-        return
-    with _replacing(directory) as scratch:
-        config_path = scratch / "config.json"
-        _write_json(config_path, family.write(model.architecture, str(_dtype(model))))
-        if family.role == "decoder":
-            _write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
+    with contextlib.ExitStack() as stack:  # on other processes than the main one it stays empty
+        scratch = multihost.on_main(lambda: stack.enter_context(_replacing(directory)))
+        multihost.on_main(lambda: _write_settings(model, cast(pathlib.Path, scratch), tokenizer, dtype))
+        bar = stack.enter_context(progress_bar("writing weights", sum(part.nbytes for part in parts.values())))
         for filename, names in split.filename_to_tensors.items():
-            tensors = {name: parts[name].gather() for name in names}
-            save_file(tensors, scratch / filename, metadata={"format": "pt"})
-            shutil.copymode(config_path, scratch / filename)  # safetensors lets the owner alone read it
+            _write_shard(scratch and scratch / filename, {name: parts[name] for name in names}, bar)
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            _write_json(scratch / "model.safetensors.index.json", index)
-        if tokenizer is not None:
-            tokenizer.save(scratch)
-        family.save(model, scratch)
+            multihost.on_main(lambda: _write_json(cast(pathlib.Path, scratch) / _INDEX, index))
+        multihost.on_main(stack.close)
 
 
-def _dtype(model: nnx.Module) -> Any:
-    return jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype
+def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | None, dtype: str | None) -> None:
+    """All but the weights: what can go wrong early should."""
+    family = FAMILIES.get(model.architecture.model_type)
+    tokenizer = tokenizer or model.tokenizer
+    stored_dtype = dtype or str(jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
+    _write_json(scratch / "config.json", family.write(model.architecture, stored_dtype))
+    if family.role == "decoder":
+        _write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
+    if tokenizer is not None:
+        tokenizer.save(scratch)
+    family.save(model, scratch)
 
 
-def cast(model: nnx.Module, dtype: str) -> None:
-    """Changes the dtype of a model's weights, in place."""
-    params = nnx.state(model, nnx.Param)
-    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), params))
+def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: tqdm) -> None:
+    """One file, tensor by tensor: all processes gather each, the main one writes it."""
+    with contextlib.ExitStack() as stack:
+        shapes = {name: (part.shape, part.dtype) for name, part in parts.items()}
+        writer = multihost.on_main(lambda: stack.enter_context(TensorWriter(cast(pathlib.Path, path), shapes)))
+        for part in parts.values():
+            tensor = part.gather()
+            multihost.on_main(functools.partial(_write_tensor, writer, tensor))
+            bar.update(part.nbytes)
+        multihost.on_main(stack.close)
+
+
+def _write_tensor(writer: TensorWriter | None, tensor: np.ndarray) -> None:
+    assert writer is not None, "the main process has one"
+    writer.write(tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,34 +203,44 @@ class _Part:
     rule: Rule
     value: jax.Array
     place: tuple[int, ...]  # on the axes that run over tensors
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rule.their_shape(self.value.shape[len(self.place) :])
 
     @property
     def nbytes(self) -> int:
-        return self.value.nbytes // math.prod(self.value.shape[: len(self.place)])
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def gather(self) -> np.ndarray:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
-        value = self.value[self.place] if self.place else self.value
-        return np.ascontiguousarray(self.rule.to_theirs(multihost.to_host(value)))
+        # A copy, as an array keeps what was once brought to the host: in the end that would be the whole model.
+        value = self.value[self.place] if self.place else jnp.copy(self.value)
+        return np.ascontiguousarray(self.rule.to_theirs(multihost.to_host(value))).astype(self.dtype, copy=False)
 
 
-def _parts(model: Any) -> dict[str, _Part]:
+def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
     """All tensors of an export by their Hugging Face names."""
     parts, rules = {}, FAMILIES.get(model.architecture.model_type).rules(model.architecture)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         rule, value = rules[path], variable.get_value()
         for place in np.ndindex(*value.shape[: rule.outer]):
-            parts[rule.name_at(place)] = _Part(rule, value, place)
+            parts[rule.name_at(place)] = _Part(rule, value, place, np.dtype(jnp.dtype(dtype or value.dtype)))
     return parts
 
 
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """A scratch directory beside `directory`, which it replaces when the block ends well."""
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file; give a directory")
     if directory.is_mount():
         raise ValueError(f"{directory} is a mount point and can't be replaced; give a directory inside it")
     for path in directory.iterdir() if directory.exists() else ():
-        if path.is_dir() or not any(fnmatch.fnmatch(path.name, pattern) for pattern in _EXPORT_FILES):
+        patterns = _EXPORT_DIRECTORIES if path.is_dir() else _EXPORT_FILES
+        if not any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
             raise ValueError(f"{directory} holds {path.name}, which is not of an export; give another directory")
     scratch, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 
 import jax
@@ -11,6 +12,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 Axes = tuple[str | None, ...]
+
+# Entries; a larger stack is drawn layer by layer, as random bits and float32 values take several times its own memory.
+_AT_ONCE = 2**27
 
 
 class Initializer:
@@ -26,8 +30,15 @@ class Initializer:
         """Gaussian with standard deviation `scale`."""
         self._count += 1
         key = jax.random.fold_in(self._key, self._count)
-        value = jax.random.normal(key, tuple(shape), jnp.float32) * self.scale
-        return nnx.Param(value.astype(self.dtype), axes=axes)
+
+        def draw(key: jax.Array, shape: Sequence[int]) -> Array:
+            return (jax.random.normal(key, tuple(shape), jnp.float32) * self.scale).astype(self.dtype)
+
+        if axes[0] == "layers" and math.prod(shape) > _AT_ONCE:
+            value = jax.lax.map(lambda key: draw(key, shape[1:]), jax.random.split(key, shape[0]))
+        else:
+            value = draw(key, shape)
+        return nnx.Param(value, axes=axes)
 
     def ones(self, shape: Sequence[int], axes: Axes) -> nnx.Param:
         """All ones (norm scales)."""

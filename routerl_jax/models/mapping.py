@@ -47,22 +47,15 @@ class Rule:
         """The shape of their tensor, from ours."""
         return tuple(math.prod(shape[axis] for axis in merged) for merged in self.axes)
 
-    def read(self, tensor: Any, block: Sequence[tuple[int, int]], shape: Sequence[int]) -> np.ndarray:
-        """A block of ours, given as (start, stop) per axis, out of their tensor (anything that takes slices).
+    def rows(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Which axis of ours their rows (their first axis) run over slowest, and how many rows each of its entries takes."""
+        first, *inner = self.axes[0]
+        return first, math.prod(shape[axis] for axis in inner)
 
-        Where a layout splits an axis that is not the first of those merged into one of theirs (the heads in a fused
-        query-key-value matrix), more than the block is read, and cut.
-        """
-        slices, sizes, cut = [], [], [slice(None)] * len(shape)
-        for first, *inner in self.axes:
-            start, stop = block[first]
-            size = math.prod(shape[axis] for axis in inner)
-            slices.append(slice(start * size, stop * size))
-            sizes += [stop - start, *(shape[axis] for axis in inner)]
-            for axis in inner:
-                cut[axis] = slice(*block[axis])
-        part = tensor[tuple(slices)].reshape(sizes)
-        return part.transpose(np.argsort(sum(self.axes, ())))[tuple(cut)]
+    def to_ours(self, tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Their tensor, or whole entries of the axis that its rows run over, in our shape: a view."""
+        order = sum(self.axes, ())
+        return tensor.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
     def to_theirs(self, value: np.ndarray) -> np.ndarray:
         """Our parameter (of one layer) in their shape."""

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 from flax import nnx
 from jax.sharding import Mesh, Sharding
-from safetensors import SafetensorError, safe_open
+from tqdm.auto import tqdm
 
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rule, Rules
+from routerl_jax.models.stored import DTYPES, Stored, tensors_of
+from routerl_jax.parallel import multihost
 from routerl_jax.parallel.sharding import shardings
 
 # Tensors of checkpoints that no model here has a use for: buffers, copies, heads for other tasks.
 _SPARE_TENSORS = re.compile(r"(rotary_emb\.inv_freq|position_ids|^lm_head\.weight)$|(^|\.)pooler\.|^cls\.")
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_SHOWN = 20
+_SHOWN = 20  # names in an error
+_SHOW_FROM = 10**9  # bytes that are worth a progress bar
+_WINDOW_BYTES = 64 * 2**20  # of a file that are mapped at a time
+_HOST_BYTES = 4 * 2**30  # of blocks on their way to devices
+_TILE_ROWS = 256
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) on each axis
 
@@ -39,8 +44,8 @@ def read_json(path: pathlib.Path) -> Any:
 def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, layout: str) -> None:
     """Gives an abstract model (shapes without values) the weights of a checkpoint, sharded by a layout.
 
-    The host holds no more than the target arrays and the slices of one tensor: a file is mapped for as long as one tensor
-    of it is read.
+    Beside the target arrays the host holds a window of one tensor's file. For devices with memory of their own it holds
+    blocks of one parameter too, `_HOST_BYTES` of them or one. Large checkpoints show a progress bar on the main process.
 
     Raises:
       ValueError: tensors that are missing, of a wrong shape, or more than the architecture has (by name).
@@ -50,19 +55,26 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     targets = dict(nnx.to_flat_state(shardings(abstract, mesh, layout)))
     parameters = nnx.to_flat_state(abstract)
     checkpoint.check({path: tuple(variable.get_value().shape) for path, variable in parameters}, rules)
+    homes = {path: _homes(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters}
+    total = sum(
+        math.prod(stop - start for start, stop in bounds) * variable.get_value().dtype.itemsize
+        for path, variable in parameters
+        for bounds in homes[path]
+    )
     filled = []
-    for path, variable in parameters:
-        shape, dtype = variable.get_value().shape, variable.get_value().dtype
-        array = _read_parameter(checkpoint, rules[path], shape, dtype, targets[path].get_value())
-        filled.append((path, variable.replace(array)))
+    with progress_bar("reading weights", total) as bar:
+        for path, variable in parameters:
+            value = variable.get_value()
+            parts = _read_parameter(checkpoint, rules[path], value.shape, np.dtype(value.dtype), homes[path], bar)
+            array = jax.make_array_from_single_device_arrays(value.shape, targets[path].get_value(), parts)
+            filled.append((path, variable.replace(array)))
     nnx.update(model, nnx.from_flat_state(filled))
 
 
-class _Stored(NamedTuple):
-    file: pathlib.Path
-    name: str  # in the file
-    shape: tuple[int, ...]
-    dtype: str
+def progress_bar(what: str, total: int) -> tqdm:
+    """Of bytes; only the main process shows it, and only if it will take a while."""
+    hidden = total < _SHOW_FROM or not multihost.is_main()
+    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
 
 
 class Checkpoint:
@@ -72,30 +84,30 @@ class Checkpoint:
       directory: with model.safetensors, or model.safetensors.index.json and what it names.
       spellings: (beginning of a name, what may be stored in its place); tried in order after the name itself.
 
+    Attributes:
+      bytes_read: of tensors, so far, by this process.
+
     Raises:
-      ValueError: a file is missing or damaged.
+      ValueError: a file is missing or damaged, or does not hold what the index says.
     """
 
     def __init__(self, directory: pathlib.Path, spellings: Sequence[tuple[str, str]] = ()) -> None:
         self.directory = directory
+        self.bytes_read = 0
         self._spellings = (("", ""), *spellings)
+        self._stored: dict[str, Stored] = {}
         index = directory / "model.safetensors.index.json"
-        if index.is_file():
-            files = {directory / name for name in read_json(index)["weight_map"].values()}
-        else:
-            files = {directory / "model.safetensors"}
-        for file in sorted(files):
-            if not file.is_file():
-                raise ValueError(f"{file} is missing; expected weights in safetensors format")
-        self._stored: dict[str, _Stored] = {}
-        for file in sorted(files):
-            try:
-                with safe_open(file, "np") as reader:
-                    for name in reader.keys():  # noqa: SIM118 - not a dict
-                        tensor = reader.get_slice(name)
-                        self._stored[name] = _Stored(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
-            except SafetensorError as error:
-                raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from error
+        if not index.is_file():
+            self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
+            return
+        places = _weight_map(index)
+        for file in sorted(set(places.values())):
+            # What else lies in a file is not part of this model.
+            found = {stored.name: stored for stored in tensors_of(directory / file) if places.get(stored.name) == file}
+            absent = [name for name, place in places.items() if place == file and name not in found]
+            if absent:
+                raise ValueError(f"{directory / file} lacks {_some(absent)}, which {index.name} says it holds")
+            self._stored |= found
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
@@ -111,7 +123,7 @@ class Checkpoint:
                     missing.append(name)
                     continue
                 used.add(found.name)
-                if found.dtype not in _FLOATS:
+                if found.dtype not in DTYPES:
                     raise UnsupportedModelError(
                         f"{self.directory}: tensor {name!r} is stored as {found.dtype}; quantized weights are not supported, "
                         f"use the model's float32, float16 or bfloat16 version"
@@ -141,43 +153,126 @@ class Checkpoint:
                 "%s: %d tensors are not of this architecture and unused: %s", self.directory, len(names), _some(names)
             )
 
-    @contextlib.contextmanager
-    def tensor(self, name: str) -> Iterator[Any]:
-        """A tensor to take slices of; its file is mapped meanwhile, and its pages are given back after."""
+    def read(self, name: str, rule: Rule, shape: tuple[int, ...], blocks: list[tuple[Bounds, np.ndarray]]) -> None:
+        """Copies a tensor into blocks of a parameter (of one layer), each given with where it lies in it."""
         stored = self._find(name)
         assert stored is not None, "check comes first"
-        with safe_open(stored.file, "np") as reader:
-            yield reader.get_slice(stored.name)
+        if not shape:
+            for _, block in blocks:
+                block[...] = stored.rows(0, 1).reshape(())
+            self.bytes_read += DTYPES[stored.dtype].itemsize
+            return
+        axis, per = rule.rows(shape)
+        row_bytes = per * DTYPES[stored.dtype].itemsize * math.prod(stored.shape[1:])
+        begin = min(bounds[axis][0] for bounds, _ in blocks)
+        end = max(bounds[axis][1] for bounds, _ in blocks)
+        step = max(1, _WINDOW_BYTES // row_bytes)
+        for start in range(begin, end, step):
+            stop = min(start + step, end)
+            window = rule.to_ours(stored.rows(start * per, stop * per), _with(shape, axis, stop - start))
+            for bounds, block in blocks:
+                self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
-    def _find(self, name: str) -> _Stored | None:
+    def _find(self, name: str) -> Stored | None:
         names = (new + name[len(old) :] for old, new in self._spellings if name.startswith(old))
         return next((self._stored[name] for name in names if name in self._stored), None)
 
 
-def _read_parameter(
-    checkpoint: Checkpoint, rule: Rule, shape: tuple[int, ...], dtype: Any, target: Sharding
-) -> jax.Array:
-    """One of our (stacked) parameters, tensor by tensor, into the blocks that this process's devices hold."""
+def _weight_map(index: pathlib.Path) -> dict[str, str]:
+    """Which file an index says that a tensor is in."""
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{index}: weight_map is missing, or not a mapping of tensors to files; download it again")
+    outside = [file for file in places.values() if pathlib.PurePath(file).name != file]
+    if outside:
+        raise ValueError(f"{index}: weight_map names {outside[0]!r}; files must lie beside the index")
+    return places
+
+
+def _homes(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
+    """The distinct blocks of an array that this process holds, and the devices that hold each."""
     devices: dict[Bounds, list[Any]] = {}
     for device, index in target.addressable_devices_indices_map(shape).items():
         assert index is not None
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape))
         devices.setdefault(bounds, []).append(device)
-    blocks = {bounds: np.empty([stop - start for start, stop in bounds], dtype) for bounds in devices}
-    outer = rule.outer
-    for place in np.ndindex(*shape[:outer]):
-        with checkpoint.tensor(rule.name_at(place)) as tensor:
-            for bounds, block in blocks.items():
-                if all(start <= i < stop for i, (start, stop) in zip(place, bounds)):
-                    inside = tuple(i - start for i, (start, _) in zip(place, bounds))
-                    block[inside] = rule.read(tensor, bounds[outer:], shape[outer:])
-    parts = []
-    for bounds in list(blocks):
-        block = blocks.pop(bounds)
-        parts.extend(jax.device_put(block, device) for device in devices[bounds])
-        jax.block_until_ready(parts[-1])  # a device's copy, or none, but never one of each at once
-        del block
-    return jax.make_array_from_single_device_arrays(shape, target, parts)
+    return devices
+
+
+def _read_parameter(
+    checkpoint: Checkpoint,
+    rule: Rule,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    homes: dict[Bounds, list[Any]],
+    bar: tqdm,
+) -> list[jax.Array]:
+    """One of our (stacked) parameters, tensor by tensor, as this process's part of it on each of its devices."""
+    parts, outer = [], rule.outer
+    for group in _groups(list(homes), dtype.itemsize):
+        blocks = {bounds: _aligned([stop - start for start, stop in bounds], dtype) for bounds in group}
+        for place in np.ndindex(*shape[:outer]):
+            inside = [
+                (bounds[outer:], block[(*(i - start for i, (start, _) in zip(place, bounds)), ...)])
+                for bounds, block in blocks.items()
+                if all(start <= i < stop for i, (start, stop) in zip(place, bounds))
+            ]
+            if inside:
+                checkpoint.read(rule.name_at(place), rule, shape[outer:], inside)
+                bar.update(sum(block.nbytes for _, block in inside))
+        inside = []
+        for bounds in group:
+            block = blocks.pop(bounds)
+            parts.extend(jax.device_put(block, device) for device in homes[bounds])
+            del block
+        jax.block_until_ready(parts)  # they may still be read from the host's blocks
+    return parts
+
+
+def _groups(blocks: list[Bounds], itemsize: int) -> Iterator[list[Bounds]]:
+    """Blocks that are read together: as many as the host may hold, at least one."""
+    group, held = [], 0
+    for bounds in blocks:
+        size = math.prod(stop - start for start, stop in bounds) * itemsize
+        if group and held + size > _HOST_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(bounds)
+        held += size
+    yield group
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Memory that JAX takes over on a CPU instead of copying it: its address is a multiple of 64."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _copy(window: np.ndarray, start: int, stop: int, bounds: Bounds, block: np.ndarray, axis: int, tile: int) -> int:
+    """Copies entries [start, stop) of an axis, as far as they are the block's, and returns their size in bytes.
+
+    In tiles: most matrices are transposed on the way, and rows of a tile stay in the processor's cache meanwhile.
+    """
+    if window.dtype == block.dtype == DTYPES["BF16"]:  # numpy copies its own types several times faster
+        window, block = window.view(np.uint16), block.view(np.uint16)
+    first, last = max(start, bounds[axis][0]), min(stop, bounds[axis][1])
+    source, target = [slice(*pair) for pair in bounds], [slice(None)] * len(bounds)
+    copied = 0
+    for at in range(first, last, tile):
+        end = min(at + tile, last)
+        source[axis] = slice(at - start, end - start)
+        target[axis] = slice(at - bounds[axis][0], end - bounds[axis][0])
+        part = window[tuple(source)]
+        block[tuple(target)] = part
+        copied += part.nbytes
+    return copied
+
+
+def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _tensors(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+T = TypeVar("T")
 
 _LEAST_PAYLOAD = 2**16  # bytes
 
@@ -47,6 +50,31 @@ def exchange(values: Any) -> list[Any]:
     padded[: data.size] = data
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
     return [json.loads(row[:size].tobytes().decode()) for row, size in zip(rows, sizes)]
+
+
+def on_main(action: Callable[[], T]) -> T | None:
+    """Does something on the main process alone; what it raises there is raised everywhere (a collective call).
+
+    So processes don't wait in the next collective call for one that has given up.
+
+    Returns:
+      The action's result on the main process, None on the others.
+
+    Raises:
+      ValueError: the action raised one; other errors are a RuntimeError on the other processes.
+    """
+    result, error = None, None
+    if is_main():
+        try:
+            result = action()
+        except Exception as raised:
+            error = raised
+    said = exchange(None if error is None else [isinstance(error, ValueError), str(error) or repr(error)])[0]
+    if error is not None:
+        raise error
+    if said is not None:
+        raise ValueError(said[1]) if said[0] else RuntimeError(f"the main process failed: {said[1]}")
+    return result
 
 
 def barrier(name: str) -> None:

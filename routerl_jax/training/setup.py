@@ -9,7 +9,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import SearchTool
@@ -25,7 +24,7 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import apply_lora, merged
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.parallel.sharding import shardings
+from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes import search  # noqa: F401 - registers itself
 from routerl_jax.recipes.recipe import RECIPES, Recipe
 from routerl_jax.training.config import KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
@@ -67,16 +66,17 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         if isinstance(model, Encoder):
             raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
         return model
-    model = Decoder(
-        random_architecture(config.model),
-        jax.random.key(config.seed),
-        param_dtype=jnp.dtype(dtype),
-        compute_dtype=jnp.dtype(compute_dtype),
+    architecture = random_architecture(config.model)
+    return create_sharded(
+        lambda: Decoder(
+            architecture,
+            jax.random.key(config.seed),
+            param_dtype=jnp.dtype(dtype),
+            compute_dtype=jnp.dtype(compute_dtype),
+        ),
+        mesh,
+        config.mesh.layout,
     )
-    params = nnx.state(model, nnx.Param)
-    targets = shardings(params, mesh, config.mesh.layout)
-    nnx.update(model, jax.tree.map(lambda value, target: jax.device_put(value, target), params, targets))
-    return model
 
 
 def random_architecture(config: ModelConfig) -> DecoderConfig:

@@ -2,9 +2,6 @@
 
 import json
 import pathlib
-import shutil
-import socket
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from routerl_jax.models.pretrained import PACKAGED_MODELS
-from tests.programs import finish, start
+from tests.programs import finish, start, two_processes
 from tests.training.small_run import STEPS
 
 INITIAL = PACKAGED_MODELS["atlas-warm-start"]
@@ -91,27 +88,8 @@ def test_sharded_weights(small_run: pathlib.Path, tmp_path: pathlib.Path) -> Non
 
 def test_two_processes(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     workdir = tmp_path / "two processes"
-    for attempt in range(3):
-        pair = start_pair(small_run, workdir)
-        try:
-            main, _ = pair[0].communicate(timeout=900)
-            if attempt < 2 and pair[0].returncode and "Failed to add port" in main:
-                shutil.rmtree(workdir, ignore_errors=True)
-                continue  # another program took the port before we did
-            assert pair[0].returncode == 0, main[-3000:]
-            other = finish(pair[1])
-            break
-        finally:
-            for process in pair:
-                process.kill()
+    main, other = two_processes(
+        "tests.training.small_run", small_run, workdir, workdir=workdir, JAX_NUM_CPU_DEVICES="1"
+    )
     assert placement(main) == placement(other) == {"batch": 2, "devices": 2, "weights": 1}
     check(small_run / "whole", workdir)
-
-
-def start_pair(home: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen[str]]:
-    """Two processes of one device each, which find each other at a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    return [launch(home, workdir, 1, **job, JAX_PROCESS_ID=str(i)) for i in range(2)]

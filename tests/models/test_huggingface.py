@@ -22,11 +22,13 @@ from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.huggingface import cast, load_pretrained, save_pretrained
-from routerl_jax.models.mapping import Rule
+from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+from routerl_jax.models.reading import Checkpoint, fill
+from routerl_jax.models.stored import TensorWriter
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
+from tests.programs import two_processes
 
 Models = Callable[[str], Saved]
 TOKENS = np.random.default_rng(0).integers(0, 131, (2, 24))
@@ -155,18 +157,18 @@ def test_an_export_appears_whole_or_not_at_all(
     target = tmp_path / "export"
     model = load(saved("qwen3").directory)
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object) -> None:
         assert not target.exists()
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(huggingface, "save_file", full)
+        patch.setattr(TensorWriter, "write", full)
         with pytest.raises(OSError, match="no space left"):
             save_pretrained(model, target)
         assert not list(tmp_path.iterdir())
     save_pretrained(model, target)
     before = snapshot(target)
-    monkeypatch.setattr(huggingface, "save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(TensorWriter, "write", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         save_pretrained(load(saved("llama").directory), target)
     assert snapshot(target) == before
@@ -184,6 +186,24 @@ def test_an_export_deletes_nothing_but_an_export(saved: Models, tmp_path: pathli
         assert (directory / name).exists()
 
 
+def test_an_export_with_all_that_families_write_is_replaced(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Settings of image processors and sentence encoders are part of an export; none of an earlier one is left."""
+    model = load(saved("qwen3").directory)
+    for name in ("preprocessor_config.json", "processor_config.json", "modules.json", "1_Pooling/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    save_pretrained(model, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_incomplete_config(saved: Models, tmp_path: pathlib.Path) -> None:
+    directory = copy(saved, tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "hidden_size"}))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/config\.json: 'hidden_size' is missing; a llama needs it"):
+        load(directory)
+
+
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
 def test_file_modes_follow_the_umask(saved: Models, tmp_path: pathlib.Path, umask: int, mode: int) -> None:
     model = load(saved("qwen3").directory)
@@ -198,30 +218,22 @@ def test_file_modes_follow_the_umask(saved: Models, tmp_path: pathlib.Path, umas
     assert set(modes.values()) == {mode}, modes
 
 
-def test_only_the_main_process_writes_and_holds_one_shard(
+def test_only_the_main_process_writes_and_holds_one_tensor(
     saved: Models, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both processes gather the same tensors in the same order; the main one writes a shard before it reads the next."""
+    """All processes gather the same tensors in the same order; the main one writes each before it gathers the next."""
     model = load(saved("qwen3").directory)
     monkeypatch.setattr(huggingface, "_SHARD_BYTES", 40_000)
     events: list[Any] = []
-    gather = huggingface._Part.gather
+    gather, write = huggingface._Part.gather, TensorWriter.write
     monkeypatch.setattr(
         huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.place)) or gather(part)
     )
-    write = huggingface.save_file
-    monkeypatch.setattr(
-        huggingface,
-        "save_file",
-        lambda tensors, *rest, **more: events.append(len(tensors)) or write(tensors, *rest, **more),
-    )
+    monkeypatch.setattr(TensorWriter, "write", lambda self, tensor: events.append("write") or write(self, tensor))
     save_pretrained(model, tmp_path / "main")
-    pending = 0
-    for event in events:
-        pending = pending + 1 if isinstance(event, tuple) else pending - event
-        assert isinstance(event, tuple) or not pending
-    gathered = [event for event in events if isinstance(event, tuple)]
-    assert len(gathered) == len(stored(tmp_path / "main"))
+    gathered, written = events[::2], events[1::2]
+    assert set(written) == {"write"}
+    assert len(gathered) == len(set(gathered)) == len(written) == len(stored(tmp_path / "main"))
     events.clear()
     monkeypatch.setattr(multihost, "is_main", lambda: False)
     save_pretrained(model, tmp_path / "other")
@@ -265,9 +277,9 @@ def test_bfloat16_round_trip(tmp_path: pathlib.Path) -> None:
     for path, value in parameters(widened).items():
         assert value.dtype == np.float32
         np.testing.assert_array_equal(value, parameters(model)[path].astype(np.float32))
-    narrowed = load(directory)
-    cast(narrowed, "bfloat16")  # rounds as PyTorch does
-    assert_same_bits(parameters(narrowed), parameters(model))
+    save_pretrained(load(directory), tmp_path / "narrowed", dtype="bfloat16")  # rounds as PyTorch does
+    assert_same_bits(stored(tmp_path / "narrowed"), stored(tmp_path / "theirs"))
+    assert json.loads((tmp_path / "narrowed" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
@@ -283,22 +295,44 @@ def test_export_from_a_mesh(saved: Models, tmp_path: pathlib.Path) -> None:
 def test_every_block_is_read_once(saved: Models, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Over eight devices of which two or four hold the same: as many numbers are read as the checkpoint has."""
     directory = saved(family).directory
-    sizes = []
-    read = Rule.read
+    checkpoints: list[Checkpoint] = []
 
-    def counting(*arguments: Any) -> np.ndarray:
-        block = read(*arguments)
-        sizes.append(block.size)
-        return block
+    def spy(model: Any, rules: Any, checkpoint: Checkpoint, *rest: Any) -> None:
+        checkpoints.append(checkpoint)
+        fill(model, rules, checkpoint, *rest)
 
-    monkeypatch.setattr(Rule, "read", counting)
+    monkeypatch.setattr(huggingface, "fill", spy)
     for mesh in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 8}):
-        sizes.clear()
         model = load(directory, mesh=make_mesh(mesh), layout="fsdp+tensor", dtype="bfloat16")
-        assert sum(sizes) == sum(tensor.numel() for tensor in stored(directory).values())
+        assert checkpoints[-1].bytes_read == sum(tensor.nbytes for tensor in stored(directory).values())
         whole = load(directory, dtype="float32")
         for path, value in parameters(model).items():
             np.testing.assert_array_equal(value, parameters(whole)[path].astype(jnp.bfloat16))
+
+
+def test_two_processes(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Each reads what its two devices hold; together they write what they read; an export that fails, fails on both."""
+    directory = saved("qwen3").directory
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    outputs = two_processes(
+        "tests.models.two_processes", directory, tmp_path, workdir=tmp_path / "export", JAX_NUM_CPU_DEVICES="2"
+    )
+    main, other = (json.loads(output.splitlines()[-1]) for output in outputs)
+    tensors = stored(directory)
+    # Norm scales are whole everywhere; of all else, half is here. Replicas of two halves: both of them are here.
+    everything = sum(tensor.nbytes for tensor in tensors.values())
+    whole = sum(tensor.nbytes for name, tensor in tensors.items() if name.endswith("norm.weight"))
+    for found in (main, other):
+        assert found["right"]
+        assert found["halves"] == whole + (everything - whole) // 2
+        assert found["replicas"] == everything
+    assert_same_bits(stored(tmp_path / "export"), tensors)
+    refusal = f"{tmp_path}/foreign holds notes.txt, which is not of an export; give another directory"
+    assert main["foreign"] == other["foreign"] == f"ValueError: {refusal}"
+    assert main["full"] == "OSError: no space left on device"
+    assert other["full"] == "RuntimeError: the main process failed: no space left on device"
+    assert {path.name for path in tmp_path.iterdir()} == {"export", "foreign"}
 
 
 def test_config_of_transformers_4(saved: Models, tmp_path: pathlib.Path) -> None:
