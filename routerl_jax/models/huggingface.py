@@ -165,7 +165,7 @@ class _Part:
     def gather(self) -> np.ndarray:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
         value = self.value[self.place] if self.place else self.value
-        return np.ascontiguousarray(self.rule.to_theirs(multihost.to_host(value)))
+        return np.asarray(self.rule.to_theirs(multihost.to_host(value)), order="C")
 
 
 def _parts(model: Any) -> dict[str, _Part]:

@@ -23,7 +23,6 @@ _POOLINGS = {
 # Names that prompts for passages have; the first that is there counts.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 
-_NO_LENGTH = 10**9  # tokenizers without a limit name a larger number
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
 _E5 = Prompts(query="query: ", passage="passage: ")
 # What the authors' model cards and code say and their files do not, by the last part of the model's name.
@@ -54,7 +53,7 @@ def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, 
     Raises:
       UnsupportedModelError: modules or a pooling that `Encoder.pooled` does not do.
     """
-    settings = published(directory, said) | read_texts(directory)
+    settings = published(directory, said) | read_texts(directory, config.max_length)
     modules, pooling = directory / "modules.json", directory / "1_Pooling" / "config.json"
     if modules.is_file():
         kinds = [module["type"].rpartition(".")[-1] for module in read_json(modules)]
@@ -90,8 +89,11 @@ def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any
     return {}
 
 
-def read_texts(directory: pathlib.Path) -> dict[str, Any]:
+def read_texts(directory: pathlib.Path, longest: int) -> dict[str, Any]:
     """`text_length` and `prompts`, as far as the files of sentence-transformers and tokenizer_config.json name them.
+
+    Args:
+      longest: tokens that the architecture can read; a length that is no shorter says nothing.
 
     Raises:
       UnsupportedModelError: texts would have to be lower-cased before the tokenizer reads them.
@@ -100,7 +102,7 @@ def read_texts(directory: pathlib.Path) -> dict[str, Any]:
     tokenizer = directory / "tokenizer_config.json"
     if tokenizer.is_file():
         length = read_json(tokenizer).get("model_max_length")
-        if length is not None and length < _NO_LENGTH:
+        if length is not None:
             settings["text_length"] = int(length)
     transformer, general = directory / "sentence_bert_config.json", directory / "config_sentence_transformers.json"
     if transformer.is_file():
@@ -111,6 +113,8 @@ def read_texts(directory: pathlib.Path) -> dict[str, Any]:
             raise UnsupportedModelError(
                 f"{transformer}: do_lower_case=true is not supported; let the tokenizer do it (tokenizer.json)"
             )
+    if settings.get("text_length", 0) >= longest:
+        settings["text_length"] = None
     if general.is_file():
         content = read_json(general)
         texts = content.get("prompts") or {}
