@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
@@ -130,9 +130,7 @@ class TextTower(nnx.Module):
         self.projection = init.normal((tower.embed, config.projection), ("embed", None))
 
     def __call__(self, tokens: Int[Array, "B T"], attention: Attention) -> Float[Array, "B E"]:
-        x = _layers(
-            self.blocks, self.word[...][tokens] + self.position[...][: tokens.shape[1]], True, attention
-        )
+        x = _layers(self.blocks, self.word[...][tokens] + self.position[...][: tokens.shape[1]], True, attention)
         eos = self.config.eos_id
         ends = tokens if eos == _LEGACY_EOS else (tokens == eos).astype(jnp.int32)
         x = x[jnp.arange(len(x)), jnp.argmax(ends, axis=1)]
@@ -173,8 +171,8 @@ class Clip(Embedder):
     """`embed` takes texts, pictures (bytes, paths as `pathlib.Path`, PIL images, arrays) and `TextAndImage`s, in any mix.
 
     Vectors are UniIR's CLIP-SF: the sum of the two towers' outputs as they are, brought to unit length last; a missing part
-    counts as zero, and so does an empty text. For a single part, that is CLIP's usual normalised embedding. (UniIR rounds vectors
-    to float16 before it normalises them; this doesn't.)
+    counts as zero, and so does an empty text. For a single part, that is CLIP's usual normalised embedding. (UniIR rounds
+    vectors to float16 before it normalises them; this doesn't.)
     """
 
     config: ClipConfig

@@ -1,7 +1,7 @@
 """Pictures as CLIP reads them: resized, centre-cropped, normalised. Numpy and Pillow on the host.
 
-Equal to transformers' CLIPImageProcessor (its Pillow version) value by value. OpenAI's own pipeline, which UniIR uses, rounds an
-odd margin of the crop half to even where this one (and transformers) rounds down: one pixel aside at most.
+Equal to transformers' CLIPImageProcessor (its Pillow version) value by value. OpenAI's own pipeline, which UniIR uses, rounds
+half an odd margin of the crop to even where this one (and transformers) rounds down: one pixel aside at most.
 """
 
 from __future__ import annotations

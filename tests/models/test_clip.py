@@ -143,9 +143,7 @@ def test_pictures_as_transformers_reads_them() -> None:
     hf = CLIPImageProcessorPil(size={"height": 50, "width": 41}, crop_size=32, resample=2, image_std=[0.5, 0.25, 1])
     ours = processor_from_hf(json.loads(hf.to_json_string()))
     image = picture(70, 90)
-    np.testing.assert_array_equal(
-        ours(image), hf(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    )
+    np.testing.assert_array_equal(ours(image), hf(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0))
     assert processor_from_hf(ours.to_hf()) == ours
 
 
@@ -267,7 +265,10 @@ def test_round_trip(clip: tuple[Any, pathlib.Path, Clip], tmp_path: pathlib.Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text_config": {"hidden_act": "relu"}}, "text_config: hidden_act='relu' is not supported; supported: quick_gelu"),
+        (
+            {"text_config": {"hidden_act": "relu"}},
+            "text_config: hidden_act='relu' is not supported; supported: quick_gelu",
+        ),
         ({"text_config": {"eos_token_id": [1, 2]}}, r"text_config: eos_token_id=\[1, 2\] is not supported"),
         ({"vision_config": {"patch_size": [4, 4]}}, r"vision_config: patch_size=\[4, 4\] is not supported"),
         ({"vision_config": {"num_channels": 1}}, "vision_config: num_channels=1 is not supported"),
@@ -319,7 +320,9 @@ def test_unsupported_processing(changes: dict[str, Any], message: str) -> None:
 def test_pictures_of_another_size_than_the_tower_reads(tmp_path: pathlib.Path) -> None:
     write(tmp_path)
     CLIPImageProcessorPil(size={"shortest_edge": 31}, crop_size=30).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"preprocessor_config\.json: pictures are cut to 30 pixels, but the tower reads 31"):
+    with pytest.raises(
+        ValueError, match=r"preprocessor_config\.json: pictures are cut to 30 pixels, but the tower reads 31"
+    ):
         load(tmp_path)
 
 

@@ -46,15 +46,14 @@ def clip_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Clip
     """Reads a CLIP config.json. Raises UnsupportedModelError for features that would change the vectors."""
     refuse_quantized(config, source)
     text, vision = _part(config, "text_config", _TEXT), _part(config, "vision_config", _VISION)
-    for key in ("image_size", "patch_size"):
-        if not isinstance(vision[key], int):
-            raise UnsupportedModelError(f"{source}: vision_config: {key}={vision[key]!r} is not supported; supported: a number")
-    if vision["num_channels"] != 3:
-        raise UnsupportedModelError(f"{source}: vision_config: num_channels={vision['num_channels']} is not supported; supported: 3")
-    if not isinstance(text["eos_token_id"], int):
-        raise UnsupportedModelError(
-            f"{source}: text_config: eos_token_id={text['eos_token_id']!r} is not supported; supported: a number"
-        )
+    for name, part, key, kind in (
+        ("vision_config", vision, "image_size", "a number"),
+        ("vision_config", vision, "patch_size", "a number"),
+        ("text_config", text, "eos_token_id", "a number"),
+        ("vision_config", vision, "num_channels", "3"),
+    ):
+        if not isinstance(part[key], int) or (key == "num_channels" and part[key] != 3):
+            raise UnsupportedModelError(f"{source}: {name}: {key}={part[key]!r} is not supported; supported: {kind}")
     for name, part in (("text_config", text), ("vision_config", vision)):
         if part["hidden_act"] not in ACTIVATIONS:
             raise UnsupportedModelError(
@@ -77,7 +76,9 @@ def clip_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Clip
 
 def clip_to_hf(config: ClipConfig, dtype: str) -> dict[str, Any]:
     """The config.json that `transformers` loads as the same architecture."""
-    text, vision = (_tower_to_hf(tower) | {"projection_dim": config.projection} for tower in (config.text, config.vision))
+    text, vision = (
+        _tower_to_hf(tower) | {"projection_dim": config.projection} for tower in (config.text, config.vision)
+    )
     return {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
