@@ -25,7 +25,7 @@ class TextEncoder(Protocol):
     """Whatever turns texts into vectors; a text's vector must not depend on its neighbours in the call."""
 
     def embed(
-        self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32
+        self, inputs: Sequence[str], /, *, prefix: str | None = None, batch_size: int = 32
     ) -> Float32[np.ndarray, "N D"]:
         """One vector per text, in order; `prefix` is read before every one."""
         ...

@@ -19,9 +19,10 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
-from routerl_jax.models.clip_images import ClipImageProcessor, ImageSource
+from routerl_jax.models.clip_images import ClipImageProcessor
 from routerl_jax.models.config import Prompts
 from routerl_jax.models.embedding import Embedder, refuse_compute_dtype
+from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
 ACTIVATIONS = {
@@ -168,7 +169,7 @@ class VisionTower(nnx.Module):
 
 
 class Clip(Embedder):
-    """`embed` takes texts, pictures (bytes, paths as `pathlib.Path`, PIL images, arrays) and `TextAndImage`s, in any mix.
+    """`embed` takes texts, pictures (`images.decode_image`; a string is a text) and `TextAndImage`s, in any mix.
 
     Vectors are UniIR's CLIP-SF: the sum of the two towers' outputs as they are, brought to unit length last; a missing part
     counts as zero, and so does an empty text. For a single part, that is CLIP's usual normalised embedding. (UniIR rounds

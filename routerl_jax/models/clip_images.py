@@ -7,8 +7,6 @@ half an odd margin of the crop to even where this one (and transformers) rounds 
 from __future__ import annotations
 
 import dataclasses
-import io
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +15,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from routerl_jax.models.config import UnsupportedModelError
-
-ImageSource = bytes | bytearray | os.PathLike | Image.Image | np.ndarray
+from routerl_jax.models.images import ImageSource, decode_image
 
 _MOST_PIXELS = 2**28  # of a picture after resizing: a thin strip becomes huge before the crop takes its middle
 
@@ -43,8 +40,8 @@ class ClipImageProcessor:
     resample: int = int(Image.Resampling.BICUBIC)
 
     def __call__(self, source: ImageSource) -> Float32[np.ndarray, "crop crop 3"]:
-        """Pixels of one picture. Raises ValueError for what is none."""
-        pixels = self._middle(decode(source))
+        """Pixels of one picture. Raises ValueError for what is none (`images.decode_image`)."""
+        pixels = self._middle(decode_image(source))
         levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
         table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
         return np.stack([table[channel][pixels[:, :, channel]] for channel in range(3)], axis=-1)
@@ -131,22 +128,3 @@ def processor_from_hf(config: Mapping[str, Any], source: str = "preprocessor_con
         rescale=config.get("rescale_factor", default.rescale),
         resample=config.get("resample", default.resample),
     )
-
-
-def decode(source: ImageSource) -> Image.Image:
-    """The picture in RGB.
-
-    Args:
-      source: encoded bytes, a path, a PIL image, or a uint8 array [H, W, 3].
-
-    Raises:
-      ValueError: nothing that can be used as a picture.
-    """
-    try:
-        if isinstance(source, np.ndarray):
-            return Image.fromarray(source).convert("RGB")
-        if not isinstance(source, Image.Image):
-            source = Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source)
-        return source.convert("RGB")
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{source!r:.80} can't be used as a picture: {error}") from error

@@ -86,9 +86,9 @@ class Embedder(nnx.Module):
             raise ValueError(f"embed takes a list of texts, got one string; write embed([{inputs[:40]!r}])")
         if kind is not None and prefix is not None:
             raise ValueError(f"give kind={kind!r} or a prefix of your own, not both")
-        prefix = self.config.prompts.of(kind) if prefix is None else prefix
+        before: str = self.config.prompts.of(kind) if prefix is None else prefix
         with tqdm(total=len(inputs), desc="embedding", unit="input", disable=not progress) as bar:
-            return self._vectors(inputs, prefix, batch_size, bar)
+            return self._vectors(inputs, before, batch_size, bar)
 
     def encode(self, text: str, prefix: str = "") -> list[int]:
         """The ids that the model reads for a text: prefix and special tokens included, cut to `longest_text`."""

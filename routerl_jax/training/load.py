@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_mesh, build_policy
@@ -47,7 +47,7 @@ def load_policy(
             compute_dtype=config.model.compute_dtype or config.model.dtype,
             layout=config.mesh.layout,
         )
-        assert not isinstance(model, Encoder)
+        assert not isinstance(model, Embedder)
         return model
     if not (workdir / "checkpoints").is_dir():
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")

@@ -1,4 +1,4 @@
-"""NV-Embed against the published mathematics: transformers' Mistral under a full mask, and the pooling written here in torch."""
+"""NV-Embed against what is published of it: transformers' Mistral under a full mask, and the pooling, here in torch."""
 
 from __future__ import annotations
 
