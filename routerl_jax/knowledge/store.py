@@ -36,6 +36,8 @@ class Embedding:
 
     encoder: str  # name or absolute directory, as `models.load_pretrained` takes it
     digest: str = ""  # of the encoder's weights and tokenizer (encoders.encoder_digest); empty: not known
+    query_encoder: str = ""  # embeds queries in place of `encoder`; empty: that one does
+    query_digest: str = ""  # of `query_encoder`
     dim: int
     dtype: str = "float32"
     query_prefix: str = ""  # put before every query

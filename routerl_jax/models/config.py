@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+POOLINGS = ("mean", "cls", "pooler")
 
 
 class UnsupportedModelError(ValueError):
@@ -94,6 +95,24 @@ class DecoderConfig:
         return tuple(self.window if flag else None for flag in windowed)
 
 
+TextKind = Literal["query", "passage"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What an encoder's authors put before texts when they trained it."""
+
+    query: str = ""
+    passage: str = ""
+    default: str = ""  # before texts of which nobody says what they are
+
+    def of(self, kind: TextKind | None) -> str:
+        """The one for a kind of text. Raises ValueError for anything else than query, passage or None."""
+        if kind not in ("query", "passage", None):
+            raise ValueError(f"kind={kind!r} must be 'query', 'passage' or None")
+        return getattr(self, kind or "default")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """A BERT-style encoder: learned positions, post-LayerNorm, GELU.
@@ -101,24 +120,32 @@ class EncoderConfig:
     `pooling` and `normalize` default to the mean over tokens at unit length, as most sentence encoders use them.
     """
 
-    model_type: str
+    model_type: str  # bert; roberta and xlm-roberta, whose positions begin after the padding id
     vocab_size: int
     embed: int
     layers: int
     heads: int
     mlp: int
-    max_length: int
+    max_length: int  # tokens
+    first_position: int = 0  # of the first token; RoBERTa: padding id + 1, the rows before it belong to no token
     type_vocab_size: int = 2
     norm_eps: float = 1e-12
     init_scale: float = 0.02
-    pooling: str = "mean"  # how `embed` pools token vectors: mean (over the mask) or cls
+    pad_id: int = 0
+    pooling: str = (
+        "mean"  # mean (over the mask), cls (the first token) or pooler (BERT's tanh layer on the first token)
+    )
     normalize: bool = True  # unit length embeddings
     text_length: int | None = None  # tokens of a text that `embed` reads; None: max_length
+    prompts: Prompts = Prompts()
 
-    @property
-    def longest_text(self) -> int:
-        """Tokens of a text that `embed` reads, special tokens included."""
-        return min(self.text_length or self.max_length, self.max_length)
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise UnsupportedModelError(f"pooling={self.pooling!r} is not supported; supported: {', '.join(POOLINGS)}")
+        if self.embed % self.heads:
+            raise ValueError(f"embed={self.embed} must be a multiple of heads={self.heads}")
+        if self.model_type != "bert" and self.first_position != self.pad_id + 1:
+            raise ValueError(f"first_position={self.first_position} makes no {self.model_type}; set pad_id + 1")
 
 
 def refuse_quantized(config: Mapping[str, Any], source: str) -> None:

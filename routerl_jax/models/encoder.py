@@ -1,4 +1,4 @@
-"""BERT-style text encoders (MiniLM) and sentence embeddings.
+"""BERT-style text encoders: BERT (MiniLM, BGE, E5, Contriever), RoBERTa and XLM-R (BGE-M3, multilingual E5).
 
 Dimensions: B batch, T time, D width, L layers, N heads, H head width.
 """
@@ -6,7 +6,7 @@ Dimensions: B batch, T time, D width, L layers, N heads, H head width.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import EncoderConfig
+from routerl_jax.models.embedding import Embedder, mean_over, refuse_compute_dtype, unit
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
-from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
-
-_LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512)
 
 
 class EncoderBlocks(nnx.Module):
@@ -43,10 +42,10 @@ class EncoderBlocks(nnx.Module):
         self.mlp_norm = init.ones((layers, embed), ("layers", None))
         self.mlp_norm_bias = init.zeros((layers, embed), ("layers", None))
 
-    def __call__(self, x_BTD: Array, mask_B11T: Array) -> Array:
+    def __call__(self, x_BTD: Array, segments_BT: Array, attention: Attention) -> Array:
         eps = self.config.norm_eps
         qkv = jnp.einsum("BTD,CDNH->CBTNH", x_BTD, self.qkv[...]) + self.qkv_bias[...][:, None, None]
-        out = jax.nn.dot_product_attention(qkv[0], qkv[1], qkv[2], mask=mask_B11T)
+        out = self_attention(qkv[0], qkv[1], qkv[2], segments_BT, causal=False, attention=attention)
         out = jnp.einsum("BTNH,NHD->BTD", out, self.o[...]) + self.o_bias[...]
         x_BTD = layer_norm(x_BTD + out, self.attention_norm[...], self.attention_norm_bias[...], eps)
         h = jax.nn.gelu(x_BTD @ self.up[...] + self.up_bias[...], approximate=False)
@@ -54,8 +53,10 @@ class EncoderBlocks(nnx.Module):
         return layer_norm(x_BTD + h, self.mlp_norm[...], self.mlp_norm_bias[...], eps)
 
 
-class Encoder(nnx.Module):
+class Encoder(Embedder):
     """A bidirectional encoder. `encoder(tokens, mask)` gives token vectors; `embed(texts)` gives one vector per text."""
+
+    config: EncoderConfig
 
     def __init__(
         self,
@@ -65,104 +66,78 @@ class Encoder(nnx.Module):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        if compute_dtype not in (None, jnp.dtype(param_dtype)):
-            raise ValueError(
-                f"an encoder computes in the dtype of its weights: give dtype={jnp.dtype(compute_dtype).name!r} and no "
-                f"compute_dtype"
-            )
+        refuse_compute_dtype(param_dtype, compute_dtype)
         init = Initializer(key, config.init_scale, param_dtype)
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.mesh: Mesh | None = None
         self.word = init.normal((config.vocab_size, config.embed), ("vocab", "embed"))
-        self.position = init.normal((config.max_length, config.embed), (None, "embed"))
+        self.position = init.normal((config.first_position + config.max_length, config.embed), (None, "embed"))
         self.token_type = init.normal((config.type_vocab_size, config.embed), (None, "embed"))
         self.embedding_norm = init.ones((config.embed,), (None,))
         self.embedding_norm_bias = init.zeros((config.embed,), (None,))
         self.blocks = EncoderBlocks(config, init)
+        if config.pooling == "pooler":
+            self.pooler = init.normal((config.embed, config.embed), ("embed", None))
+            self.pooler_bias = init.zeros((config.embed,), (None,))
 
     @property
-    def architecture(self) -> EncoderConfig:
-        """All that its config.json says."""
-        return self.config
+    def dim(self) -> int:
+        """Width of the vectors."""
+        return self.config.embed
 
-    def __call__(self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Token vectors; `mask` is True on real tokens."""
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that `embed` reads, special tokens and prefix included."""
+        return min(self.config.text_length or self.config.max_length, self.config.max_length)
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
+    ) -> Float[Array, "B T D"]:
+        """Token vectors; `mask` is True on real tokens, which may begin anywhere in a row."""
+        attention = attention or Attention.where(self.word[...])
         with matmul_precision(self.word[...].dtype):
-            return self._run(jnp.asarray(tokens), jnp.asarray(mask, bool))
+            return self._hidden(jnp.asarray(tokens), jnp.asarray(mask, bool), attention)
 
-    def _run(self, tokens: Array, mask: Array) -> Array:
-        x = self.word[...][tokens] + self.position[...][: tokens.shape[1]] + self.token_type[...][0]
+    def _hidden(self, tokens: Array, mask: Array, attention: Attention) -> Array:
+        x = self.word[...][tokens] + self.position[...][self._positions(tokens)] + self.token_type[...][0]
         x = layer_norm(x, self.embedding_norm[...], self.embedding_norm_bias[...], self.config.norm_eps)
         graph, stacked = nnx.split(self.blocks)
-        mask_B11T = mask[:, None, None, :]
-        x, _ = jax.lax.scan(lambda x, layer: (nnx.merge(graph, layer)(x, mask_B11T), None), x, stacked)
+        segments = mask.astype(jnp.int32)
+        x, _ = jax.lax.scan(lambda x, layer: (nnx.merge(graph, layer)(x, segments, attention), None), x, stacked)
         return x
 
-    def pooled(self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-        """One vector per row: mean over real tokens (or the first token), unit length if the config says so."""
-        hidden = self(tokens, mask).astype(jnp.float32)
-        if self.config.pooling == "cls":
-            vectors = hidden[:, 0]
+    def _positions(self, tokens: Array) -> Array:
+        """BERT counts places in the row, RoBERTa the tokens that are not padding."""
+        if self.config.first_position == 0:
+            return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        real = (tokens != self.config.pad_id).astype(jnp.int32)
+        return jnp.cumsum(real, axis=1) * real + self.config.pad_id
+
+    def pooled(
+        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
+    ) -> Float[Array, "B D"]:
+        """One float32 vector per row, pooled as the config says. `cls` and `pooler` take the first place of the row."""
+        hidden = self(tokens, mask, attention=attention)
+        if self.config.pooling == "mean":
+            vectors = mean_over(hidden, mask)
+        elif self.config.pooling == "cls":
+            vectors = hidden[:, 0].astype(jnp.float32)
         else:
-            weights = mask.astype(jnp.float32)[..., None]
-            vectors = (hidden * weights).sum(1) / jnp.maximum(weights.sum(1), 1e-9)
-        if self.config.normalize:
-            vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
-        return vectors
+            with matmul_precision(hidden.dtype):
+                vectors = jnp.tanh(hidden[:, 0] @ self.pooler[...] + self.pooler_bias[...]).astype(jnp.float32)
+        return unit(vectors) if self.config.normalize else vectors
 
-    def embed(
-        self, texts: Sequence[str] | Sequence[list[int]], *, batch_size: int = 32, progress: bool = False
+    def _vectors(
+        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: tqdm
     ) -> Float32[np.ndarray, "N D"]:
-        """Embeds texts, in their order; texts longer than the model reads are cut at their end.
-
-        A text may be given as the ids that `tokenizer.encode_for_model(text, config.longest_text)` makes of it.
-
-        Every batch has `batch_size` rows and one of a few lengths, so a text's vector depends on the text alone, not on
-        its neighbours. Rows are split over `self.mesh`, where `load_pretrained` put the weights (default: the first local
-        device).
-
-        Raises:
-          ValueError: the encoder was made without a tokenizer.
-        """
-        if self.tokenizer is None:
-            raise ValueError("this encoder has no tokenizer: load it with load_pretrained, or set encoder.tokenizer")
-        mesh = self.mesh or single_device_mesh()
-        batch_size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
-        longest = self.config.longest_text
-        ids = [t if isinstance(t, list) else self.tokenizer.encode_for_model(t, longest) for t in texts]
-        graph, params = nnx.split(self, nnx.Param)
-        result = np.zeros((len(ids), self.config.embed), np.float32)
-        order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
-        with tqdm(total=len(ids), desc="embedding", unit="text", disable=not progress) as bar:
-            for bucket, rows in _batches(order, ids, batch_size, longest):
-                tokens = np.full((batch_size, bucket), self.tokenizer.pad_id, np.int32)
-                mask = np.zeros((batch_size, bucket), bool)
-                mask[:, 0] = True  # rows without text stay finite
-                for row, i in enumerate(rows):
-                    tokens[row, : len(ids[i])] = ids[i]
-                    mask[row, : len(ids[i])] = True
-                sharding = batch_sharding(mesh)
-                vectors = _pooled(graph, params, jax.device_put(tokens, sharding), jax.device_put(mask, sharding))
-                result[rows] = np.asarray(vectors)[: len(rows)]
-                bar.update(len(rows))
-        return result
+        ids = self._ids(inputs, prefix)
+        fill = functools.partial(self._token_batch, ids)
+        results = self._run(_pooled, [len(i) for i in ids], fill, batch_size, self.longest_text)
+        return self._gather(results, len(ids), bar)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _pooled(graph: nnx.GraphDef, params: nnx.State, tokens: Array, mask: Array) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _pooled(graph: nnx.GraphDef, params: nnx.State, attention: Attention, tokens: Array, mask: Array) -> Array:
     """`Encoder.pooled` as a pure function: several threads may embed with one encoder at once."""
-    return nnx.merge(graph, params).pooled(tokens, mask)
-
-
-def _batches(order: list[int], ids: list[list[int]], size: int, longest: int) -> Iterator[tuple[int, list[int]]]:
-    """Groups rows, sorted by length, into batches of one length bucket each."""
-    buckets = [*(b for b in _LENGTH_BUCKETS if b < longest), longest]
-    start = 0
-    while start < len(order):
-        bucket = next(b for b in buckets if b >= len(ids[order[start]]))
-        end = start
-        while end < len(order) and end - start < size and len(ids[order[end]]) <= bucket:
-            end += 1
-        yield bucket, order[start:end]
-        start = end
+    return nnx.merge(graph, params).pooled(tokens, mask, attention=attention)

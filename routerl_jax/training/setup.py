@@ -19,7 +19,7 @@ from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import apply_lora, merged
 from routerl_jax.models.pretrained import cache_directory
@@ -63,7 +63,7 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     compute_dtype = config.model.compute_dtype or dtype
     if config.model.path:
         model = load_pretrained(config.model.path, mesh, dtype, compute_dtype=compute_dtype, layout=config.mesh.layout)
-        if isinstance(model, Encoder):
+        if isinstance(model, Embedder):
             raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
         return model
     architecture = random_architecture(config.model)

@@ -21,7 +21,8 @@ class HashEncoder:
         self.dim = dim
         self.seen: list[str] = []
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+    def embed(self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
+        texts = [(prefix or "") + text for text in texts]
         self.seen += texts
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for row, text in zip(vectors, texts):

@@ -30,7 +30,7 @@ class LoggingEncoder(HashEncoder):
         super().__init__()
         self.log, self.stage, self.done = log, stage, 0
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+    def embed(self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
         if texts == ["width"]:
             return super().embed(texts)
         with self.log.open("a", encoding="utf-8") as file:

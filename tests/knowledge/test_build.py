@@ -106,7 +106,7 @@ def test_rows_of_an_encoder_call(
     sizes: list[int] = []
 
     class Asked(HashEncoder):
-        def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+        def embed(self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
             if texts != ["width"]:
                 sizes.append(batch_size)
             return super().embed(texts)

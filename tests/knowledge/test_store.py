@@ -50,6 +50,8 @@ def test_manifest(built: pathlib.Path) -> None:
     assert fields["embedding"] == {
         "encoder": "all-MiniLM-L6-v2",
         "digest": "",
+        "query_encoder": "",
+        "query_digest": "",
         "dim": 8,
         "dtype": "float32",
         "query_prefix": "",

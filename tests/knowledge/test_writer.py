@@ -206,7 +206,7 @@ def test_a_bad_corpus_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
 
 def test_bad_vectors(tmp_path: pathlib.Path) -> None:
     class Broken(HashEncoder):
-        def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+        def embed(self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
             vectors = super().embed(texts)
             vectors[["Text № 40 " in text for text in texts]] = np.nan
             return vectors
@@ -219,7 +219,7 @@ def test_two_builds_at_once_make_one(tmp_path: pathlib.Path) -> None:
     """The second waits for the first and then has nothing to do."""
 
     class Slow(HashEncoder):
-        def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> np.ndarray:
+        def embed(self, texts: Sequence[str], *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
             time.sleep(0.1)
             return super().embed(texts)
 

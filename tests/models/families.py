@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-
-from routerl_jax.models.decoder import Decoder
+from flax import nnx
 
 torch.set_num_threads(1)  # its threads wait by spinning: on a busy machine two are 10 times slower than one
 
@@ -105,8 +104,17 @@ def hf_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
         return model(torch.as_tensor(np.asarray(tokens, np.int64))).logits.float().numpy()
 
 
-def parameters(model: Decoder) -> dict[Any, np.ndarray]:
+def parameters(model: nnx.Module) -> dict[Any, np.ndarray]:
     """All weights by their path."""
-    from flax import nnx
-
     return {path: np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+
+
+def same_tensors(first: pathlib.Path, second: pathlib.Path) -> None:
+    """Asserts that two directories hold equal tensors, to the last bit, under equal names."""
+    from safetensors.numpy import load_file
+
+    one, other = (load_file(directory / "model.safetensors") for directory in (first, second))
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(tensor, other[name], err_msg=name)
+        assert tensor.dtype == other[name].dtype

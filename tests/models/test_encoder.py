@@ -1,4 +1,4 @@
-"""BERT encoders against transformers, random and real (MiniLM); embeddings that depend on their text alone."""
+"""BERT's and RoBERTa's encoders against transformers, random and real (MiniLM); embeddings that depend on their text alone."""
 
 import json
 import pathlib
@@ -8,17 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from absl import logging
 from flax import nnx
 
-from routerl_jax.models.config import EncoderConfig, UnsupportedModelError
+from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
+from routerl_jax.models.embedding import batches
 from routerl_jax.models.encoder import Encoder
-from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel.mesh import make_mesh
-from tests.models.families import randomize
+from tests.models.families import parameters, randomize, same_tensors
 
 BERT = transformers.BertConfig(
     vocab_size=97,
@@ -152,6 +154,268 @@ def test_embed_needs_a_tokenizer() -> None:
     config = EncoderConfig(model_type="bert", vocab_size=9, embed=8, layers=1, heads=2, mlp=8, max_length=8)
     with pytest.raises(ValueError, match="this encoder has no tokenizer"):
         nnx.eval_shape(lambda: Encoder(config, jax.random.key(0))).embed(["a"])
+
+
+ROBERTA = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 88,
+    "max_position_embeddings": 34,
+    "type_vocab_size": 1,
+}
+KINDS = {
+    "bert": lambda: transformers.BertModel(BERT),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**ROBERTA)),
+    "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**ROBERTA, pad_token_id=3)),
+}
+
+
+def random_model(directory: pathlib.Path, kind: str) -> Any:
+    """A random model with MiniLM's tokenizer cut down to its vocabulary."""
+    torch.manual_seed(0)
+    model = KINDS[kind]().eval()
+    randomize(model)
+    model.save_pretrained(directory)
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *"abcdefghijklmnopqrstuvwxyz: ",
+        *(f"##{letter}" for letter in "abcxyz"),
+    ]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(directory)
+    return model
+
+
+def write_files(directory: pathlib.Path, **files: Any) -> None:
+    """`modules`, `pooling`, `texts` and `general`: the JSON files of sentence-transformers."""
+    names = {
+        "modules": "modules.json",
+        "pooling": "1_Pooling/config.json",
+        "texts": "sentence_bert_config.json",
+        "general": "config_sentence_transformers.json",
+    }
+    for key, content in files.items():
+        if key == "modules":
+            content = [{"type": f"sentence_transformers.models.{kind}"} for kind in content]
+        path = directory / names[key]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_positions_begin_after_the_padding_id(tmp_path: pathlib.Path, kind: str) -> None:
+    """Padded at either side: a text's places are counted from its own beginning. 2e-5 as above."""
+    hf = random_model(tmp_path, kind)
+    pad = hf.config.pad_token_id
+    encoder = load(tmp_path)
+    assert encoder.longest_text == 34 - pad - 1
+    right = np.where(MASK, np.where(pad == TOKENS, pad + 1, TOKENS), pad)
+    left = np.stack([np.roll(row, -mask.sum()) for row, mask in zip(right, MASK)])
+    found = []
+    for tokens in (right, left):
+        mask = tokens != pad
+        got = np.asarray(run(encoder, tokens, mask))
+        np.testing.assert_allclose(got[mask], hf_hidden(hf, tokens, mask)[mask], rtol=0, atol=2e-5)
+        found.append(got[mask])
+    np.testing.assert_allclose(*found, rtol=0, atol=2e-5)
+
+
+def test_a_row_padded_at_its_left_in_bert(tmp_path: pathlib.Path) -> None:
+    """BERT counts places of the row, padding included, as transformers does."""
+    hf, mask = random_model(tmp_path, "bert"), MASK[:, ::-1].copy()
+    got = np.asarray(run(load(tmp_path), TOKENS, mask))
+    np.testing.assert_allclose(got[mask], hf_hidden(hf, TOKENS, mask)[mask], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooler(tmp_path: pathlib.Path, kind: str) -> None:
+    """As the Open-WikiTable bi-encoder: transformers' pooler_output, as it is. 2e-5 as above; values are below 1."""
+    hf = random_model(tmp_path, kind)
+    write_files(tmp_path, modules=["Transformer", "Pooling"], pooling={"pooling_mode_pooler_output": True})
+    encoder = load(tmp_path)
+    assert (encoder.config.pooling, encoder.config.normalize) == ("pooler", False)
+    with torch.no_grad():
+        expected = hf(torch.as_tensor(TOKENS), attention_mask=torch.as_tensor(MASK).long()).pooler_output
+    np.testing.assert_allclose(nnx.jit(Encoder.pooled)(encoder, TOKENS, MASK), expected, rtol=0, atol=2e-5)
+    save_pretrained(encoder, tmp_path / "again")
+    same_tensors(tmp_path / "again", tmp_path)
+    assert load(tmp_path / "again").config == encoder.config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export(tmp_path: pathlib.Path, kind: str) -> None:
+    """Bit for bit; transformers gives the same hidden states, and all settings are there again."""
+    hf = random_model(tmp_path / "made", kind)
+    write_files(
+        tmp_path / "made",
+        modules=["Transformer", "Pooling"],
+        pooling={"pooling_mode_cls_token": True},
+        texts={"max_seq_length": 20, "do_lower_case": False},
+        general={"prompts": {"query": "ask ", "passage": "tell ", "other": "x"}, "default_prompt_name": "other"},
+    )
+    encoder = load(tmp_path / "made")
+    save_pretrained(encoder, tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert again.config == encoder.config
+    assert again.config.prompts == Prompts(query="ask ", passage="tell ", default="x")
+    assert again.longest_text == 20
+    for path, value in parameters(again).items():
+        np.testing.assert_array_equal(value, parameters(encoder)[path])
+    exported = type(hf).from_pretrained(tmp_path / "out").eval()
+    tokens = np.maximum(TOKENS, 4)  # no padding ids among them
+    np.testing.assert_array_equal(hf_hidden(exported, tokens, MASK), hf_hidden(hf, tokens, MASK))
+    np.testing.assert_array_equal(again.embed(["a b"], kind="query"), encoder.embed(["a b"], kind="query"))
+    save_pretrained(again, tmp_path / "out")  # in place of the first
+    (tmp_path / "out" / "1_Pooling" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds 1_Pooling/notes\.txt, which is not of an export"):
+        save_pretrained(again, tmp_path / "out")
+
+
+def test_prompts(tmp_path: pathlib.Path) -> None:
+    """A prefix is text before the text, whoever gives it; without one nothing is added."""
+    random_model(tmp_path, "bert")
+    general = {"prompts": {"query": "q ", "document": "d ", "passage": "p "}, "default_prompt_name": None}
+    write_files(tmp_path, general=general)
+    encoder = load(tmp_path)
+    plain = encoder.embed(["q a b", "d a b", "z a b", "a b"])
+    found = [
+        *(encoder.embed(["a b"], kind="query"), encoder.embed(["a b"], kind="passage")),
+        *(encoder.embed(["a b"], prefix="z "), encoder.embed(["a b"])),
+    ]
+    np.testing.assert_array_equal(np.concatenate(found), plain)
+    np.testing.assert_array_equal(encoder.embed([encoder.encode("a b", "q ")], prefix="q "), found[0])
+    with pytest.raises(ValueError, match="kind='title' must be 'query', 'passage' or None"):
+        encoder.embed(["a"], kind="title")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give kind='query' or a prefix of your own, not both"):
+        encoder.embed(["a"], kind="query", prefix="x")
+    with pytest.raises(ValueError, match=r"write embed\(\['a b'\]\)"):
+        encoder.embed("a b")
+    with pytest.raises(ValueError, match="input 1 has 41 ids; this encoder reads 1 to 40"):
+        encoder.embed(["a", [5] * 41])
+
+
+PUBLISHED = {
+    "contriever": {"pooling": "mean", "normalize": False, "prompts": Prompts()},
+    "models--facebook--contriever-msmarco/snapshots/4ce6": {"pooling": "mean", "normalize": False},
+    "e5-base-v2": {"pooling": "mean", "prompts": Prompts(query="query: ", passage="passage: ")},
+    "multilingual-e5-large": {"prompts": Prompts(query="query: ", passage="passage: ")},
+    "models--BAAI--bge-large-en-v1.5/snapshots/d4aa": {
+        "pooling": "cls",
+        "prompts": Prompts(query="Represent this sentence for searching relevant passages: "),
+    },
+    "bge-m3": {"pooling": "cls", "normalize": True, "prompts": Prompts()},
+    "my-contriever-of-things": {"pooling": "mean", "normalize": True, "prompts": Prompts()},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_authors_published(tmp_path: pathlib.Path, name: str) -> None:
+    """By the model's name, and only where its files say nothing."""
+    random_model(tmp_path / name, "bert")
+    config = load(tmp_path / name).config
+    for key, value in PUBLISHED[name].items():
+        assert getattr(config, key) == value, key
+    write_files(
+        tmp_path / name,
+        modules=["Transformer", "Pooling", "Normalize"],
+        pooling={"pooling_mode": "mean", "embedding_dimension": 48},
+        general={"prompts": {"query": "mine "}},
+    )
+    config = load(tmp_path / name).config
+    assert (config.pooling, config.normalize, config.prompts) == ("mean", True, Prompts(query="mine "))
+
+
+@pytest.mark.parametrize("said", [{"_name_or_path": "intfloat/e5-large-v2"}, {"architectures": ["Contriever"]}])
+def test_names_in_config_json(tmp_path: pathlib.Path, said: dict[str, Any]) -> None:
+    random_model(tmp_path, "bert")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    config = load(tmp_path).config
+    assert (config.prompts.query, config.normalize) == (("", False) if "architectures" in said else ("query: ", True))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"texts": {"do_lower_case": True}}, r"sentence_bert_config\.json: do_lower_case=true is not supported"),
+        ({"pooling": {"pooling_mode": "lasttoken"}}, "pooling_mode lasttoken is not supported; supported: one of"),
+        (
+            {"pooling": {"pooling_mode": "mean", "include_prompt": False}, "general": {"prompts": {"query": "q"}}},
+            "include_prompt=false with prompts is not supported",
+        ),
+    ],
+)
+def test_more_settings_that_would_give_other_vectors(
+    tmp_path: pathlib.Path, files: dict[str, Any], message: str
+) -> None:
+    random_model(tmp_path, "bert")
+    write_files(tmp_path, **files)
+    with pytest.raises(UnsupportedModelError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_batches(shards: int) -> None:
+    """Every input once, in a batch that holds it; rows follow from the length alone, and long batches have fewer."""
+    rng = np.random.default_rng(0)
+    lengths = [1, 8192, *rng.integers(1, 8193, 300).tolist(), *rng.integers(1, 40, 100).tolist()]
+    seen: list[int] = []
+    heights: dict[int, int] = {}
+    for rows, (height, length) in batches(lengths, 20, 8192, shards):
+        seen += rows
+        assert len(rows) <= height
+        assert height % shards == 0
+        assert all(lengths[i] <= length for i in rows)
+        assert heights.setdefault(length, height) == height
+        assert height * length <= 20 * 512 + shards * length
+    assert sorted(seen) == list(range(len(lengths)))
+    assert heights[16] == -(-20 // shards) * shards
+    assert heights[8192] == shards
+    assert max(heights) == 8192
+    for _, (height, length) in batches([lengths[5]], 20, 8192, shards):
+        assert heights[length] == height
+
+
+def test_a_long_text_on_a_mesh(tmp_path: pathlib.Path) -> None:
+    """XLM-R with 8,192 places, of which this reads 1,400: a batch longer than those of BERT. 1e-5: unit vectors."""
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**ROBERTA | {"max_position_embeddings": 8194}, pad_token_id=1)
+    hf = transformers.XLMRobertaModel(config).eval()
+    randomize(hf)
+    hf.save_pretrained(tmp_path)
+    write_files(tmp_path, modules=["Transformer", "Pooling", "Normalize"], pooling={"pooling_mode_cls_token": True})
+    encoder = load(tmp_path, mesh=make_mesh({"data": 2, "fsdp": 2}, jax.devices()[:4]), layout="fsdp")
+    encoder.tokenizer = load("all-MiniLM-L6-v2").tokenizer
+    assert encoder.longest_text == 8192
+    ids = [np.random.default_rng(i).integers(4, 97, length).tolist() for i, length in enumerate((5, 1400))]
+    expected = [hf_hidden(hf, np.array([one]), np.ones((1, len(one)), bool))[0, 0] for one in ids]
+    got = encoder.embed(ids)
+    np.testing.assert_allclose(got, [row / np.linalg.norm(row) for row in expected], rtol=0, atol=1e-5)
+
+
+def test_sentence_transformers_reads_an_export(tmp_path: pathlib.Path) -> None:
+    """Where that library is there (it is no requirement of this one): the same vectors."""
+    library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+    random_model(tmp_path / "made", "bert")
+    write_files(tmp_path / "made", modules=["Transformer", "Pooling"], general={"prompts": {"query": "q "}})
+    encoder = load(tmp_path / "made")
+    save_pretrained(encoder, tmp_path / "out")
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    for kind, found in (
+        ("query", theirs.encode_query(["a b", "z"])),
+        ("passage", theirs.encode_document(["a b", "z"])),
+    ):
+        np.testing.assert_allclose(encoder.embed(["a b", "z"], kind=kind), found, rtol=0, atol=1e-5)  # type: ignore[arg-type]
 
 
 # MiniLM, real weights.

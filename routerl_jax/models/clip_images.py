@@ -1,0 +1,130 @@
+"""Pictures as CLIP reads them: resized, centre-cropped, normalised. Numpy and Pillow on the host.
+
+Equal to transformers' CLIPImageProcessor (its Pillow version) value by value. OpenAI's own pipeline, which UniIR uses, rounds
+half an odd margin of the crop to even where this one (and transformers) rounds down: one pixel aside at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from PIL import Image
+
+from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.images import ImageSource, decode_image
+
+_MOST_PIXELS = 2**28  # of a picture after resizing: a thin strip becomes huge before the crop takes its middle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClipImageProcessor:
+    """What becomes of a picture before CLIP's vision tower.
+
+    Attributes:
+      size: of the shorter side after resizing, pixels; or (height, width), whatever the aspect.
+      crop: side of the square in the middle that is kept; what a picture lacks is black.
+      mean, std: of the channels, after rescaling.
+      rescale: what a pixel from 0 to 255 is multiplied by.
+      resample: Pillow's number of the filter.
+    """
+
+    size: int | tuple[int, int] = 224
+    crop: int = 224
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    rescale: float = 1 / 255
+    resample: int = int(Image.Resampling.BICUBIC)
+
+    def __call__(self, source: ImageSource) -> Float32[np.ndarray, "crop crop 3"]:
+        """Pixels of one picture. Raises ValueError for what is none (`images.decode_image`)."""
+        pixels = self._middle(decode_image(source))
+        levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
+        table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
+        return np.stack([table[channel][pixels[:, :, channel]] for channel in range(3)], axis=-1)
+
+    def _middle(self, image: Image.Image) -> np.ndarray:
+        """The crop of the resized picture, uint8."""
+        if isinstance(self.size, tuple):
+            high, wide = self.size
+        else:
+            long = int(self.size * max(image.size) / min(image.size))
+            high, wide = (long, self.size) if image.width <= image.height else (self.size, long)
+        top, left = (high - self.crop) // 2, (wide - self.crop) // 2
+        if high * wide > _MOST_PIXELS:
+            raise ValueError(
+                f"a picture of {image.width}x{image.height} pixels would become {wide}x{high} before the middle is cut out; "
+                f"crop or pad it"
+            )
+        resized = np.asarray(image.resize((wide, high), Image.Resampling(self.resample)))
+        # Where a side is shorter than the crop, black goes around it, the odd line first.
+        above, before = max(0, -top), max(0, -left)
+        resized = resized[max(0, top) : max(0, top) + self.crop, max(0, left) : max(0, left) + self.crop]
+        canvas = np.zeros((self.crop, self.crop, 3), np.uint8)
+        canvas[above : above + resized.shape[0], before : before + resized.shape[1]] = resized
+        return canvas
+
+    def to_hf(self) -> dict[str, Any]:
+        """The preprocessor_config.json that transformers loads as the same processor."""
+        if isinstance(self.size, tuple):
+            size = {"height": self.size[0], "width": self.size[1]}
+        else:
+            size = {"shortest_edge": self.size}
+        return {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": size,
+            "crop_size": {"height": self.crop, "width": self.crop},
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+            "rescale_factor": self.rescale,
+            "resample": self.resample,
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "do_center_crop": True,
+            "do_rescale": True,
+            "do_normalize": True,
+        }
+
+
+def processor_from_hf(config: Mapping[str, Any], source: str = "preprocessor_config.json") -> ClipImageProcessor:
+    """Reads a preprocessor_config.json, or a processor_config.json with an `image_processor` in it.
+
+    Raises:
+      UnsupportedModelError: processing that this class does not do; the values would differ.
+    """
+    config = config.get("image_processor", config)
+    for key in ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if not config.get(key, True):
+            raise UnsupportedModelError(f"{source}: {key}=false is not supported; supported: true")
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "CLIPImageProcessor")
+    if not kind.startswith(("CLIPImageProcessor", "CLIPFeatureExtractor")):
+        raise UnsupportedModelError(
+            f"{source}: image_processor_type {kind!r} is not supported; supported: CLIPImageProcessor"
+        )
+    default = ClipImageProcessor()
+    size, crop = config.get("size", default.size), config.get("crop_size", default.crop)
+    if isinstance(size, Mapping):
+        if set(size) == {"height", "width"}:
+            size = (int(size["height"]), int(size["width"]))
+        elif set(size) == {"shortest_edge"}:
+            size = int(size["shortest_edge"])
+        else:
+            raise UnsupportedModelError(
+                f"{source}: size={dict(size)} is not supported; supported: shortest_edge, or height and width"
+            )
+    if isinstance(crop, Mapping):
+        if crop.get("height") != crop.get("width"):
+            raise UnsupportedModelError(f"{source}: crop_size={dict(crop)} is not supported; supported: a square")
+        crop = crop["height"]
+    mean, std = (config.get(key) or getattr(default, key[6:]) for key in ("image_mean", "image_std"))
+    return ClipImageProcessor(
+        size=size,
+        crop=int(crop),
+        mean=tuple(mean),
+        std=tuple(std),
+        rescale=config.get("rescale_factor", default.rescale),
+        resample=config.get("resample", default.resample),
+    )

@@ -1,0 +1,193 @@
+"""What all encoders share: texts or pictures in, vectors out, in batches of a few fixed shapes over a mesh."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Float32, Int32
+from tqdm.auto import tqdm
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.attention import Attention
+from routerl_jax.models.config import TextKind
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
+
+_LENGTHS = (
+    *(16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
+    *(12288, 16384, 24576, 32768),
+)
+_FULL_BATCH = 512  # tokens up to which a batch has all its rows; longer ones have fewer
+
+
+class Embedder(nnx.Module):
+    """An encoder: `embed` turns inputs into vectors. A text's vector depends on the text alone, not on its neighbours.
+
+    Attributes:
+      config: with `prompts`, what its authors put before queries and passages.
+      tokenizer: of texts; None where a directory has none.
+      mesh: the devices that its weights are on; None: wherever JAX put them, which is the first one.
+    """
+
+    config: Any
+    tokenizer: Tokenizer | None
+    mesh: Mesh | None
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Width of the vectors."""
+
+    @property
+    @abc.abstractmethod
+    def longest_text(self) -> int:
+        """Tokens of a text that `embed` reads, special tokens and prefix included."""
+
+    @abc.abstractmethod
+    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: tqdm) -> Float32[np.ndarray, "N D"]:
+        """`embed`, once it is clear which prefix texts get."""
+
+    @property
+    def architecture(self) -> Any:
+        """All that its files say about it."""
+        return self.config
+
+    def embed(
+        self,
+        inputs: Sequence[Any],
+        *,
+        kind: TextKind | None = None,
+        prefix: str | None = None,
+        batch_size: int = 32,
+        progress: bool = False,
+    ) -> Float32[np.ndarray, "N D"]:
+        """One vector per input, in their order; texts longer than the model reads are cut at their end.
+
+        Every batch has one of a few lengths and a number of rows that depends on the length alone: `batch_size` up to 512
+        tokens, fewer beyond. Rows are split over `self.mesh`, where `load_pretrained` put the weights.
+
+        Args:
+          inputs: texts, or ids as `encode(text, prefix)` gives them. What else is an input, the model's class says.
+          kind: what the texts are; queries and passages get the prefix of `config.prompts`.
+          prefix: put before every text in place of that.
+          batch_size: rows that are computed at a time.
+
+        Raises:
+          ValueError: no tokenizer, an unknown kind, or both kind and prefix.
+        """
+        if isinstance(inputs, str):
+            raise ValueError(f"embed takes a list of texts, got one string; write embed([{inputs[:40]!r}])")
+        if kind is not None and prefix is not None:
+            raise ValueError(f"give kind={kind!r} or a prefix of your own, not both")
+        before: str = self.config.prompts.of(kind) if prefix is None else prefix
+        with tqdm(total=len(inputs), desc="embedding", unit="input", disable=not progress) as bar:
+            return self._vectors(inputs, before, batch_size, bar)
+
+    def encode(self, text: str, prefix: str = "") -> list[int]:
+        """The ids that the model reads for a text: prefix and special tokens included, cut to `longest_text`."""
+        return self._tokenizer().encode_for_model(prefix + text, self.longest_text)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError("this encoder has no tokenizer: load it with load_pretrained, or set encoder.tokenizer")
+        return self.tokenizer
+
+    def _ids(self, texts: Sequence[str | list[int]], prefix: str) -> list[list[int]]:
+        ids = [text if isinstance(text, list) else self.encode(text, prefix) for text in texts]
+        for i, one in enumerate(ids):
+            if not 0 < len(one) <= self.longest_text:
+                raise ValueError(f"input {i} has {len(one)} ids; this encoder reads 1 to {self.longest_text}")
+        return ids
+
+    def _token_batch(
+        self, ids: list[list[int]], rows: list[int], shape: tuple[int, int]
+    ) -> tuple[Int32[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+        """Ids padded at their right, and a mask that is True on real tokens."""
+        tokens, mask = np.full(shape, self._tokenizer().pad_id, np.int32), np.zeros(shape, bool)
+        mask[:, 0] = True  # rows without text stay finite
+        for row, i in enumerate(rows):
+            tokens[row, : len(ids[i])] = ids[i]
+            mask[row, : len(ids[i])] = True
+        return tokens, mask
+
+    def _run(
+        self,
+        program: Callable[..., Array],
+        lengths: Sequence[int],
+        fill: Callable[[list[int], tuple[int, int]], tuple[np.ndarray, ...]],
+        batch_size: int,
+        longest: int,
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Runs a jitted function over inputs of these lengths; yields (which inputs, their results), batch by batch.
+
+        While the devices compute a batch, the host fills the next.
+
+        Args:
+          program: (graph, params, attention, *arrays) -> one result per row; the first three make `nnx.merge` of a model.
+          fill: (which inputs, (rows, length)) -> arrays with that many rows; those beyond the inputs are of no matter.
+        """
+        mesh = self.mesh or single_device_mesh()
+        graph, params = nnx.split(self, nnx.Param)
+        attention, sharding = Attention.on(mesh), batch_sharding(mesh)
+        waiting: tuple[list[int], Array] | None = None
+        for rows, shape in batches(lengths, batch_size, longest, batch_shards(mesh)):
+            placed = [jax.device_put(array, sharding) for array in fill(rows, shape)]
+            result = program(graph, params, attention, *placed)
+            if waiting is not None:
+                yield waiting[0], multihost.to_host(waiting[1])[: len(waiting[0])]
+            waiting = rows, result
+        if waiting is not None:
+            yield waiting[0], multihost.to_host(waiting[1])[: len(waiting[0])]
+
+    def _gather(
+        self, results: Iterator[tuple[list[int], np.ndarray]], count: int, bar: tqdm
+    ) -> Float32[np.ndarray, "N D"]:
+        """One row per input out of what `_run` yields."""
+        vectors = np.zeros((count, self.dim), np.float32)
+        for rows, found in results:
+            vectors[rows] = found
+            bar.update(len(rows))
+        return vectors
+
+
+def batches(
+    lengths: Sequence[int], batch_size: int, longest: int, shards: int
+) -> Iterator[tuple[list[int], tuple[int, int]]]:
+    """Groups inputs by length: (which ones, (rows, length) of their batch), rows a multiple of `shards`."""
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    ladder = [*(step for step in _LENGTHS if step < longest), longest]
+    start = 0
+    while start < len(order):
+        length = next(step for step in ladder if step >= lengths[order[start]])
+        height = max(1, batch_size * _FULL_BATCH // max(length, _FULL_BATCH))
+        height = -(-height // shards) * shards
+        end = start
+        while end < len(order) and end - start < height and lengths[order[end]] <= length:
+            end += 1
+        yield order[start:end], (height, length)
+        start = end
+
+
+def mean_over(hidden: Float[Array, "B T D"], keep: Bool[Array, "B T"]) -> Float[Array, "B D"]:
+    """Mean over the tokens that `keep` names, float32."""
+    weights = keep.astype(jnp.float32)[..., None]
+    return (hidden.astype(jnp.float32) * weights).sum(1) / jnp.maximum(weights.sum(1), 1e-9)
+
+
+def unit(vectors: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """Vectors at unit length; zero stays zero."""
+    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def refuse_compute_dtype(param_dtype: Any, compute_dtype: Any) -> None:
+    """Raises ValueError where an encoder is asked to compute in another dtype than that of its weights."""
+    if compute_dtype not in (None, jnp.dtype(param_dtype)):
+        name = jnp.dtype(compute_dtype).name
+        raise ValueError(f"an encoder computes in the dtype of its weights: give dtype={name!r} and no compute_dtype")

@@ -1,0 +1,176 @@
+"""How an encoder's texts become vectors: the files of sentence-transformers, and what authors published without them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
+from routerl_jax.models.reading import read_json
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    # Not one of sentence-transformers, which refuses the key: BERT's pooler_output, as the Open-WikiTable bi-encoder has.
+    "pooling_mode_pooler_output": "pooler",
+}
+# Names that prompts for passages have; the first that is there counts.
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+
+_BGE_QUERY = "Represent this sentence for searching relevant passages: "
+_E5 = Prompts(query="query: ", passage="passage: ")
+# What the authors' model cards and code say and their files do not, by the last part of the model's name.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # github.com/facebookresearch/contriever, src/contriever.py: mean, as it is
+    r"contriever(-msmarco)?|mcontriever(-msmarco)?": {"pooling": "mean", "normalize": False},
+    # huggingface.co/BAAI/bge-large-en-v1.5: CLS, unit length, an instruction before queries only
+    r"bge-(small|base|large)-en(-v1\.5)?": {
+        "pooling": "cls",
+        "normalize": True,
+        "prompts": Prompts(query=_BGE_QUERY),
+    },
+    # arXiv 2402.03216: CLS, unit length, no instructions
+    r"bge-m3": {"pooling": "cls", "normalize": True},
+    # arXiv 2212.03533 and the model cards: mean, unit length, 512 tokens
+    r"e5-(small|base|large)(-v2)?|multilingual-e5-(small|base|large)": {
+        "pooling": "mean",
+        "normalize": True,
+        "text_length": 512,
+        "prompts": _E5,
+    },
+}
+
+
+def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> EncoderConfig:
+    """Pooling, normalization, text length and prompts: from the directory's files, else as published, else the defaults.
+
+    Raises:
+      UnsupportedModelError: modules or a pooling that `Encoder.pooled` does not do.
+    """
+    settings = published(directory, said) | read_texts(directory, config.max_length)
+    modules, pooling = directory / "modules.json", directory / "1_Pooling" / "config.json"
+    if modules.is_file():
+        kinds = [module["type"].rpartition(".")[-1] for module in read_json(modules)]
+        if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+            raise UnsupportedModelError(
+                f"{modules}: modules {', '.join(kinds)} are not supported; supported: Transformer, Pooling and, optionally, "
+                f"Normalize"
+            )
+        settings["normalize"] = "Normalize" in kinds
+    if pooling.is_file():
+        settings["pooling"] = _pooling(read_json(pooling), str(pooling))
+        if not read_json(pooling).get("include_prompt", True) and settings.get("prompts", Prompts()) != Prompts():
+            raise UnsupportedModelError(
+                f"{pooling}: include_prompt=false with prompts is not supported; supported: true"
+            )
+    return dataclasses.replace(config, **settings)
+
+
+def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the authors of a model published about it, by its name; nothing where the name is not known.
+
+    Names, in order of trust: that of the directory (in the hub's cache, of the repository), `_name_or_path` and the class in
+    config.json.
+    """
+    place = directory.absolute()
+    repository = place.parent.parent.name if place.parent.name == "snapshots" else place.name
+    names = [repository.rpartition("--")[-1], str(said.get("_name_or_path") or "").rstrip("/").rpartition("/")[-1]]
+    for name in [*names, *(said.get("architectures") or [])]:
+        for pattern, facts in PUBLISHED.items():
+            if re.fullmatch(pattern, name, re.IGNORECASE):
+                logging.info("%s: where its files say nothing else, as published of %s: %s", directory, name, facts)
+                return dict(facts)
+    return {}
+
+
+def read_texts(directory: pathlib.Path, longest: int) -> dict[str, Any]:
+    """`text_length` and `prompts`, as far as the files of sentence-transformers and tokenizer_config.json name them.
+
+    Args:
+      longest: tokens that the architecture can read; a length that is no shorter says nothing.
+
+    Raises:
+      UnsupportedModelError: texts would have to be lower-cased before the tokenizer reads them.
+    """
+    settings: dict[str, Any] = {}
+    tokenizer = directory / "tokenizer_config.json"
+    if tokenizer.is_file():
+        length = read_json(tokenizer).get("model_max_length")
+        if length is not None:
+            settings["text_length"] = int(length)
+    transformer, general = directory / "sentence_bert_config.json", directory / "config_sentence_transformers.json"
+    if transformer.is_file():
+        content = read_json(transformer)
+        if content.get("max_seq_length") is not None:
+            settings["text_length"] = content["max_seq_length"]
+        if content.get("do_lower_case"):
+            raise UnsupportedModelError(
+                f"{transformer}: do_lower_case=true is not supported; let the tokenizer do it (tokenizer.json)"
+            )
+    if settings.get("text_length", 0) >= longest:
+        settings["text_length"] = None
+    if general.is_file():
+        content = read_json(general)
+        texts = content.get("prompts") or {}
+        default = content.get("default_prompt_name")
+        if texts:
+            passage = next((texts[name] for name in _PASSAGE_PROMPTS if texts.get(name)), "")
+            settings["prompts"] = Prompts(
+                query=texts.get("query") or "", passage=passage, default=texts.get(default) or ""
+            )
+    return settings
+
+
+def save(model: Any, directory: pathlib.Path) -> None:
+    """Writes these settings so that sentence-transformers and `complete` read them again."""
+    config = model.config
+    kinds = ["Transformer", "Pooling", *["Normalize"] * config.normalize]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths))
+    ]
+    modes = {
+        key: mode == config.pooling for key, mode in _POOLINGS.items() if mode != "pooler" or config.pooling == mode
+    }
+    write_json(directory / "modules.json", modules)
+    (directory / "1_Pooling").mkdir()
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": model.dim, **modes})
+    save_texts(model, directory)
+
+
+def save_texts(model: Any, directory: pathlib.Path) -> None:
+    """Writes `text_length` and `prompts` so that sentence-transformers and `read_texts` read them again."""
+    config = model.config
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": model.longest_text, "do_lower_case": False})
+    prompts = {"query": config.prompts.query, "document": config.prompts.passage}
+    named = {"default": config.prompts.default} if config.prompts.default else {}
+    write_json(
+        directory / "config_sentence_transformers.json",
+        {"prompts": prompts | named, "default_prompt_name": next(iter(named), None)},
+    )
+
+
+def _pooling(content: Mapping[str, Any], source: str) -> str:
+    """The one pooling of a 1_Pooling/config.json: a flag per kind or, in newer versions, a name."""
+    modes = [key for key, value in content.items() if key.startswith("pooling_mode_") and value]
+    if isinstance(content.get("pooling_mode"), str):
+        modes = [{"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}.get(content["pooling_mode"], "")]
+        modes = modes if modes[0] else [f"pooling_mode {content['pooling_mode']}"]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise UnsupportedModelError(
+            f"{source}: {' with '.join(modes) or 'no pooling mode'} is not supported; supported: one of "
+            f"{', '.join(_POOLINGS)}"
+        )
+    return _POOLINGS[modes[0]]
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes a JSON file as Hugging Face's tools do."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
