@@ -2,7 +2,8 @@
 
 import ml_collections
 
-from configs import search_qwen25_7b
+from configs.search_qwen25_7b import search_run
+from routerl_jax.core.config import to_config_dict
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -15,6 +16,4 @@ def get_config() -> ml_collections.ConfigDict:
     It has been compiled for v5e:16x16 and v5p:4x4x4 (docs/accelerators.md) and not been run. The weights need Meta's
     licence: give the directory you downloaded, --config.model.path=DIR.
     """
-    config = search_qwen25_7b.get_config()
-    config.model.path = "meta-llama/Llama-3.1-8B-Instruct"
-    return config
+    return to_config_dict(search_run("meta-llama/Llama-3.1-8B-Instruct"))

@@ -34,43 +34,46 @@ def get_config() -> ml_collections.ConfigDict:
     encoder are not. It has been compiled for v5e:16x16 and v5p:4x4x4 (docs/accelerators.md) and not been run: no step time,
     no result. Any slice whose chips are a multiple of 4 will do, if the compile check says that it fits.
     """
-    return to_config_dict(
-        TrainConfig(
-            steps=125,
-            model=ModelConfig(path="Qwen/Qwen2.5-7B", dtype="float32", compute_dtype="bfloat16"),
-            # Four chips share the heads: Qwen2.5-7B has 4 key/value heads, and decoding reads every weight for each token.
-            mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
-            engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
-            agent=AgentConfig(
-                grammar="r1_searcher",
-                max_searches=4,
-                k=3,
-                max_turn_tokens=512,
-                answer_tokens=64,
-                prompt=PROMPT,
-                prompt_suffix="<think>",
-            ),
-            knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text")},
-            data=DataConfig(
-                train="questions.jsonl",
-                validation="",
-                test="",
-                train_range=(0, 8000),
-                validation_range=(8000, 8128),
-                test_range=(8128, 8628),
-            ),
-            rollout=RolloutConfig(examples=64, samples=16, temperature=1.0),
-            stages={"main": StageConfig(reward={"f1": 1.0, "format": 0.2, "invalid_actions": -0.1})},
-            learner=LearnerConfig(
-                advantage="grpo",
-                minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.0001),
-                optimizer=OptimizerConfig(lr=2e-6, weight_decay=0.0),
-                length_buckets=(1024, 2048, 4096),
-                micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
-                remat="full",
-            ),
-            evaluation=EvaluationConfig(every=25, examples=128, final_examples=0, normalizer="r1_searcher"),
-            checkpoint=CheckpointConfig(every=25),
-        )
+    return to_config_dict(search_run("Qwen/Qwen2.5-7B"))
+
+
+def search_run(path: str) -> TrainConfig:
+    """The run, with another model of that size if you like."""
+    return TrainConfig(
+        steps=125,
+        model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
+        # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
+        engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
+        agent=AgentConfig(
+            grammar="r1_searcher",
+            max_searches=4,
+            k=3,
+            max_turn_tokens=512,
+            answer_tokens=64,
+            prompt=PROMPT,
+            prompt_suffix="<think>",
+        ),
+        knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text")},
+        data=DataConfig(
+            train="questions.jsonl",
+            validation="",
+            test="",
+            train_range=(0, 8000),
+            validation_range=(8000, 8128),
+            test_range=(8128, 8628),
+        ),
+        rollout=RolloutConfig(examples=64, samples=16, temperature=1.0),
+        stages={"main": StageConfig(reward={"f1": 1.0, "format": 0.2, "invalid_actions": -0.1})},
+        learner=LearnerConfig(
+            advantage="grpo",
+            minibatches=4,
+            loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.0001),
+            optimizer=OptimizerConfig(lr=2e-6, weight_decay=0.0),
+            length_buckets=(1024, 2048, 4096),
+            micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
+            remat="full",
+        ),
+        evaluation=EvaluationConfig(every=25, examples=128, final_examples=0, normalizer="r1_searcher"),
+        checkpoint=CheckpointConfig(every=25),
     )

@@ -231,7 +231,7 @@ def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, m
     return LearnerState(
         params=params,
         opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), homes),
-        updates=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
+        updates=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),  # type: ignore[arg-type]
     )
 
 

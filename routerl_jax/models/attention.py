@@ -13,6 +13,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -55,7 +56,7 @@ class Attention:
     @classmethod
     def where(cls, weight: Array) -> Attention:
         """The best one for the devices that a weight lies on; `xla` for a traced one, which says nothing of them."""
-        if isinstance(weight, jax.core.Tracer) or not isinstance(weight.sharding, NamedSharding):
+        if isinstance(weight, Tracer) or not isinstance(weight.sharding, NamedSharding):
             return cls()
         mesh = weight.sharding.mesh
         return cls.on(mesh) if isinstance(mesh, Mesh) else cls()
@@ -155,11 +156,10 @@ def _splash(
     assert mesh is not None
     batch, length, heads, width = q.shape
     padding = -length % _LANES
-    if segment_ids is None and padding:
-        segment_ids = jnp.ones((batch, length), jnp.int32)
     if padding:  # as segment 0: padding sees padding, so that no query is left without a key
+        ids = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
+        segment_ids = jnp.pad(ids, ((0, 0), (0, padding)))
         q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
-        segment_ids = jnp.pad(segment_ids, ((0, 0), (0, padding)))
     ways = mesh.shape["tensor"]
     split = heads % ways == 0  # else every device of `tensor` computes all heads
     if split and k.shape[2] % ways:  # fewer key/value heads than devices: each gets a copy of those that it needs
@@ -207,6 +207,8 @@ def _splash_kernel(length: int, heads: int, causal: bool, window: int | None, in
     )
 
     def run(q: Array, k: Array, v: Array, ids: Array | None) -> Array:
-        return kernel(q, k, v, None if ids is None else kernels.SegmentIds(q=ids, kv=ids))
+        out = kernel(q, k, v, None if ids is None else kernels.SegmentIds(q=ids, kv=ids))
+        assert isinstance(out, jax.Array)  # no residuals were asked for
+        return out
 
     return run

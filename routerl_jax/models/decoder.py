@@ -274,8 +274,8 @@ class Decoder(nnx.Module):
         else:  # layers of both kinds: a scan has one body, which holds both attentions and takes one
 
             def either(x: Array, layer: tuple[nnx.State, Any, Array]) -> tuple[Array, Any]:
-                *inputs, windowed = layer
-                return block(x, *inputs, functools.partial(_attend_by_flag, attend, self.config.window, windowed))
+                params, cache, windowed = layer
+                return block(x, params, cache, functools.partial(_attend_by_flag, attend, self.config.window, windowed))
 
             flags = jnp.asarray([window is not None for window in windows])
             x, new_caches = jax.lax.scan(either, x, (stacked, caches, flags))
@@ -302,5 +302,8 @@ def _attend_by_flag(
     attend: Attend, window: int | None, windowed: Array, q: Array, k: Array, v: Array, cache: Any
 ) -> tuple[Array, Any]:
     """With a window where the flag says so. Both calls know their window when they are compiled, as kernels need."""
-    with_window, without = (functools.partial(_attend_in_window, attend, size) for size in (window, None))
-    return jax.lax.cond(windowed, with_window, without, q, k, v, cache)
+    return jax.lax.cond(
+        windowed,
+        lambda: attend(q, k, v, cache, window),
+        lambda: attend(q, k, v, cache, None),
+    )

@@ -191,6 +191,8 @@ def _compile(
         )
     seconds = time.perf_counter() - started
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None, "the TPU compiler gives both"
+    assert text is not None
     parts = {
         "arguments_gib": memory.argument_size_in_bytes / _GIB,
         "outputs_gib": (memory.output_size_in_bytes - memory.alias_size_in_bytes) / _GIB,
