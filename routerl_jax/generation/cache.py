@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, Self
 import jax
 from absl import logging
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
@@ -102,8 +102,3 @@ def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
         logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, ways)
         return None
     return "tensor"
-
-
-def copy_rows(layer: Float[Array, "R T ..."], sources: Int[Array, " A"], targets: Int[Array, " A"], span: int) -> Array:
-    """The first `span` positions of some rows of a shard, written to others; rows out of range are left out."""
-    return layer.at[targets, :span].set(layer.at[sources, :span].get(mode="fill", fill_value=0), mode="drop")

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.attention import blockwise_attention
-from routerl_jax.generation.cache import copy_rows, heads_axis
+from routerl_jax.generation.cache import heads_axis
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -46,8 +46,10 @@ class SegmentCache:
         return _Extension(self, rows, starts, counts, steps, span)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        copy = jax.vmap(functools.partial(copy_rows, span=span))
-        return jax.tree.map(lambda layer: copy(layer, sources, targets), self)
+        def one(shard: Array, source: Array, target: Array) -> Array:
+            return shard.at[target, :span].set(shard.at[source, :span].get(mode="fill", fill_value=0), mode="drop")
+
+        return jax.tree.map(lambda layer: jax.vmap(one)(layer, sources, targets), self)
 
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
         return _Segment(self, rows, starts, steps, span)

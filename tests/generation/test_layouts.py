@@ -13,22 +13,23 @@ from tests import tiny
 LEARNER = "fsdp+tensor"
 
 
+def policy(**changes):
+    return tiny.model(layers=1, **changes)
+
+
 def mesh(**sizes):
     return make_mesh({"data": 1, **sizes}, jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
-def converse(engine, turns=2):
-    """Sampled turns of five conversations."""
+def converse(engine):
+    """A sampled turn of five conversations."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, tiny.VOCABULARY, rng.integers(3, 30)).tolist() for _ in range(5)]
     streams = [engine.open(prompt, str(i)) for i, prompt in enumerate(prompts)]
-    for _ in range(turns):
-        for stream in streams:
-            engine.request(stream, max_tokens=8, sampling=Sampling())
-        while engine.busy:
-            engine.step()
-        for stream in streams:
-            engine.feed(stream, rng.integers(0, tiny.VOCABULARY, 6).tolist())
+    for stream in streams:
+        engine.request(stream, max_tokens=8, sampling=Sampling())
+    while engine.busy:
+        engine.step()
     sequences = [stream.ledger.sequence() for stream in streams]
     for stream in streams:
         engine.close(stream)
@@ -50,47 +51,45 @@ def axes_of(array):
 
 def test_a_layout_of_its_own_samples_as_one_device_does_and_follows_updates():
     grid = mesh(data=2, fsdp=2, tensor=2)
-    engine = Engine(tiny.model(mesh=grid, layout=LEARNER), rows=8, max_length=128, layout="tensor")
+    engine = Engine(policy(mesh=grid, layout=LEARNER), rows=8, max_length=128, layout="tensor")
     weights = jax.tree.leaves(engine._params)
     assert set().union(*map(axes_of, weights)) == {"tensor"}
     assert all(axes_of(layer) == {"data", "fsdp", "tensor"} for layer in engine._cache.k)  # its heads too
     before = converse(engine)
-    alone = Engine(tiny.model(), rows=8, max_length=128)
+    alone = Engine(policy(), rows=8, max_length=128)
     assert_same(before, converse(alone))
-    other = tiny.model(mesh=grid, layout=LEARNER, seed=1)
+    other = policy(mesh=grid, layout=LEARNER, seed=1)
     engine.update(nnx.state(other, nnx.Param), version=1)
     after = converse(engine)
     assert any(one.tokens.tolist() != two.tokens.tolist() for one, two in zip(before, after))
-    alone.update(nnx.state(tiny.model(seed=1), nnx.Param), version=1)
+    alone.update(nnx.state(policy(seed=1), nnx.Param), version=1)
     assert_same(after, converse(alone))
 
 
 def test_kv_heads_that_do_not_divide_stay_whole():
-    engine = Engine(tiny.model(mesh=mesh(fsdp=2, tensor=4), layout=LEARNER), rows=8, max_length=128, layout="tensor")
+    engine = Engine(policy(mesh=mesh(fsdp=2, tensor=4), layout=LEARNER), rows=8, max_length=128, layout="tensor")
     assert axes_of(engine._cache.k[0]) == {"data", "fsdp"}
-    assert_same(converse(engine, turns=1), converse(Engine(tiny.model(), rows=8, max_length=128), turns=1))
+    assert_same(converse(engine), converse(Engine(policy(), rows=8, max_length=128)))
 
 
 def test_nothing_is_copied_where_layouts_agree():
     for learner, own in ((LEARNER, ""), ("tensor", "tensor"), ("fsdp", "fsdp")):
-        model = tiny.model(mesh=mesh(fsdp=2, tensor=2), layout=learner)
+        model = policy(mesh=mesh(fsdp=2, tensor=2), layout=learner)
         engine = Engine(model, rows=4, max_length=64, layout=own)
         for seed in (0, 1):
-            params = nnx.state(tiny.model(mesh=mesh(fsdp=2, tensor=2), layout=learner, seed=seed), nnx.Param)
+            params = nnx.state(policy(mesh=mesh(fsdp=2, tensor=2), layout=learner, seed=seed), nnx.Param)
             engine.update(params, version=1)
             for mine, theirs in zip(jax.tree.leaves(engine._params), jax.tree.leaves(params), strict=True):
                 assert mine is theirs
 
 
 def test_a_copy_is_kept_in_the_compute_dtype():
-    model = tiny.model()
+    model = policy()
     model.compute_dtype = jnp.dtype(jnp.bfloat16)
     plain = Engine(model, rows=4, max_length=128)
     engine = Engine(model, rows=4, max_length=128, layout="replicated")
     assert {leaf.dtype for leaf in jax.tree.leaves(plain._params)} == {jnp.dtype(jnp.float32)}
     assert {leaf.dtype for leaf in jax.tree.leaves(engine._params)} == {jnp.dtype(jnp.bfloat16)}
-    for one, other in zip(
-        converse(plain, turns=1), converse(engine, turns=1)
-    ):  # the cast is the one that every layer makes
+    for one, other in zip(converse(plain), converse(engine)):  # the cast is the one that every layer makes
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.logprobs, other.logprobs)

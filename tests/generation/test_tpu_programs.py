@@ -9,10 +9,12 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
+from routerl_jax.generation import programs
 from routerl_jax.generation.lowering import lower_programs
+from routerl_jax.generation.pages import PagedCache
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.parallel.mesh import AXES
+from routerl_jax.parallel.mesh import AXES, batch_shards, replicated
 
 CONFIG = DecoderConfig(
     model_type="qwen2",
@@ -33,7 +35,7 @@ ROWS, LENGTH = 16, 2048
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Text and memory of prefill and decode on four chips, two of them sharing each half of the heads."""
+    """Prefill, decode and fork on four chips, two of them sharing each half of the heads."""
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install libtpu")
     from jax.experimental import topologies
 
@@ -45,6 +47,11 @@ def compiled():
         mesh = jax.make_mesh((1, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=topology.devices)
         model = nnx.eval_shape(lambda: Decoder(CONFIG, jax.random.key(0), param_dtype=jnp.dtype(jnp.bfloat16)))
         lowered = lower_programs(model, mesh, rows=ROWS, max_length=LENGTH, segment=8, prompt_rows=2, prompt_tokens=64)
+        shards = batch_shards(mesh)
+        cache = PagedCache.abstract(CONFIG, mesh, shards, ROWS // shards, LENGTH, jnp.bfloat16)
+        some = jax.ShapeDtypeStruct((shards, 2), jnp.int32, sharding=replicated(mesh))
+        fork = programs.jit_programs(nnx.graphdef(model), mesh, cache).fork
+        lowered["fork"] = fork.lower(cache=cache, sources=some, targets=some, span=LENGTH)
         return {name: program.compile() for name, program in lowered.items()}
 
 
@@ -55,11 +62,11 @@ def results(text, operation):
     return [math.prod(int(size) for size in shape.split(",") if size) for shape in shapes]
 
 
-@pytest.mark.parametrize("program", ["prefill", "decode"])
+@pytest.mark.parametrize("program", ["prefill", "decode", "fork"])
 def test_pages_are_read_by_the_kernel_and_written_in_place(compiled, program):
     text = compiled[program].as_text()
     calls = re.findall(r"ragged_paged_attention_kernel\S* = .*custom-call\(.*tpu_custom_call", text)
-    assert len(calls) == {"prefill": 1, "decode": CONFIG.layers}[program]  # scanned, and unrolled
+    assert len(calls) == {"prefill": 1, "decode": CONFIG.layers, "fork": 0}[program]  # scanned, unrolled
     layer = ROWS // 2 * LENGTH * (2 * CONFIG.kv_heads // 2) * CONFIG.head_dim  # of a chip
     assert max(results(text, "copy")) < layer
     memory = compiled[program].memory_analysis()
