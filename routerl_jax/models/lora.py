@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
@@ -145,18 +145,11 @@ def apply_lora(
         raise ValueError(f"the model has the adapter {_say(existing)}, but the rules ask for {_say(wanted)}")
     if not model.base_identity:
         model.base_identity = base_digest(model)
-    for number, name in enumerate(MODULES):
-        rule = plan.get(name)
-        if rule is None:
-            continue
-        if isinstance(rule, qwix.LoraRule) and name not in existing:
-            value = getattr(model.blocks, name)[...]
-            split = 1 + MODULES[name]
-            a, b = jax.jit(
-                functools.partial(_draw, rule, value.shape, split, jnp.dtype(dtype)),
-                out_shardings=_homes(value, split),
-            )(jax.random.fold_in(key, number))
-            attach(model, name, a, b, rule.alpha)
+    for number, name in enumerate(MODULES):  # not the rules' order: another rule changes no other module's values
+        if name in wanted and name not in existing:
+            a, b = _draw(model, name, plan[name], jax.random.fold_in(key, number), dtype)
+            attach(model, name, a, b, plan[name].alpha)
+    for name, rule in plan.items():
         if rule.weight_qtype is not None:
             _quantize(model, name, _qtype(rule), int(rule.tile_size or 0))
 
@@ -267,12 +260,16 @@ def digest(params: nnx.State) -> str:
     flat = {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(params)}
     if any(isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
         return ""  # shapes without values
-    sums = multihost.to_host({name: _bit_sum(value) for name, value in flat.items()})
+    sums = multihost.to_host(_bit_sums(flat))
     said = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 @jax.jit
+def _bit_sums(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: _bit_sum(value) for name, value in values.items()}
+
+
 def _bit_sum(value: jax.Array) -> jax.Array:
     """Integer sums wrap, so their order, and with it the sharding, does not matter."""
     bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
@@ -318,58 +315,73 @@ def _say(found: Mapping[str, Adapter]) -> str:
     return ", ".join(f"{name}: rank {adapter.rank} alpha {adapter.alpha:g}" for name, adapter in found.items())
 
 
-def _draw(
-    rule: qwix.LoraRule, shape: tuple[int, ...], split: int, dtype: jnp.dtype, key: jax.Array
+def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """A and B for matrix `name`, lying as it does: their share of its axes as there, the rank whole."""
+    value, split, homes = getattr(model.blocks, name)[...], 1 + MODULES[name], None
+    if (found := _lies(value)) is not None:
+        mesh, spec = found
+        specs = PartitionSpec(*spec[:split], None), PartitionSpec(spec[0], None, *spec[split:])
+        homes = tuple(NamedSharding(mesh, one) for one in specs)
+    initializers = (rule.lora_a_initializer, rule.lora_b_initializer)
+    return _draw_stack(key, initializers, value.shape, split, rule.rank, dtype, homes)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
+def _draw_stack(
+    key: jax.Array,
+    initializers: tuple[Any, Any],
+    shape: tuple[int, ...],
+    split: int,
+    rank: int,
+    dtype: str,
+    homes: tuple[NamedSharding, NamedSharding] | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """A and B of a stack of matrices, each layer drawn by itself as a matrix [inputs, rank] or [rank, outputs]."""
+    """Each layer is drawn by itself, as a matrix [inputs, rank] or [rank, outputs]."""
     layers, inputs, outputs = shape[0], shape[1:split], shape[split:]
     keys = jax.random.split(key, (layers, 2))
-    a = jax.vmap(lambda k: rule.lora_a_initializer(k, (math.prod(inputs), rule.rank), jnp.float32))(keys[:, 0])
-    b = jax.vmap(lambda k: rule.lora_b_initializer(k, (rule.rank, math.prod(outputs)), jnp.float32))(keys[:, 1])
-    return a.reshape(layers, *inputs, rule.rank).astype(dtype), b.reshape(layers, rule.rank, *outputs).astype(dtype)
+    a = jax.vmap(lambda k: initializers[0](k, (math.prod(inputs), rank), jnp.float32))(keys[:, 0])
+    b = jax.vmap(lambda k: initializers[1](k, (rank, math.prod(outputs)), jnp.float32))(keys[:, 1])
+    drawn = a.reshape(layers, *inputs, rank).astype(dtype), b.reshape(layers, rank, *outputs).astype(dtype)
+    return drawn if homes is None else jax.lax.with_sharding_constraint(drawn, homes)
 
 
-def _spec(value: jax.Array) -> tuple[NamedSharding, list[Any]] | None:
-    """How a matrix lies on its mesh, an entry for every axis; None where no mesh is involved."""
+def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
+    """The mesh that an array is on, and how each of its axes is split there; None where no mesh is involved."""
     if isinstance(value, jax.core.Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
         return None
     sharding: Any = value.sharding
-    return sharding, [*sharding.spec, *[None] * (value.ndim - len(sharding.spec))]
-
-
-def _ways(sharding: NamedSharding, entry: str | tuple[str, ...] | None) -> int:
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    return math.prod(sharding.mesh.shape[name] for name in names)
-
-
-def _homes(value: jax.Array, split: int) -> Any:
-    """Shardings of A and B: their share of the matrix's axes lies as there, the rank is whole."""
-    if (found := _spec(value)) is None:
-        return None
-    sharding, spec = found
-    layer, inputs, outputs = spec[0], spec[1:split], spec[split:]
-    specs = PartitionSpec(layer, *inputs, None), PartitionSpec(layer, None, *outputs)
-    return tuple(NamedSharding(sharding.mesh, one) for one in specs)
+    return sharding.mesh, [*sharding.spec, *[None] * (value.ndim - len(sharding.spec))]
 
 
 def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
     """Replaces a matrix by its codes and scales, which lie as it does."""
     old = getattr(model.blocks, name)
     value, axes = old[...], old.get_metadata()["axes"]
-    quantize = functools.partial(projection.quantize, inputs=MODULES[name], qtype=qtype, tile=tile)
-    homes = None
+    settings = {"inputs": MODULES[name], "qtype": qtype, "tile": tile}
     try:
-        shapes = jax.eval_shape(quantize, value)
+        shapes = jax.eval_shape(functools.partial(projection.quantize, **settings), value)
     except ValueError as error:
         raise ValueError(f"blocks/{name}: {error}") from error
-    if (found := _spec(value)) is not None:
-        sharding, spec = found
+    homes = None
+    if (found := _lies(value)) is not None:
+        mesh, spec = found
+
+        def ways(entry: str | tuple[str, ...] | None) -> int:
+            return math.prod(mesh.shape[axis] for axis in ((entry,) if isinstance(entry, str) else entry or ()))
 
         def home(shape: tuple[int, ...]) -> NamedSharding:  # an axis of codes or scales may be too short to be split
-            fitting = [entry if size % _ways(sharding, entry) == 0 else None for size, entry in zip(shape, spec)]
-            return NamedSharding(sharding.mesh, PartitionSpec(*fitting))
+            fitting = [entry if size % ways(entry) == 0 else None for size, entry in zip(shape, spec)]
+            return NamedSharding(mesh, PartitionSpec(*fitting))
 
         homes = tuple(home(one.shape) for one in shapes)
-    codes, scale = jax.jit(quantize, out_shardings=homes)(value)
+    codes, scale = _quantize_stack(value, homes=homes, **settings)
     setattr(model.blocks, name, nnx.Param(codes, axes=axes, qtype=qtype))
     setattr(model.blocks, f"{name}_scale", nnx.Param(scale, axes=axes))
+
+
+@functools.partial(jax.jit, static_argnames=("inputs", "qtype", "tile", "homes"))
+def _quantize_stack(
+    value: jax.Array, *, inputs: int, qtype: str, tile: int, homes: tuple[NamedSharding, NamedSharding] | None
+) -> tuple[jax.Array, jax.Array]:
+    both = projection.quantize(value, inputs, qtype, tile)
+    return both if homes is None else jax.lax.with_sharding_constraint(both, homes)

@@ -42,7 +42,8 @@ def recorded_reads() -> Iterator[set[str]]:
     reads: set[str] = set()
 
     def getattribute(self: Any, name: str) -> Any:
-        if not sys._getframe(1).f_code.co_filename.endswith(_BOOKKEEPING):
+        code = sys._getframe(1).f_code
+        if not (code.co_filename.endswith(_BOOKKEEPING) or code.co_name == "__post_init__"):
             reads.add(f"{type(self).__name__}.{name}")
         return object.__getattribute__(self, name)
 

@@ -9,8 +9,12 @@ import pytest
 
 from configs import atlas_warm_start, quickstart, smollm2_search
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.lora import LoraConfig
+from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
+from routerl_jax.training.setup import build_policy
 from tests.programs import launch_here, write_config
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
@@ -29,12 +33,14 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """By a reinforcement run (small_run records its reads) or by a supervised one (here)."""
+    """By a reinforcement run (small_run records its reads), by a supervised one or when an adapter is made (here)."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
     with recorded_reads() as reads:
         assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+        model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
+        build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []
@@ -56,6 +62,13 @@ def test_shipped_configurations_are_valid(module) -> None:
         ({"rollout": schema.RolloutConfig(samples=0)}, "needs examples and samples"),
         ({"rollout": schema.RolloutConfig(samples=1)}, "set config.rollout.samples above 1"),
         ({"learner": schema.LearnerConfig(minibatches=1000)}, "exceeds the episodes of a step"),
+        (
+            {
+                "model": schema.ModelConfig(path="somewhere", lora=LoraConfig(rank=2)),
+                "learner": schema.LearnerConfig(optimizer=OptimizerConfig(kind="muon")),
+            },
+            "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes",
+        ),
         ({"stages": {"late": schema.StageConfig(start=3)}}, "no stage starts at step 0"),
     ],
 )
