@@ -68,7 +68,14 @@ FAMILIES: Registry[Family] = Registry("model family")
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:
-    """The family of a config.json. Raises UnsupportedModelError, which lists all there are, for any other."""
+    """The family of a config.json: of its class, where that makes another model of a known `model_type`, else of the type.
+
+    Raises:
+      UnsupportedModelError: any other; the message lists all there are.
+    """
+    for name in config.get("architectures") or ():
+        if name in FAMILIES:
+            return FAMILIES.get(name)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         by_role = {

@@ -14,12 +14,13 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from routerl_jax.models import projection
@@ -29,6 +30,9 @@ from routerl_jax.parallel import multihost
 
 # As PEFT draws A: uniform within 1 / sqrt(inputs).
 _INIT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +168,7 @@ def attach(model: Decoder, name: str, a: jax.Array, b: jax.Array, alpha: float) 
     )
 
 
-def merged(model: Decoder, dtype: Any = None) -> Decoder:
+def merged(model: M, dtype: Any = None) -> M:
     """The model with its adapter added to the matrices; what does not change is shared with `model`, not copied.
 
     Args:
@@ -174,7 +178,7 @@ def merged(model: Decoder, dtype: Any = None) -> Decoder:
     new = merge_state(state, dtype)
     if new is state:
         return model
-    plain = nnx.merge(*nnx.split(model))
+    plain: Any = nnx.merge(*nnx.split(model))
     for name in MODULES:
         for suffix in ("_scale", "_lora_a", "_lora_b"):
             if hasattr(plain.blocks, name + suffix):
@@ -258,7 +262,7 @@ def digest(params: nnx.State) -> str:
     Every process must call this.
     """
     flat = {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(params)}
-    if any(isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
+    if any(isinstance(value, Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
         return ""  # shapes without values
     sums = multihost.to_host(_bit_sums(flat))
     said = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
@@ -347,7 +351,7 @@ def _draw_stack(
 
 def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
     """The mesh that an array is on, and how each of its axes is split there; None where no mesh is involved."""
-    if isinstance(value, jax.core.Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
+    if isinstance(value, Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
         return None
     sharding: Any = value.sharding
     return sharding.mesh, [*sharding.spec, *[None] * (value.ndim - len(sharding.spec))]

@@ -1,0 +1,212 @@
+"""Late interaction (ColPali, arXiv 2407.01449): a vision-language model that gives every token of a query or a page a vector.
+
+ColQwen2 and ColQwen2.5: Qwen2-VL or Qwen2.5-VL, a projection to 128 dimensions, unit length. A query's score for a page is the
+sum over its vectors of the best match among the page's.
+Dimensions: B inputs, T tokens, P patches of an input, D residual stream, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Float32, Int
+from tqdm.auto import tqdm
+
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.attention import Attention
+from routerl_jax.models.config import Prompts
+from routerl_jax.models.decoder import Features
+from routerl_jax.models.embedding import Embedder, refuse_compute_dtype, unit
+from routerl_jax.models.images import ImageSource
+from routerl_jax.models.layers import Initializer
+from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
+from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
+
+_PATCHES = 1024  # of an input; counts are rounded up to multiples of this, doubled until they fit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LateInteractionConfig:
+    """A vision-language model, its projection, and how the authors write queries and pages."""
+
+    model_type: str = "colqwen2"
+    backbone: VisionLanguageConfig
+    dim: int = 128
+    init_scale: float = 0.02
+    query_padding: int = 10  # pad tokens after a query: room to compute in
+    page_prompt: str = (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+    )
+    prompts: Prompts = Prompts(query="Query: ")
+
+
+class LateInteraction(Embedder):
+    """`embed(texts | images)` gives a list of [n, E] arrays: a string is a query, anything else a page."""
+
+    config: LateInteractionConfig
+
+    def __init__(
+        self,
+        config: LateInteractionConfig,
+        key: jax.Array,
+        *,
+        param_dtype: jnp.dtype = jnp.float32,
+        compute_dtype: jnp.dtype | None = None,
+    ) -> None:
+        refuse_compute_dtype(param_dtype, compute_dtype)
+        self.config = config
+        self.tokenizer: Tokenizer | None = None
+        self.mesh: Mesh | None = None
+        # The language model's head has no part in this: a tied one has no parameters.
+        text = dataclasses.replace(config.backbone.text, tied_embeddings=True)
+        self.backbone = VisionLanguageModel(
+            dataclasses.replace(config.backbone, text=text), key, param_dtype=param_dtype
+        )
+        init = Initializer(jax.random.fold_in(key, 0), config.init_scale, param_dtype)
+        self.projection = init.normal((text.embed, config.dim), ("embed", None))
+        self.projection_bias = init.zeros((config.dim,), (None,))
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors."""
+        return self.config.dim
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a query or page, prompts included."""
+        return self.config.backbone.text.max_length
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        positions: Int[Array, "3 B T"] | None = None,
+        features: Features | None = None,
+        *,
+        attention: Attention | None = None,
+    ) -> Float[Array, "B T E"]:
+        """A unit vector per token, float32; zero where `mask` is False."""
+        hidden = self.backbone.hidden(
+            tokens, positions, jnp.asarray(mask).astype(jnp.int32), attention=attention, features=features
+        )
+        projected = hidden @ self.projection[...] + self.projection_bias[...]
+        return unit(projected.astype(jnp.float32)) * jnp.asarray(mask)[..., None]
+
+    def embed(self, inputs: Sequence[str | ImageSource | ImagePatches], **options: Any) -> list[np.ndarray]:  # type: ignore[override]
+        """For every input, in their order, a vector per token: [n, E] float32.
+
+        Args:
+          inputs: strings are queries; paths (`pathlib.Path`), bytes, PIL images and arrays are pages.
+          options: as `Embedder.embed` has them; `prefix` replaces what stands before queries.
+
+        Raises:
+          ValueError: a picture can't be used (it is named by its place), or an input is longer than the model reads.
+        """
+        if options.get("kind") not in (None, "query", "passage"):
+            raise ValueError(f"unknown kind {options['kind']!r}; use 'query' or 'passage'")
+        return super().embed(inputs, **options)  # type: ignore[return-value]
+
+    def encode(self, text: str, prefix: str = "") -> list[int]:
+        """The ids of a query: prefix, text, pad tokens, a line feed."""
+        tokenizer = self._tokenizer()
+        padding = tokenizer.decode([tokenizer.pad_id]) * self.config.query_padding
+        ids = tokenizer.encode(f"{prefix or self.config.prompts.query}{text}{padding}\n")
+        if len(ids) > self.longest_text:
+            raise ValueError(f"a query of {len(ids)} tokens; this model reads {self.longest_text}: {text[:60]!r}...")
+        return ids
+
+    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: tqdm) -> Any:
+        result: list[np.ndarray] = [np.zeros((0, self.dim), np.float32)] * len(inputs)
+
+        def collect(which: list[int], lengths: list[int], results: Iterator[tuple[list[int], np.ndarray]]) -> None:
+            for rows, found in results:
+                for row, one in zip(rows, found):
+                    result[which[row]] = one[: lengths[row]].astype(np.float32)
+                bar.update(len(rows))
+
+        queries = [i for i, one in enumerate(inputs) if isinstance(one, str)]
+        ids = [self.encode(inputs[i], prefix) for i in queries]
+        lengths = [len(one) for one in ids]
+        if ids:
+            fill = functools.partial(self._token_batch, ids)
+            collect(queries, lengths, self._run(_queries, lengths, fill, batch_size, self.longest_text))
+        pages = [i for i, one in enumerate(inputs) if not isinstance(one, str)]
+        if pages:
+            read = [self._page(inputs[i], i) for i in pages]
+            lengths = [len(tokens) for tokens, _ in read]
+            fill = functools.partial(self._page_batch, read)
+            collect(pages, lengths, self._run(_pages, lengths, fill, batch_size, self.longest_text))
+        return result
+
+    def _page(self, source: ImageSource | ImagePatches, number: int) -> tuple[list[int], ImagePatches]:
+        name = None if isinstance(source, ImagePatches) else getattr(source, "name", None) and str(source)
+        image = self.backbone.image_tokens.process(source, name or f"input {number}")
+        tokens, _ = self.backbone.image_tokens.expand(self._tokenizer().encode(self.config.page_prompt), [image])
+        if len(tokens) > self.longest_text:
+            raise ValueError(
+                f"input {number} takes {len(tokens)} tokens; this model reads {self.longest_text}: lower max_pixels"
+            )
+        return tokens, image
+
+    def _page_batch(
+        self, pages: list[tuple[list[int], ImagePatches]], rows: list[int], shape: tuple[int, int]
+    ) -> tuple[np.ndarray, ...]:
+        tokens, mask = self._token_batch([ids for ids, _ in pages], rows, shape)
+        vision, host = self.config.backbone.vision, self.backbone.image_tokens
+        size = _PATCHES
+        while size < max(len(pages[i][1].patches) for i in rows):
+            size *= 2
+        size = -(-size // vision.window_patches) * vision.window_patches
+        images = [concatenate([pages[i][1]], [size]) for i in rows]
+        images += [images[0]] * (shape[0] - len(rows))  # whatever stands in rows without an input
+        index = np.full(shape, -1, np.int32)
+        positions = np.zeros((shape[0], 3, shape[1]), np.int32)
+        for row, i in enumerate(rows):
+            ids, image = pages[i]
+            index[row, : len(ids)][np.asarray(ids) == host.config.image_id] = image.slots
+            positions[row, :, : len(ids)], _ = host.positions(ids, [image])
+        stacked = jax.tree.map(lambda *parts: np.stack(parts), *images)
+        return (
+            *(tokens, mask, positions, index),
+            *(stacked.patches.astype(self.backbone.compute_dtype), stacked.positions, stacked.segments, stacked.slots),
+        )
+
+
+def max_similarity(
+    queries: Sequence[Float32[np.ndarray, "n E"]], pages: Sequence[Float32[np.ndarray, "m E"]]
+) -> Float32[np.ndarray, "Q P"]:
+    """Late-interaction scores of all queries for all pages: sums of best matches (arXiv 2004.12832, equation 3)."""
+    return np.asarray([[(query @ page.T).max(axis=1).sum() for page in pages] for query in queries], np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _queries(graph: Any, params: nnx.State, attention: Attention, tokens: Array, mask: Array) -> Array:
+    return nnx.merge(graph, params)(tokens, mask, attention=attention)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _pages(
+    graph: Any,
+    params: nnx.State,
+    attention: Attention,
+    tokens: Array,
+    mask: Array,
+    positions: Array,
+    index: Array,
+    patches: Array,
+    places: Array,
+    segments: Array,
+    slots: Array,
+) -> Array:
+    model: LateInteraction = nnx.merge(graph, params)
+    inputs = VisionInputs(patches=patches, positions=places, segments=segments, slots=slots)
+    features = Features(values=model.backbone.features(inputs, attention=attention), index=index)
+    return model(tokens, mask, jnp.moveaxis(positions, 1, 0), features, attention=attention)
