@@ -34,6 +34,7 @@ class TextEncoder(Protocol):
 # What an encoder's vectors depend on, in its directory.
 _FILES = (
     "*.safetensors",
+    "pytorch_model*.bin",
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",

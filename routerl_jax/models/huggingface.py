@@ -32,6 +32,7 @@ from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
 from routerl_jax.models.reading import Checkpoint, fill, progress_bar, read_json
 from routerl_jax.models.stored import TensorWriter
+from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 
@@ -97,7 +98,7 @@ def load_pretrained(
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
-    fill(model, family.rules(architecture), Checkpoint(directory, family.spellings), mesh, layout)
+    fill(model, family.rules(architecture), Checkpoint(as_safetensors(directory), family.spellings), mesh, layout)
     if isinstance(model, Embedder):
         model.mesh = mesh
     has_tokenizer = (directory / "tokenizer.json").is_file()

@@ -64,6 +64,8 @@ PYPI_MODELS = {
 }
 
 
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # what is fetched from the hub
+
 # Models that ship inside this package.
 PACKAGED_MODELS = {"atlas-warm-start": pathlib.Path(__file__).parents[1] / "data" / "atlas" / "warm_start"}
 
@@ -90,9 +92,10 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return pathlib.Path(
-            snapshot_download(str(path_or_id), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
-        )
+        found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(_FILES)))
+        if not list(found.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
+            found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, "pytorch_model*.bin"]))
+        return found
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
             f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({error}). "

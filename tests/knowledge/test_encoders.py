@@ -11,6 +11,7 @@ import transformers
 
 from routerl_jax.knowledge import encoders
 from routerl_jax.knowledge.build import BuildConfig, Report, build_from_passages
+from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.models.pretrained import resolve
@@ -18,11 +19,15 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from tests.knowledge.helpers import make_passages
 
 
-def write_encoder(directory: pathlib.Path, seed: int) -> None:
+def write_encoder(directory: pathlib.Path, seed: int, hidden_size: int = 16) -> None:
     """A tiny BERT with random weights and MiniLM's tokenizer."""
     torch.manual_seed(seed)
     config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=64
+        hidden_size=hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
     )
     transformers.BertModel(config).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
@@ -91,6 +96,76 @@ def test_a_killed_build_is_not_continued_with_other_weights(
             build(home / "kb", "enc")
     write_encoder(home / "enc", seed=1)
     assert build(home / "kb", "enc").embedded == 5
-    texts = [f"{p.title}\n{p.text}" for p in make_passages(5)]
     found = load_kb(home / "kb").store.embeddings.read(0, 5)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(found, shared_encoder("enc").embed(texts))
+    np.testing.assert_array_equal(found, shared_encoder("enc").embed(texts()))
+
+
+def write_prompts(directory: pathlib.Path, **prompts: str) -> None:
+    (directory / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+
+
+def texts() -> list[str]:
+    return [f"{p.title}\n{p.text}" for p in make_passages(5)]
+
+
+def open_kb(directory: pathlib.Path) -> DenseKB:
+    kb = load_kb(directory)
+    assert isinstance(kb, DenseKB)
+    return kb
+
+
+def test_queries_and_passages_get_the_encoder_s_own_prefixes(home: pathlib.Path) -> None:
+    write_prompts(home / "enc", query="question: ", passage="answer: ")
+    build(home / "kb", "enc")
+    kb, encoder = open_kb(home / "kb"), shared_encoder("enc")
+    assert kb.store.manifest.embedding is not None
+    assert kb.store.manifest.embedding.query_prefix == "question: "
+    np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), encoder.embed([f"answer: {t}" for t in texts()]))
+    np.testing.assert_array_equal(kb.embed_queries(["x"]), encoder.embed(["question: x"], batch_size=16))
+
+    build(home / "plain", "enc", query_prefix="", passage_prefix="mine: ")
+    kb = open_kb(home / "plain")
+    np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), encoder.embed([f"mine: {t}" for t in texts()]))
+    np.testing.assert_array_equal(kb.embed_queries(["x"]), encoder.embed(["x"], batch_size=16))
+
+
+def test_a_knowledge_base_keeps_the_prefixes_it_was_built_with(home: pathlib.Path) -> None:
+    """A prompt that changes later changes neither what is there nor, unseen, what is built there again."""
+    write_prompts(home / "enc", query="old: ")
+    build(home / "kb", "enc")
+    write_prompts(home / "enc", query="new: ")
+    encoders._loaded.clear()
+    np.testing.assert_array_equal(
+        open_kb(home / "kb").embed_queries(["x"]), shared_encoder("enc").embed(["old: x"], batch_size=16)
+    )
+    with pytest.raises(ValueError, match="of another corpus, encoder or configuration"):
+        build(home / "kb", "enc")
+
+
+def test_an_encoder_of_its_own_for_queries(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_encoder(home / "asks", seed=1)
+    build(home / "kb", "enc", query_encoder="asks")
+    manifest = json.loads((home / "kb" / "kb.json").read_text())["embedding"]
+    assert (manifest["encoder"], manifest["query_encoder"]) == (str(home / "enc"), str(home / "asks"))
+    assert manifest["digest"] != manifest["query_digest"] != ""
+    monkeypatch.chdir("/")
+    kb = open_kb(home / "kb")
+    np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), shared_encoder(f"{home}/enc").embed(texts()))
+    np.testing.assert_array_equal(kb.embed_queries(["x"]), shared_encoder(f"{home}/asks").embed(["x"], batch_size=16))
+    with pytest.raises(ValueError, match=r"enc' is not what .* than kb\.json says of '.*asks'"):
+        load_kb(home / "kb", encoder=f"{home}/enc")
+
+
+def test_encoders_that_do_not_belong_together(home: pathlib.Path) -> None:
+    write_encoder(home / "wide", seed=0, hidden_size=24)
+    message = r"query_encoder='.*wide' gives vectors of width 24, encoder='.*enc' of width 16"
+    with pytest.raises(ValueError, match=message):
+        build(home / "kb", "enc", query_encoder="wide")
+
+
+def test_the_same_files_under_a_name_that_means_another_pooling(home: pathlib.Path) -> None:
+    """Contriever's vectors are not brought to unit length, though none of its files says so."""
+    build(home / "kb", "enc")
+    shutil.copytree(home / "enc", home / "contriever")
+    with pytest.raises(ValueError, match="contriever' is not what"):
+        load_kb(home / "kb", encoder="contriever")

@@ -23,6 +23,7 @@ from routerl_jax.models.clip_images import ClipImageProcessor, processor_from_hf
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.families.clip import clip_from_hf
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+from routerl_jax.models.openai_clip import convert
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import parameters, randomize, same_tensors
 
@@ -342,3 +343,51 @@ def test_old_processor_files() -> None:
     buffer = io.BytesIO()
     picture(30, 20).save(buffer, "JPEG")
     assert ClipImageProcessor()(buffer.getvalue()).shape == (224, 224, 3)
+
+
+def openai_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A transformers CLIP as OpenAI's package would hold it, by that package's model.py."""
+    result = {"logit_scale": state["logit_scale"]}
+    towers = {"text_model": "", "vision_model": "visual."}
+    for tower, start in towers.items():
+        embeddings = f"{tower}.embeddings."
+        result[start + "positional_embedding"] = state[embeddings + "position_embedding.weight"]
+        norms = {"vision_model": {"ln_pre": "pre_layrnorm", "ln_post": "post_layernorm"}}
+        for theirs, ours in norms.get(tower, {"ln_final": "final_layer_norm"}).items():
+            for kind in ("weight", "bias"):
+                result[f"{start}{theirs}.{kind}"] = state[f"{tower}.{ours}.{kind}"]
+        for i in range({"text_model": 2, "vision_model": 3}[tower]):
+            layer, block = f"{tower}.encoder.layers.{i}.", f"{start}transformer.resblocks.{i}."
+            for kind in ("weight", "bias"):
+                parts = [state[f"{layer}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+                result[f"{block}attn.in_proj_{kind}"] = torch.cat(parts)
+                for theirs, ours in {
+                    "attn.out_proj": "self_attn.out_proj",
+                    "ln_1": "layer_norm1",
+                    "ln_2": "layer_norm2",
+                    "mlp.c_fc": "mlp.fc1",
+                    "mlp.c_proj": "mlp.fc2",
+                }.items():
+                    result[f"{block}{theirs}.{kind}"] = state[f"{layer}{ours}.{kind}"]
+    result["token_embedding.weight"] = state["text_model.embeddings.token_embedding.weight"]
+    result["visual.conv1.weight"] = state["vision_model.embeddings.patch_embedding.weight"]
+    result["visual.class_embedding"] = state["vision_model.embeddings.class_embedding"]
+    result["text_projection"] = state["text_projection.weight"].T
+    result["visual.proj"] = state["visual_projection.weight"].T
+    return result
+
+
+@pytest.mark.parametrize("uniir", [False, True])
+def test_weights_with_openai_s_names(clip: tuple[Any, pathlib.Path, Clip], tmp_path: pathlib.Path, uniir: bool) -> None:
+    hf, directory, model = clip
+    state = openai_names(hf.state_dict())
+    if uniir:  # what its train.py saves
+        weights = {f"clip_model.{name}": value for name, value in state.items()}
+        state = {"model": weights, "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "epoch": 4}
+    torch.save(state, tmp_path / "clip_sf.pth")
+    convert(tmp_path / "clip_sf.pth", like=str(directory), target=tmp_path / "out")
+    same_tensors(tmp_path / "out", directory)
+    assert load(tmp_path / "out").config == model.config
+    torch.save({"x": torch.ones(2)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"other\.pth: holds no 'visual\.conv1\.weight'"):
+        convert(tmp_path / "other.pth", like=str(directory), target=tmp_path / "third")

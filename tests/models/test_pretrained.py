@@ -105,9 +105,10 @@ def test_what_is_no_model_is_told_what_is(name: str) -> None:
 
 def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     asked = []
+    (tmp_path / "model.safetensors").write_bytes(b"")
 
-    def snapshot_download(name: str, **options: object) -> str:
-        asked.append(name)
+    def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append((name, "pytorch_model*.bin" in allow_patterns))
         if name == "org/absent":
             raise LocalEntryNotFoundError("no network")
         return str(tmp_path)
@@ -116,4 +117,6 @@ def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
     assert resolve("org/model") == tmp_path
     with pytest.raises(ValueError, match=r"'org/absent' is no directory here and could not be fetched .*no network"):
         resolve("org/absent")
-    assert asked == ["org/model", "org/absent"]
+    (tmp_path / "model.safetensors").unlink()
+    assert resolve("org/pickled") == tmp_path
+    assert asked == [("org/model", False), ("org/absent", False), ("org/pickled", False), ("org/pickled", True)]

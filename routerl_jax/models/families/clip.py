@@ -1,7 +1,7 @@
 """CLIP (UniIR's CLIP-SF is one too): config.json, tensors, preprocessor_config.json.
 
-UniIR publishes its weights as a .pth with the names of OpenAI's `clip` package. transformers' script
-`convert_clip_original_pytorch_to_hf.py` makes the Hugging Face directory of it that is read here.
+UniIR publishes its weights as a .pth with the names of OpenAI's `clip` package; `models.openai_clip.convert` makes the
+Hugging Face directory of it that is read here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""Weights that torch pickled (pytorch_model.bin, .pth), read without torch and without running what a pickle may hold.
+
+Contriever and BGE-M3 are on the hub in this form only. A file is converted once, into the cache; it is mapped meanwhile, so
+that the host holds no more than its pages.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import math
+import pathlib
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from absl import logging
+from safetensors.numpy import save_file
+
+from routerl_jax.models.pretrained import cache_directory
+from routerl_jax.models.reading import read_json
+
+_INDEX, _WHOLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+_DTYPES = {
+    "DoubleStorage": np.dtype(np.float64),
+    "FloatStorage": np.dtype(np.float32),
+    "HalfStorage": np.dtype(np.float16),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
+    "ShortStorage": np.dtype(np.int16),
+    "CharStorage": np.dtype(np.int8),
+    "ByteStorage": np.dtype(np.uint8),
+    "BoolStorage": np.dtype(np.bool_),
+}
+
+
+def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
+    """The directory to read weights from: this one or, if it has none but pickled ones, their conversion in the cache.
+
+    Raises:
+      ValueError: a file that torch can't have written, or holds something else than tensors by name.
+    """
+    if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
+        return directory
+    if (directory / _INDEX).is_file():
+        files = sorted({directory / name for name in read_json(directory / _INDEX)["weight_map"].values()})
+    elif (directory / _WHOLE).is_file():
+        files = [directory / _WHOLE]
+    else:
+        return directory
+    from filelock import FileLock
+
+    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    name = f"{directory.resolve().name}-{hashlib.sha256(repr(states).encode()).hexdigest()[:12]}"
+    target = cache_directory() / "converted" / name / "model.safetensors"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target.parent}.lock"):
+        if not target.is_file():
+            logging.info("%s: converting pickled weights to safetensors, once, in %s", directory, target.parent)
+            tensors = {key: tensor for file in files for key, tensor in read_state(file).items()}
+            scratch = target.with_suffix(".part")
+            save_file({key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}, scratch)
+            scratch.rename(target)
+    return target.parent
+
+
+def read_state(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """All tensors of a file that `torch.save` wrote, by name, mapped from the disk.
+
+    What lies deeper in dictionaries gets the keys on its way, joined by dots; what is no tensor is left out.
+
+    Raises:
+      ValueError: the file is damaged, or was saved by a torch older than 1.6.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inner = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            if inner is None:
+                raise ValueError("no data.pkl in it")
+            if archive.NameToInfo.get(inner.replace("data.pkl", "byteorder")) is not None:
+                order = archive.read(inner.replace("data.pkl", "byteorder"))
+                if order != b"little":
+                    raise ValueError(f"byte order {order!r} is not supported")
+            root = inner.removesuffix("data.pkl")
+            places = {info.filename: info for info in archive.infolist()}
+            reader = _Reader(archive.open(inner), path, lambda key: places[f"{root}data/{key}"])
+            content = reader.load()
+    except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, EOFError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: can't be read as weights that torch 1.6 or later saved ({error}). Save the model with "
+            f"save_pretrained(..., safe_serialization=True) of transformers"
+        ) from error
+    found: dict[str, np.ndarray] = {}
+    _collect(content, "", found)
+    if not found:
+        raise ValueError(f"{path}: holds no tensors by name")
+    return found
+
+
+def _collect(value: Any, name: str, found: dict[str, np.ndarray]) -> None:
+    if isinstance(value, np.ndarray):
+        found[name] = value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            _collect(inner, f"{name}.{key}" if name else str(key), found)
+
+
+class _Storage(NamedTuple):
+    dtype: np.dtype
+    key: str
+
+
+class _Nothing:
+    """Stands for an object of a class that is not looked up: takes what pickle gives it and keeps nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Nothing:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+    def __setitem__(self, _: Any, __: Any) -> None: ...
+
+    def append(self, _: Any) -> None: ...
+
+    def extend(self, _: Any) -> None: ...
+
+
+class _Reader(pickle.Unpickler):
+    """Understands tensors and dictionaries. Whatever else there is (options of a run) becomes an object without content."""
+
+    def __init__(self, file: Any, path: pathlib.Path, place: Callable[[str], zipfile.ZipInfo]) -> None:
+        super().__init__(file)
+        self._path, self._place = path, place
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed: dict[tuple[str, str], Any] = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
+            ("torch._utils", "_rebuild_parameter"): lambda data, requires_grad, hooks: data,
+        }
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        return allowed.get((module, name), _Nothing)
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, dtype, key, *_ = pid
+        if kind != "storage" or not isinstance(dtype, np.dtype):
+            raise pickle.UnpicklingError(f"{pid!r} is no storage")
+        return _Storage(dtype, str(key))
+
+    def _tensor(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Any:
+        info = self._place(storage.key)
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise pickle.UnpicklingError(f"storage {storage.key} is compressed")
+        with self._path.open("rb") as file:  # names in the local header need not be as long as in the index
+            file.seek(info.header_offset + 26)
+            start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+        width = storage.dtype.itemsize
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+        if math.prod(size) == 0:
+            return np.zeros(size, storage.dtype)
+        if min((offset, *stride), default=0) < 0 or (last + 1) * width > info.file_size:
+            raise pickle.UnpicklingError(f"a tensor reaches beyond storage {storage.key}")
+        flat = np.memmap(self._path, storage.dtype, "r", start, (info.file_size // width,))
+        view = np.lib.stride_tricks.as_strided(flat[offset:], size, [step * width for step in stride], writeable=False)
+        return np.asarray(view)
