@@ -37,7 +37,7 @@ class SearchAgent(Agent):
     prompt_suffix: str = ""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = llm.conversation(self.opening(example, llm.tokenizer))
+        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
         for step in range(self.max_searches):
             room = chat.room - reserve
@@ -64,19 +64,17 @@ class SearchAgent(Agent):
         """The knowledge base that is really called; baselines override the policy's choice here."""
         return action.tool
 
-    def opening(self, example: Example, tokenizer: Tokenizer) -> list[int]:
-        """The ids of an example's prompt."""
+    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
+        """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question."""
+        question = image_marker * len(example.images) + example.question
         if self.prompt is not None:
-            return tokenizer.encode(self.prompt.replace("{question}", example.question) + self.prompt_suffix)
+            return tokenizer.encode(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
-            return tokenizer.encode(f"Question: {example.question}\n{self.prompt_suffix}")
+            return tokenizer.encode(f"Question: {question}\n{self.prompt_suffix}")
         if not tokenizer.has_chat_template:
-            text = f"{self.grammar.instructions()}\n\nUser: {example.question}\nAssistant: {self.prompt_suffix}"
+            text = f"{self.grammar.instructions()}\n\nUser: {question}\nAssistant: {self.prompt_suffix}"
             return tokenizer.encode(text)
-        messages = [
-            Message(role="system", content=self.grammar.instructions()),
-            Message(role="user", content=example.question),
-        ]
+        messages = [Message(role="system", content=self.grammar.instructions()), Message(role="user", content=question)]
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 
     def pieces(self, demonstration: Demonstration) -> list[tuple[str, bool]]:

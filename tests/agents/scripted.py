@@ -55,7 +55,10 @@ class ScriptedEngine:
         self._ids: dict[int, str] = {}
         self._wanted: dict[int, tuple] = {}
 
-    def open(self, prompt, example_id="", sample=0):
+    images = None  # it sees none
+
+    def open(self, prompt, example_id="", sample=0, images=()):
+        assert not images
         stream = Stream(identity=(0, sample), ledger=Ledger())
         stream.ledger.feed(prompt)
         self._ids[id(stream)] = example_id
@@ -66,7 +69,8 @@ class ScriptedEngine:
     def room(self, stream):
         return self.max_length - len(stream.ledger)
 
-    def feed(self, stream, tokens):
+    def feed(self, stream, tokens, images=()):
+        assert not images
         assert len(tokens) <= self.room(stream)
         stream.ledger.feed(tokens)
 
