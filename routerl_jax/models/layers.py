@@ -34,7 +34,7 @@ class Initializer:
         def draw(key: jax.Array, shape: Sequence[int]) -> Array:
             return (jax.random.normal(key, tuple(shape), jnp.float32) * self.scale).astype(self.dtype)
 
-        if axes[0] == "layers" and math.prod(shape) > _AT_ONCE:
+        if axes[:1] == ("layers",) and math.prod(shape) > _AT_ONCE:
             value = jax.lax.map(lambda key: draw(key, shape[1:]), jax.random.split(key, shape[0]))
         else:
             value = draw(key, shape)

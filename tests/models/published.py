@@ -28,15 +28,17 @@ def _decoder(kind: str, vocab: int, embed: int, layers: int, heads: int, kv_head
     }
 
 
-def _bert(embed: int, layers: int, mlp: int) -> dict:
+def _bert(embed: int, layers: int, mlp: int, kind: str = "bert", vocab: int = 30522, positions: int = 512) -> dict:
     return {
-        "model_type": "bert",
-        "vocab_size": 30522,
+        "model_type": kind,
+        "vocab_size": vocab,
         "hidden_size": embed,
         "num_hidden_layers": layers,
         "num_attention_heads": embed // 64,
         "intermediate_size": mlp,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": positions,
+        "type_vocab_size": 2 if kind == "bert" else 1,
+        "pad_token_id": 0 if kind == "bert" else 1,
     }
 
 
@@ -74,6 +76,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "bert-base-uncased": _bert(768, 12, 3072),
     "bert-large-uncased": _bert(1024, 24, 4096),
+    "roberta-large": _bert(1024, 24, 4096, "roberta", 50265, 514),
+    "bge-m3": _bert(1024, 24, 4096, "xlm-roberta", 250002, 8194),
+    "clip-vit-large-patch14": {
+        "model_type": "clip",
+        "projection_dim": 768,
+        "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+        "vision_config": {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+    },
+    "NV-Embed-v2": {
+        "model_type": "nvembed",
+        "text_config": _decoder("bidir_mistral", 32000, 4096, 32, 32, 8, 14336),
+        "latent_attention_config": {},
+    },
 }
 
 

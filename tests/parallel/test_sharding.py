@@ -275,14 +275,22 @@ PODS = {
 }
 
 
+# They have the residual stream alone, which only fsdp splits: neither heads nor channels nor words.
+NOT_FOR_TENSOR = {
+    "position": "positions (0.5 to 17 MB)",
+    "patch": "pixels of a patch (1 to 3 MB)",
+    "projection": "CLIP's projections (1 to 2 MB)",
+    "latents": "NV-Embed's latents (4 MB)",
+}
+
+
 def excuse(name: str, parameter: str, config: dict[str, Any], fsdp: int, tensor: int) -> str | None:
     """Why a parameter of more than 1 MB may be split fewer ways than the mesh has devices for it. The whole list."""
-    if parameter in ("blocks.k", "blocks.v") and config.get("num_key_value_heads", tensor) % tensor:
+    kv_heads = config.get("text_config", config).get("num_key_value_heads", tensor)
+    if parameter.endswith(("blocks.k", "blocks.v")) and kv_heads % tensor:
         return "each device computes all key/value heads, as there are fewer than devices on tensor"
-    if parameter == "position" and tensor > 1:
-        return "a table of positions has no channels that tensor splits; fsdp splits it"
-    if parameter == "visual.patch" and tensor > 1:
-        return "3 MB: pixels times residual stream, no channels that tensor splits; fsdp splits it"
+    if tensor > 1 and (reason := NOT_FOR_TENSOR.get(parameter.rpartition(".")[-1])):
+        return reason
     if name == "SmolLM2-135M" and parameter in ("blocks.q", "blocks.k", "blocks.v", "blocks.o") and fsdp == 256:
         return "neither 576 nor 9 heads nor their width 64 can be divided by 256"
     return None
