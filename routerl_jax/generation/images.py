@@ -17,7 +17,7 @@ from routerl_jax.models.vision import VisionConfig
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
 _LEAST_PATCHES, _STEP = 1024, 4  # of a shard in a call: sizes grow by this factor
-_MOST_PATCHES = 16_384  # unless a single conversation needs more
+MOST_PATCHES = 16_384  # unless a single conversation needs more
 
 
 class Fed(Protocol):
@@ -70,7 +70,7 @@ def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
         assert stream.row is not None
         own = {image.digest: len(image.patches) for image in pending_images(stream)}
         together = patches.get(stream.row[0], {}) | own
-        if group and sum(together.values()) > _MOST_PATCHES:
+        if group and sum(together.values()) > MOST_PATCHES:
             yield group
             group, patches, together = [], {}, own
         group.append(stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence as Seq
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.types import Sequence
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, blank, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
@@ -165,21 +165,28 @@ class BatchLayout:
         return jax.tree.map(stack, *rows), image_index
 
     def abstract(self, sequences: int, length: int) -> Batch:
-        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated."""
+        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated.
+
+        For a model that sees, half of all tokens are taken for image tokens.
+        """
         bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
         per_micro = self.rows(bucket) * (self.buckets[bucket] // length) * self.shards
         micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # as `build` grows
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
-        fields = {
+        fields: dict[str, Any] = {
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
             for name in (*_INTEGERS, *_FLOATS)
         }
+        if self._vision is not None:
+            fields["positions"] = jax.ShapeDtypeStruct((*shape, 3), np.int32, sharding=sharding)
+            fields["image_index"] = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+            window = self._vision.window_patches
+            patches = -(-self.width // 2 * self._vision.group // window) * window
+            fields["images"] = abstract_images(shape[:2], patches, self._vision, self._dtype, sharding)
         whole = replicated(self.mesh)
-        return Batch(
-            buckets=jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole),  # type: ignore[arg-type]
-            count=jax.ShapeDtypeStruct((), np.int32, sharding=whole),  # type: ignore[arg-type]
-            **fields,  # type: ignore[arg-type]
-        )
+        fields["buckets"] = jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole)
+        fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+        return Batch(**fields)
 
     def _pack(self, lengths: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """(micro-batch, shard, offset) of every sequence and the bucket of every micro-batch: first fit, longest first."""

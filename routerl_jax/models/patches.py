@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -139,6 +140,20 @@ def concatenate(images: Sequence[ImagePatches], buckets: Sequence[int]) -> Visio
 def blank(patches: int, width: int, *, group: int = 4) -> VisionInputs:
     """Inputs of a bucket's size without a picture in them: for rows that have none beside rows that have some."""
     return VisionInputs(**_blank(patches, width, group))
+
+
+def abstract_images(lead: tuple[int, ...], patches: int, config: Any, dtype: Any, sharding: Any) -> VisionInputs:
+    """Shapes of inputs with leading axes `lead` and P patches for a tower (a `vision.VisionConfig`), with a sharding."""
+
+    def shape(*size: int, dtype: Any = np.int32) -> Any:
+        return jax.ShapeDtypeStruct((*lead, *size), dtype, sharding=sharding)
+
+    return VisionInputs(
+        patches=shape(patches, config.patch_dim, dtype=dtype),
+        positions=shape(patches, 2),
+        segments=shape(patches),
+        slots=shape(patches // config.group),
+    )
 
 
 def _blank(patches: int, width: int, group: int) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from routerl_jax.parallel.topology import hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import random_architecture
 
-PROGRAMS = ("update", "prefill", "decode")
+PROGRAMS = ("update", "encode", "prefill", "decode")  # encode: of models that see
 _GIB = 2**30
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -163,7 +163,9 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
     learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))
-    return lowered, {"update": reference + copied + _bytes(cache), "prefill": learner, "decode": learner}
+    beside = dict.fromkeys(("encode", "prefill", "decode"), learner)
+    beside["encode"] += _bytes(cache)
+    return lowered, beside | {"update": reference + copied + _bytes(cache)}
 
 
 def _bytes(tree: Any) -> int:

@@ -110,7 +110,7 @@ def test_eight_devices_and_few_rows() -> None:
 def test_pictures_that_do_not_fit_one_call(monkeypatch) -> None:
     """A budget of one picture a call, and prompts fed in pieces that cut through it, change nothing."""
     whole = [stream.ledger.sequence() for stream in start(Engine(seeing.model(), rows=8, max_length=256), rounds=1)]
-    monkeypatch.setattr(images, "_MOST_PATCHES", 64)
+    monkeypatch.setattr(images, "MOST_PATCHES", 64)
     engine = Engine(seeing.model(), rows=8, max_length=256)
     engine._extend_steps = (8,)
     streams = start(engine, rounds=1)

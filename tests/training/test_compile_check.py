@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import pathlib
 import re
 
 import pytest
@@ -80,6 +83,24 @@ def test_a_gathered_weight_is_an_error() -> None:
     assert any(re.match("prefill gathers a weight of shape .*512", problem) for problem in prefill.problems)
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"])
+def test_published_shapes_with_two_layers(tmp_path: pathlib.Path, name: str) -> None:
+    """Heads, widths and vocabulary of the real ones, sharded over four chips; kernels in the text, no weight gathered."""
+    found = json.loads(json.dumps(PUBLISHED[name])) | {"num_hidden_layers": 2}
+    if "vision_config" in found:
+        found["vision_config"] |= {"depth": 2, "fullatt_block_indexes": [1]}
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    run = small_policy()
+    model = dataclasses.replace(run.model, path=str(tmp_path), architecture={}, freeze=("visual",) * ("VL" in name))
+    report = check(dataclasses.replace(run, model=model), SLICE)
+    assert not any(program.problems for program in report.programs.values() if program.fits)
+    assert any(kernel.startswith("splash_mha_fwd") for kernel in report.programs["update"].kernels)
+    assert any("paged_attention" in kernel for kernel in report.programs["decode"].kernels)
+    assert ("encode" in report.programs) == ("VL" in name)
+    if "VL" in name:  # layers with full attention over all patches of a picture
+        assert any(kernel.startswith("splash_mha_fwd") for kernel in report.programs["encode"].kernels)
+
+
 def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(topology.HBM_GIB, "TPU v5 lite", 0.001)
     found = check(small_policy(), SLICE, ["decode"])
@@ -91,7 +112,7 @@ def test_bad_input() -> None:
     for name, message in (("v5e:3x7", "no such slice"), ("tpu", "no such slice")):
         with pytest.raises(ValueError, match=message):
             check(small_policy(), name)
-    with pytest.raises(ValueError, match="choose some of update, prefill, decode"):
+    with pytest.raises(ValueError, match="choose some of update, encode, prefill, decode"):
         check(small_policy(), SLICE, ["train"])
     with pytest.raises(ValueError, match="published ones"):
         architecture_of("Qwen/Qwen9-1T")
