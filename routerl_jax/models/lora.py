@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from routerl_jax.models import projection
@@ -258,7 +259,7 @@ def digest(params: nnx.State) -> str:
     Every process must call this.
     """
     flat = {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(params)}
-    if any(isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
+    if any(isinstance(value, Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
         return ""  # shapes without values
     sums = multihost.to_host(_bit_sums(flat))
     said = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
@@ -347,7 +348,7 @@ def _draw_stack(
 
 def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
     """The mesh that an array is on, and how each of its axes is split there; None where no mesh is involved."""
-    if isinstance(value, jax.core.Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
+    if isinstance(value, Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
         return None
     sharding: Any = value.sharding
     return sharding.mesh, [*sharding.spec, *[None] * (value.ndim - len(sharding.spec))]

@@ -43,7 +43,7 @@ def train(learner, updates):
 
 
 def flat(state):
-    return {path[-1]: np.asarray(value.get_value()) for path, value in nnx.to_flat_state(state)}
+    return {str(path[-1]): np.asarray(value.get_value()) for path, value in nnx.to_flat_state(state)}
 
 
 def nbytes(tree):
@@ -121,7 +121,9 @@ def test_checkpoints_hold_the_adapter_alone(tmp_path):
     extra = {"model": model_fields(model.config), "lora": lora_fields(model)}
     checkpoints.save(2, learner.state, learner.reference, extra)
     checkpoints.wait()
-    stored = b"".join(path.read_bytes() for path in (tmp_path / "2").rglob("*") if path.is_file())
+    stored = b"".join(
+        path.read_bytes() for path in (tmp_path / "2").rglob("*") if path.is_file() and "extra" not in path.parts
+    )
     assert b"q_lora_a" in stored
     assert b"embedding" not in stored
     assert b"q_scale" not in stored
@@ -129,6 +131,7 @@ def test_checkpoints_hold_the_adapter_alone(tmp_path):
 
     again = make_learner(lora_model(base_qtype="int8"))
     fields = lora_fields(lora_model(base_qtype="int8"))
+    assert fields is not None
     again.state, again.reference, _ = checkpoints.restore(2, again.state, again.reference, model.config, fields)
     assert train(again, 2) == expected
     for name, value in flat(learner.params).items():
@@ -171,6 +174,9 @@ def test_codes_are_expanded_anew_in_the_backward_pass():
 
         tokens = jnp.zeros((1, 8), jnp.int32)
         compiled = jax.jit(jax.grad(loss)).lower(trained, frozen, tokens).compile()
-        sizes[qtype] = compiled.memory_analysis().temp_size_in_bytes
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        sizes[qtype] = analysis.temp_size_in_bytes
         weights = sum(4 * getattr(model.blocks, name)[...].size for name in ("gate", "up", "down"))
+    print(sizes, weights)
     assert sizes["int8"] < sizes[""] + weights / 4

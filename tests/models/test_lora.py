@@ -132,8 +132,8 @@ def test_adapters_lie_as_their_matrix(layout, qtype):
     for ours, theirs in zip(*(jax.tree.leaves(nnx.state(m, nnx.Param)) for m in (model, one))):
         np.testing.assert_array_equal(ours, theirs)
     assert model.base_identity == one.base_identity == base_digest(tiny.model())
-    gathered = merged(model).blocks
-    assert gathered.gate[...].sharding == tiny.model(mesh=mesh, layout=layout).blocks.gate[...].sharding
+    home = tiny.model(mesh=mesh, layout=layout).blocks.gate[...].sharding
+    assert merged(model).blocks.gate[...].sharding.is_equivalent_to(home, 3)
 
 
 def test_identity_of_the_base():
