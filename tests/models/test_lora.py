@@ -83,7 +83,7 @@ def test_merged_is_the_same_function():
     np.testing.assert_allclose(plain(TOKENS), model(TOKENS), atol=5e-5)
     assert not adapters(plain)
     assert plain.embedding[...] is model.embedding[...]  # shared, not copied
-    state = merge_state(nnx.state(model, nnx.Param))
+    state = merge_state(nnx.state(model))
     assert jax.tree.structure(state) == jax.tree.structure(nnx.split(plain)[1])
     assert merged(plain) is plain
 
