@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.projection import MODULES, QTYPES
+from routerl_jax.models.projection import MODULES, QTYPES, Scales
 from routerl_jax.parallel import multihost
 
 # As PEFT draws A: uniform within 1 / sqrt(inputs).
@@ -174,7 +174,7 @@ def merged(model: M, dtype: Any = None) -> M:
     Args:
       dtype: of the merged matrices; default: of the frozen ones (of their scales, if they are quantised).
     """
-    state = nnx.state(model, nnx.Param)
+    state = nnx.state(model)
     new = merge_state(state, dtype)
     if new is state:
         return model
@@ -188,7 +188,7 @@ def merged(model: M, dtype: Any = None) -> M:
 
 
 def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
-    """`merged` for all the parameters of a model (its state): one jitted program, which touches only what has an adapter.
+    """`merged` for the whole state of a model: one jitted program, which touches only what has an adapter.
 
     Returns `params` itself if there is nothing to merge.
     """
@@ -380,7 +380,7 @@ def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
         homes = tuple(home(one.shape) for one in shapes)
     codes, scale = _quantize_stack(value, homes=homes, **settings)
     setattr(model.blocks, name, nnx.Param(codes, axes=axes, qtype=qtype))
-    setattr(model.blocks, f"{name}_scale", nnx.Param(scale, axes=axes))
+    setattr(model.blocks, f"{name}_scale", Scales(scale, axes=axes))
 
 
 @functools.partial(jax.jit, static_argnames=("inputs", "qtype", "tile", "homes"))

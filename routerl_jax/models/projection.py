@@ -24,6 +24,10 @@ MODULES = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
 QTYPES = ("int8", "int4", "nf4")
 
 
+class Scales(nnx.Variable):
+    """Scales of quantised weights. Not an `nnx.Param`: whatever casts weights (the engine's copy) leaves them as they are."""
+
+
 def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dtype) -> Float[Array, "*B N"]:
     """`x` times matrix `name` of a block (one layer's parameters), plus alpha / rank * x A B where it has an adapter.
 

@@ -23,8 +23,9 @@ from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.families.qwen_vl import vision_from_hf, vision_rules, vision_to_hf
 from routerl_jax.models.images import ImageProcessor
-from routerl_jax.models.mapping import Rule
 from routerl_jax.models.patches import VisionInputs, blank, concatenate
+from routerl_jax.models.reading import Checkpoint
+from routerl_jax.models.stored import TensorWriter
 from routerl_jax.models.vision import VisionConfig, VisionTower, full_attention, window_attention
 from routerl_jax.parallel.mesh import batch_sharding, make_mesh
 from routerl_jax.parallel.sharding import shardings
@@ -65,10 +66,6 @@ def _hf_tower(name: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _whole(rule: Rule, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return rule.read(tensor, [(0, size) for size in shape], shape)
-
-
 def _stacked(values: dict[str, np.ndarray], tower: VisionTower) -> nnx.State:
     """Tensors by transformers' names as our parameters."""
     rules, filled = vision_rules(tower.config), []
@@ -76,9 +73,9 @@ def _stacked(values: dict[str, np.ndarray], tower: VisionTower) -> nnx.State:
         rule, shape = rules[path], variable.get_value().shape
         name = rule.name.removeprefix("visual.")
         if "{}" in name:
-            value = np.stack([_whole(rule, values[name.format(layer)], shape[1:]) for layer in range(shape[0])])
+            value = np.stack([rule.to_ours(values[name.format(layer)], shape[1:]) for layer in range(shape[0])])
         else:
-            value = _whole(rule, values[name], shape)
+            value = rule.to_ours(values[name], shape)
         assert value.shape == shape
         filled.append((path, variable.replace(jnp.asarray(value))))
     return nnx.from_flat_state(filled)
@@ -306,7 +303,7 @@ def test_sharded_weights_and_rows_give_the_same_features():
 
 
 @pytest.mark.parametrize("name", ["full_layers_inside", "qwen2_vl"])
-def test_blocks_of_a_sharded_parameter_are_read_from_their_tensor(name):
+def test_blocks_of_a_sharded_parameter_are_read_from_their_tensor(name, tmp_path):
     """Every block of every split, heads of the fused matrix included, and back to their tensor bit by bit."""
     kind, settings = _TOWERS[name]
     config = vision_from_hf({"model_type": kind, "vision_config": settings})
@@ -314,16 +311,21 @@ def test_blocks_of_a_sharded_parameter_are_read_from_their_tensor(name):
     for path, variable in nnx.to_flat_state(nnx.state(tower, nnx.Param)):
         rule = vision_rules(config)[path]
         shape = variable.get_value().shape[path[0] == "blocks" :]
-        theirs = np.arange(np.prod(shape)).reshape(rule.their_shape(shape))
-        whole = _whole(rule, theirs, shape)
+        theirs = np.arange(np.prod(shape), dtype=np.float32).reshape(rule.their_shape(shape))
+        whole = rule.to_ours(theirs, shape)
         np.testing.assert_array_equal(rule.to_theirs(whole), theirs)
+        with TensorWriter(tmp_path / "model.safetensors", {"x": (theirs.shape, theirs.dtype)}) as writer:
+            writer.write(theirs)
+        checkpoint = Checkpoint(tmp_path)
         halves = [[(0, size), (0, size // 2), (size // 2, size)] if size % 2 == 0 else [(0, size)] for size in shape]
         for axis, choices in enumerate(halves):
             for choice in choices:
-                block = [(0, size) for size in shape]
-                block[axis] = choice
-                expected = whole[tuple(slice(*bounds) for bounds in block)]
-                np.testing.assert_array_equal(rule.read(theirs, block, shape), expected)
+                bounds = [(0, size) for size in shape]
+                bounds[axis] = choice
+                expected = whole[tuple(slice(*pair) for pair in bounds)]
+                found = np.full(expected.shape, np.nan, np.float32)
+                checkpoint.read("x", rule, shape, [(tuple(bounds), found)])
+                np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", list(_TOWERS))
