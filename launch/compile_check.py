@@ -34,7 +34,7 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/search_qwen25_7b.py.")
     flags.DEFINE_string("topology", "v5e:16x16", "TPU slice: generation and shape in chips.")
-    flags.DEFINE_list("programs", ["update", "prefill", "decode"], "Which to compile.")
+    flags.DEFINE_list("programs", ["update", "encode", "prefill", "decode"], "Which to compile.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
 

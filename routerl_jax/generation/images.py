@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int32
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
 from routerl_jax.models.vision import VisionConfig
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
 _LEAST_PATCHES, _STEP = 1024, 4  # of a shard in a call: sizes grow by this factor
@@ -94,10 +95,7 @@ def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any)
             slots[shard, digest] = image.slots + start // config.group
             start += len(image.patches)
         most = max(most, start)
-    size = _LEAST_PATCHES
-    while size < most:
-        size *= _STEP
-    size = -(-size // config.window_patches) * config.window_patches
+    size = _bucket(most, config)
     rows = [
         concatenate(list(group.values()), [size]) if group else blank(size, config.patch_dim, group=config.group)
         for group in images
@@ -110,3 +108,22 @@ def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any)
         return jax.make_array_from_callback(stacked.shape, sharding, lambda index: stacked[index])
 
     return jax.tree.map(place, *rows), slots
+
+
+def largest(model: VisionLanguageModel, mesh: Mesh) -> VisionInputs:
+    """What `gather` gives when a call's images are as many as it takes from several conversations, as shapes."""
+    config, shards, sharding = model.vl_config.vision, batch_shards(mesh), batch_sharding(mesh)
+
+    def spread(array: np.ndarray) -> Any:
+        dtype = model.compute_dtype if array.dtype == np.float32 else array.dtype
+        return jax.ShapeDtypeStruct((shards, *array.shape), dtype, sharding=sharding)
+
+    return jax.tree.map(spread, blank(_bucket(_MOST_PATCHES, config), config.patch_dim, group=config.group))
+
+
+def _bucket(needed: int, config: VisionConfig) -> int:
+    """Patches of a shard in a call, rounded up so that there are few shapes."""
+    size = _LEAST_PATCHES
+    while size < needed:
+        size *= _STEP
+    return -(-size // config.window_patches) * config.window_patches

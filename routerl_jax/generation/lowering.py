@@ -11,11 +11,13 @@ from jax.sharding import Mesh, NamedSharding
 
 from routerl_jax.generation import programs
 from routerl_jax.generation.cache import CacheKind
+from routerl_jax.generation.images import largest
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.parallel.mesh import batch_shards, replicated
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 
 def lower_programs(
@@ -42,7 +44,7 @@ def lower_programs(
       truncate: whether some rows sample with top-p or top-k.
 
     Returns:
-      `prefill` and `decode`; `.compile()` gives text, memory and cost.
+      `prefill` and `decode`, for a model that sees also `encode`, of its images; `.compile()` gives text, memory and cost.
     """
     config, dtype = model.config, model.compute_dtype
     graph, params = nnx.split(model)
@@ -60,19 +62,26 @@ def lower_programs(
     jitted = programs.jit_programs(graph, mesh, stored)
     some = (shards, min(prompt_rows, per_shard))
     fed = (*some, min(prompt_tokens, max_length))
-    prefill = jitted.extend.lower(
+    lowered, seen = {}, {}
+    if isinstance(model, VisionLanguageModel):
+        images = largest(model, mesh)
+        lowered["encode"] = jitted.encode.lower(params=params, images=images)
+        features = (shards, images.slots.shape[-1], config.embed)
+        seen = {"image_values": host(features, dtype, batch_sharding(mesh)), "image_index": host(fed)}
+    lowered["prefill"] = jitted.extend.lower(
         params=params,
         cache=stored,
         rows=host(some),
         starts=host(some),
         tokens=host(fed),
-        positions=host(fed),
+        positions=host((*fed, 3) if seen else fed),
         counts=host(some),
         span=max_length,
+        **seen,
     )
     every = (shards, per_shard)
     table = (STATE_BUCKET, config.vocab_size)
-    decode = jitted.decode.lower(
+    lowered["decode"] = jitted.decode.lower(
         params=params,
         cache=stored,
         inputs=programs.DecodeInputs(
@@ -96,4 +105,4 @@ def lower_programs(
         span=max_length,
         truncate=truncate,
     )
-    return {"prefill": prefill, "decode": decode}
+    return lowered

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence as Seq
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from routerl_jax.core.types import Sequence
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
+from routerl_jax.models.vision import VisionConfig
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
@@ -151,10 +152,7 @@ class BatchLayout:
                 tokens = slice(start + first, start + first + image.tokens)
                 image_index[micro, shard, tokens] = image.slots + before // vision.group
                 used[micro, shard] = before + len(image.patches)
-        size = _LEAST_PATCHES
-        while size < max(used.values()):
-            size *= 2
-        size = -(-size // vision.window_patches) * vision.window_patches
+        size = _patch_bucket(max(used.values()), vision)
         empty = blank(size, vision.patch_dim, group=vision.group)
         rows = [concatenate(groups[place], [size]) if place in groups else empty for place in np.ndindex(*shape[:2])]
 
@@ -165,21 +163,36 @@ class BatchLayout:
         return jax.tree.map(stack, *rows), image_index
 
     def abstract(self, sequences: int, length: int) -> Batch:
-        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated."""
+        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated.
+
+        For a model that sees, all of these tokens are of images.
+        """
         bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
         per_micro = self.rows(bucket) * (self.buckets[bucket] // length) * self.shards
         micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # as `build` grows
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
-        fields = {
-            name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
-            for name in (*_INTEGERS, *_FLOATS)
+
+        def spread(shape: tuple[int, ...], dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        fields = {name: spread(shape, np.int32) for name in _INTEGERS} | {
+            name: spread(shape, np.float32) for name in _FLOATS
         }
-        whole = replicated(self.mesh)
-        return Batch(
-            buckets=jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole),  # type: ignore[arg-type]
-            count=jax.ShapeDtypeStruct((), np.int32, sharding=whole),  # type: ignore[arg-type]
-            **fields,  # type: ignore[arg-type]
-        )
+        vision = self._vision
+        if vision is not None:
+            fields |= {"positions": spread((*shape, 3), np.int32), "image_index": spread(shape, np.int32)}
+            patches = _patch_bucket(self.width * vision.group, vision)
+            fields["images"] = jax.tree.map(
+                lambda array: spread(
+                    (*shape[:2], *array.shape), self._dtype if array.dtype.kind == "f" else array.dtype
+                ),
+                blank(patches, vision.patch_dim, group=vision.group),
+            )
+
+        def whole(shape: tuple[int, ...]) -> Any:
+            return jax.ShapeDtypeStruct(shape, np.int32, sharding=replicated(self.mesh))
+
+        return Batch(buckets=whole((micros,)), count=whole(()), **fields)
 
     def _pack(self, lengths: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """(micro-batch, shard, offset) of every sequence and the bucket of every micro-batch: first fit, longest first."""
@@ -207,6 +220,14 @@ class BatchLayout:
             chunk_buckets.append(bucket)
             waiting = left
         return places, chunk_buckets
+
+
+def _patch_bucket(needed: int, vision: VisionConfig) -> int:
+    """Patches of a shard, rounded up so that there are few shapes."""
+    size = _LEAST_PATCHES
+    while size < needed:
+        size *= 2
+    return -(-size // vision.window_patches) * vision.window_patches
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
+from tqdm.auto import tqdm
 
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.lowering import lower_programs
@@ -31,7 +32,7 @@ from routerl_jax.parallel.topology import hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import random_architecture
 
-PROGRAMS = ("update", "prefill", "decode")
+PROGRAMS = ("update", "encode", "prefill", "decode")  # encode: images, of models that see
 _GIB = 2**30
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -83,7 +84,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     model = abstract_policy(config, mesh)
     lowered, resident = _lower(config, model, mesh)
     reports = {}
-    for name in [name for name in lowered if name in programs]:
+    for name in tqdm([name for name in PROGRAMS if name in lowered and name in programs], "compiling", unit="program"):
         weights = _weight_shapes(model, mesh) if name != "update" else set()
         reports[name] = _compile(name, lowered[name], resident[name] / _GIB, available, weights)
     return Report(
@@ -163,7 +164,10 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
     learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))
-    return lowered, {"update": reference + copied + _bytes(cache), "prefill": learner, "decode": learner}
+    return lowered, {
+        "update": reference + copied + _bytes(cache),
+        **dict.fromkeys(("encode", "prefill", "decode"), learner),
+    }
 
 
 def _bytes(tree: Any) -> int:
