@@ -219,3 +219,40 @@ def test_float32_products_are_float32_on_accelerators_too(saved: Models) -> None
     assert len(found) > 25  # 9 in a block, one output projection, each with its gradients
     assert set(found) == {"(Precision.HIGHEST,"}
     assert not any("HIGHEST" in precision for precision in precisions("bfloat16"))
+
+
+@pytest.mark.parametrize("family", ["llama_rope_llama3", "qwen2_tied", "qwen3"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(saved: Models, family: str) -> None:
+    """Root mean square of the distance from float32 logits: at most a tenth above that of transformers' own bfloat16.
+
+    And no logit further off than 2 units in the last place of the largest one (2**-7 of it) beyond transformers' worst.
+    """
+    hf, directory = saved(family)
+    tokens = random_tokens(3, 40)
+    exact = hf_logits(hf, tokens)
+    theirs = hf_logits(type(hf).from_pretrained(directory, dtype=torch.bfloat16).eval(), tokens)
+    ours = np.asarray(logits(load_pretrained(str(directory), dtype="bfloat16"), tokens))
+    off, reference = np.abs(ours - exact), np.abs(theirs - exact)
+    assert 0 < np.sqrt((off**2).mean()) <= 1.1 * np.sqrt((reference**2).mean())
+    assert off.max() <= reference.max() + 2 * 2.0**-7 * np.abs(exact).max()
+
+
+def test_left_padding(saved: Models) -> None:
+    """Padding before a sequence, positions counted from its first token, as transformers' `generate` batches prompts."""
+    hf, model = load(saved, "qwen2_rope_yarn")
+    tokens = random_tokens(2, 30)
+    mask = np.ones((2, 30), int)
+    mask[0, :11] = 0
+    positions = np.maximum(mask.cumsum(1) - 1, 0)
+    got = np.asarray(logits(model, tokens, positions, mask))
+    with torch.no_grad():
+        expected = hf(torch.as_tensor(tokens), attention_mask=torch.as_tensor(mask)).logits.numpy()
+    np.testing.assert_allclose(got[mask > 0], expected[mask > 0], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen3_rope_yarn", "mistral"])
+def test_beyond_the_trained_positions(saved: Models, family: str) -> None:
+    """200 tokens where YaRN's original context has 32."""
+    hf, model = load(saved, family)
+    tokens = random_tokens(1, 200)
+    np.testing.assert_allclose(logits(model, tokens), hf_logits(hf, tokens), rtol=0, atol=TOLERANCE)
