@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from routerl_jax.models import families
-from routerl_jax.models.family import FAMILIES
+from routerl_jax.models.family import family_of
 
 assert families  # importing them registers them
 
@@ -74,6 +74,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_size": 3584},
         *(152064, 3584, 28, 28, 4, 18944),
     ),
+    "colqwen2-v1.0": {  # as transformers writes it
+        "model_type": "colqwen2",
+        "vlm_config": _vision_language(
+            "qwen2_vl",
+            {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_size": 1536},
+            *(151936, 1536, 28, 12, 2, 8960),
+        ),
+    },
+    "colqwen2.5-v0.2": _vision_language(  # as colpali-engine does
+        "qwen2_5_vl", _TOWER | {"out_hidden_size": 2048}, 151936, 2048, 36, 16, 2, 11008, architectures=["ColQwen2_5"]
+    ),
     "bert-base-uncased": _bert(768, 12, 3072),
     "bert-large-uncased": _bert(1024, 24, 4096),
     "roberta-large": _bert(1024, 24, 4096, "roberta", 50265, 514),
@@ -101,6 +112,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def abstract_model(name: str) -> nnx.Module:
     """A published model in bfloat16: shapes without values."""
     config = PUBLISHED[name]
-    family = FAMILIES.get(config["model_type"])
+    family = family_of(config, name)
     architecture = family.read(config, name)
     return nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), param_dtype=jnp.bfloat16))
