@@ -128,7 +128,7 @@ class TextTower(nnx.Module):
         self.blocks = TowerBlocks(tower, init)
         self.final_norm = init.ones((tower.embed,), (None,))
         self.final_norm_bias = init.zeros((tower.embed,), (None,))
-        self.projection = init.normal((tower.embed, config.projection), ("embed", None))
+        self.projection = init.normal((tower.embed, config.projection), ("embed", "mlp"))
 
     def __call__(self, tokens: Int[Array, "B T"], attention: Attention) -> Float[Array, "B E"]:
         x = _layers(self.blocks, self.word[...][tokens] + self.position[...][: tokens.shape[1]], True, attention)
@@ -153,7 +153,7 @@ class VisionTower(nnx.Module):
         self.blocks = TowerBlocks(tower, init)
         self.final_norm = init.ones((tower.embed,), (None,))
         self.final_norm_bias = init.zeros((tower.embed,), (None,))
-        self.projection = init.normal((tower.embed, config.projection), ("embed", None))
+        self.projection = init.normal((tower.embed, config.projection), ("embed", "mlp"))
 
     def __call__(self, pixels: Float[Array, "B S S 3"], attention: Attention) -> Float[Array, "B E"]:
         side, eps = self.config.patch, self.config.vision.norm_eps

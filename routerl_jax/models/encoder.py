@@ -78,7 +78,7 @@ class Encoder(Embedder):
         self.embedding_norm_bias = init.zeros((config.embed,), (None,))
         self.blocks = EncoderBlocks(config, init)
         if config.pooling == "pooler":
-            self.pooler = init.normal((config.embed, config.embed), ("embed", None))
+            self.pooler = init.normal((config.embed, config.embed), ("embed", "mlp"))
             self.pooler_bias = init.zeros((config.embed,), (None,))
 
     @property

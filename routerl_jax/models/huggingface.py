@@ -148,7 +148,7 @@ def save_pretrained(
     from huggingface_hub.serialization import split_state_dict_into_shards_factory
 
     directory = pathlib.Path(directory).resolve()
-    model = merged(model)
+    model = merged(model) if isinstance(model, Decoder) else model
     parts = _parts(model, dtype)
     split = split_state_dict_into_shards_factory(
         parts,

@@ -237,6 +237,19 @@ def test_a_row_padded_at_its_left_in_bert(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(got[mask], hf_hidden(hf, TOKENS, mask)[mask], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_bfloat16_hidden_states(tmp_path: pathlib.Path, kind: str) -> None:
+    """As near to float32 as transformers in bfloat16 is, or twice: both round at every step, in another order."""
+    hf = random_model(tmp_path, kind)
+    tokens = np.where(MASK, np.maximum(TOKENS, 5), hf.config.pad_token_id)
+    exact = hf_hidden(hf, tokens, MASK)[MASK]
+    with torch.no_grad():
+        half = hf.bfloat16()(torch.as_tensor(tokens), attention_mask=torch.as_tensor(MASK).long())
+    theirs = np.abs(half.last_hidden_state.float().numpy()[MASK] - exact).max()
+    ours = np.asarray(run(load(tmp_path, dtype="bfloat16"), tokens, MASK)).astype(np.float32)[MASK]
+    assert np.abs(ours - exact).max() < 2 * theirs < 0.2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooler(tmp_path: pathlib.Path, kind: str) -> None:
     """As the Open-WikiTable bi-encoder: transformers' pooler_output, as it is. 2e-5 as above; values are below 1."""
