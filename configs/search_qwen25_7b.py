@@ -70,7 +70,9 @@ def search_run(path: str) -> TrainConfig:
             minibatches=4,
             loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.0001),
             optimizer=OptimizerConfig(lr=2e-6, weight_decay=0.0),
-            length_buckets=(1024, 2048, 4096),
+            # Short conversations share rows. One bucket compiles in a third of the time of three, and what attention computes
+            # between conversations of a row in vain is no more than a twentieth of the work at 7 billion parameters.
+            length_buckets=(4096,),
             micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
             remat="full",
         ),
