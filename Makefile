@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+WORKERS := --numprocesses=2 --dist=loadfile
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
 .PHONY: quickstart test test-all lint warm-start clean
@@ -14,10 +15,10 @@ quickstart: $(VENV)/.installed
 		$(if $(wildcard $(RUN)/config.json),--resume)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

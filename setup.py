@@ -50,6 +50,7 @@ EXTRAS = {
         "peft>=0.21",  # parity tests only
         "pyright>=1.1.390",
         "pytest>=8.0",
+        "pytest-xdist>=3.6",
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
     ],
