@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Passage
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.vocabulary import train_tokenizer
-from routerl_jax.learning.batch import Batch
+from routerl_jax.learning.batch import TOKEN_FIELDS, Batch
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import make_mesh
@@ -101,11 +100,7 @@ class ScriptedKB:
 
 def unpack(batch: Batch) -> list[dict[str, np.ndarray]]:
     """The sequences of a batch: `tokens` [T], and every per-target field by name, [T - 1] (the target's, not its place's)."""
-    fields = {
-        field.name: np.asarray(getattr(batch, field.name))
-        for field in dataclasses.fields(batch)
-        if field.name not in ("buckets", "count")
-    }
+    fields = {name: np.asarray(getattr(batch, name)) for name in TOKEN_FIELDS if getattr(batch, name) is not None}
     found = []
     for segment in np.unique(fields["segment_ids"])[1:]:
         at = fields["segment_ids"] == segment
