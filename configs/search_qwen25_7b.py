@@ -31,7 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     Questions and corpus as in configs/smollm2_search.py; the first 8,000 questions train, the next 128 validate, the next
     500 test. Sequence length, group size, batch and learning rate are the paper's; the advantage, the prompt and the
-    encoder are not. It has been compiled for v5e:16x16 (docs/accelerators.md) and not been run: no step time, no result. Any slice whose chips are a multiple of 4 will do, if the compile check says that it fits.
+    encoder are not. It has been compiled for v5e:16x16 (docs/accelerators.md) and not been run: no step time, no result.
+    Any slice whose chips are a multiple of 4 will do, if the compile check says that it fits.
     """
     return to_config_dict(search_run("Qwen/Qwen2.5-7B"))
 
