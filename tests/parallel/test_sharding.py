@@ -280,7 +280,6 @@ PODS = {
 NOT_FOR_TENSOR = {
     "position": "positions (0.5 to 17 MB)",
     "patch": "pixels of a patch (1 to 3 MB)",
-    "projection": "CLIP's projections (1 to 2 MB)",
     "latents": "NV-Embed's latents (4 MB)",
 }
 
