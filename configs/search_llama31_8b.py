@@ -13,7 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl
     python -m launch.compile_check --config=configs/search_llama31_8b.py --topology=v5e:16x16
 
-    Its prefill and decode have been compiled for v5e:16x16 (docs/accelerators.md); it has not been run. The weights need Meta's
+    It has been compiled for v5e:16x16 (docs/accelerators.md) and not been run. The weights need Meta's
     licence: give the directory you downloaded, --config.model.path=DIR.
     """
     return to_config_dict(search_run("meta-llama/Llama-3.1-8B-Instruct"))
