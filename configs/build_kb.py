@@ -1,17 +1,18 @@
-"""Building a dense knowledge base; every key can be given on the command line."""
+"""Building a knowledge base of any kind; every key can be given on the command line."""
 
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.knowledge.build import BuildConfig
+from routerl_jax.knowledge.kinds import KB_BUILDERS
 
 
-def get_config() -> ml_collections.ConfigDict:
-    """A dense knowledge base over MiniLM embeddings, searched with ScaNN.
+def get_config(kind: str = "dense_text") -> ml_collections.ConfigDict:
+    """A knowledge base of a kind, named after a colon; without one, passages with MiniLM embeddings and ScaNN.
 
     python -m launch.build_kb --config=configs/build_kb.py --workdir=DIR --config.corpus=FILE.jsonl.gz
+    python -m launch.build_kb --config=configs/build_kb.py:dense_table --workdir=DIR --config.corpus=TABLES.jsonl.gz
 
     About 35 passages of 90 words, or 170 of 20 words, a second on two CPU cores: 4 minutes for the 7,795 passages of
-    HotpotQA's distractor pool. `knowledge.build.BuildConfig` explains the keys.
+    HotpotQA's distractor pool. The kind's own class explains the keys: `knowledge.build.BuildConfig` for these two.
     """
-    return to_config_dict(BuildConfig())
+    return to_config_dict(KB_BUILDERS.get(kind).config(kind=kind))

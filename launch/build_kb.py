@@ -1,8 +1,7 @@
 r"""Builds a knowledge base of a corpus or of tables: passages, their embeddings and an index, in one directory.
 
     python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/hotpotqa --config.corpus=corpus.jsonl.gz
-    python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/tables --config.corpus=tables.jsonl.gz \
-        --config.kind=dense_table
+    python -m launch.build_kb --config=configs/build_kb.py:dense_table --workdir=kb/tables --config.corpus=tables.jsonl.gz
 
 The same command run again after a kill goes on with the first shard that was not finished.
 """
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config_as, start
+from launch.command import read_config_as, read_config_dict, start
 
 FLAGS = flags.FLAGS
 
@@ -30,9 +29,10 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.knowledge.build import BuildConfig, build_kb
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    report = build_kb(read_config_as(BuildConfig), FLAGS.workdir)
+    builder = KB_BUILDERS.get(read_config_dict().get("kind", "dense_text"))
+    report = builder.build(read_config_as(builder.config), FLAGS.workdir, progress=True)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
 

@@ -60,11 +60,15 @@ def read_config_as(schema: type[T]) -> T:
     """As `read_config`, for a program whose configuration is of another class."""
     from routerl_jax.core.config import from_config_dict
 
-    value = FLAGS.config
-    if not isinstance(value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
-        path = cast(Any, FLAGS["config"]).config_filename
-        raise ValueError(f"--config={path}: there is no such file; configurations lie in configs/")
-    return from_config_dict(schema, value)
+    return from_config_dict(schema, read_config_dict())
+
+
+def read_config_dict() -> ConfigDict:
+    """What --config and its overrides say, unchecked. Raises ValueError that names the file if there is none."""
+    flag = cast(Any, FLAGS["config"])
+    if not isinstance(flag.value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
+        raise ValueError(f"--config={flag.config_filename}: there is no such file; configurations lie in configs/")
+    return flag.value
 
 
 def _refuse_url(key: str, path: str | None) -> None:

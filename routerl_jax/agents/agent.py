@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Call, Episode, Example, Message, Passage, Turn
+from routerl_jax.core.types import Call, Episode, Example, Message, Passage, Query, Turn
 from routerl_jax.generation.engine import Engine, Generated, Stream
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.models.images import ImageSource
@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 class SearchTool(Protocol):
     """A knowledge base as the driver calls it: many queries at once, results in their order."""
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+    def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
         """Returns up to k passages per query, best first. May raise; the driver turns that into failed calls."""
         ...
 
@@ -41,7 +41,7 @@ class Rollout:
         engine: Engine,
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, str, str, int], Awaitable[Call]],
+        wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
     ) -> None:
         self.example = example
         self.sample = sample
@@ -118,8 +118,11 @@ class Tool:
         self._rollout = rollout
         self.name = name
 
-    async def search(self, query: str, k: int = 3) -> Call:
-        """Searches; the driver batches it with everybody else's. Never raises: look at `call.error`."""
+    async def search(self, query: Query, k: int = 3) -> Call:
+        """Searches for a text, or for a picture in a TextAndImage; the driver batches it with everybody else's.
+
+        Never raises: look at `call.error`.
+        """
         call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
         if self._rollout.turns:
             self._rollout.turns[-1].calls.append(call)

@@ -17,9 +17,10 @@ from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
-from routerl_jax.core.types import Call, Episode, Example, Passage
+from routerl_jax.core.types import Call, Episode, Example, Passage, Query
 from routerl_jax.generation.engine import Engine, Generated, Stream
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.knowledge.query import query_image, query_text
 from routerl_jax.parallel import multihost
 
 
@@ -191,7 +192,7 @@ class _Driver:
         self._note_request(rollout)
         return await future
 
-    async def _wait_tool(self, rollout: Rollout, tool: str, query: str, k: int) -> Call:
+    async def _wait_tool(self, rollout: Rollout, tool: str, query: Query, k: int) -> Call:
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._calls.append(_PendingCall(rollout, tool, query, k, future))
         self._note_request(rollout)
@@ -227,21 +228,17 @@ class _Driver:
             call.rollout.outstanding -= 1
             call.future.set_result(replies[i])
 
-    async def _search(self, tool: str, queries: list[str], k: int) -> list[Call]:
+    async def _search(self, tool: str, queries: list[Query], k: int) -> list[Call]:
         """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other."""
         started = time.perf_counter()
         results = await self._attempt(tool, queries, k)
         if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
             results = [(await self._attempt(tool, [query], k))[0] for query in queries]
         seconds = time.perf_counter() - started
-        return [
-            Call(tool=tool, query=query, error=result.message, seconds=seconds)
-            if isinstance(result, _Failure)
-            else Call(tool=tool, query=query, passages=result, seconds=seconds)
-            for query, result in zip(queries, results)
-        ]
+        cost = float(getattr(self.tools.get(tool), "cost", 1.0))
+        return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
 
-    async def _attempt(self, tool: str, queries: list[str], k: int) -> Sequence[_Result]:
+    async def _attempt(self, tool: str, queries: list[Query], k: int) -> Sequence[_Result]:
         """Per query its passages, or why there are none."""
         if tool not in self.tools:
             return [_Failure(f"there is no tool {tool!r}")] * len(queries)
@@ -279,6 +276,17 @@ class _Failure:
 _Result = tuple[Passage, ...] | _Failure
 
 
+def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
+    try:
+        image = query_image(query)
+    except ValueError:  # a picture that is not there; the tool has said so
+        image = ""
+    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
+    if isinstance(result, _Failure):
+        return dataclasses.replace(call, error=result.message)
+    return dataclasses.replace(call, passages=result)
+
+
 def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
     """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
 
@@ -305,7 +313,7 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
 class _PendingCall:
     rollout: Rollout
     tool: str
-    query: str
+    query: Query
     k: int
     future: asyncio.Future[Call]
 

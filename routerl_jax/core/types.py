@@ -49,24 +49,50 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TextAndImage:
+    """What an encoder embeds or a query asks: a text, a picture (a path, encoded bytes, a PIL image or an array), or both."""
+
+    text: str | None = None
+    image: Any = None
+
+
+Query = str | TextAndImage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
-    """One retrieved unit of a knowledge base. `score` is the retriever's own scale, higher is better."""
+    """One retrieved unit of a knowledge base.
+
+    Attributes:
+      score: on the retriever's own scale, higher is better.
+      image: its picture, as a path or a `data:image/...;base64,` URI; "" if it has none.
+    """
 
     id: str
     title: str
     text: str
     score: float = 0.0
+    image: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One tool call and its reply. A failed call has `error` set and no passages; it never raises in an agent."""
+    """One tool call and its reply. A failed call has `error` set and no passages; it never raises in an agent.
+
+    Attributes:
+      query: the text that was searched for; "" where it was a picture alone.
+      image: digest of the picture that was searched for, "" if none.
+      seconds: wall-clock time of the batch that the call was in.
+      cost: the tool's own price of the query (`KnowledgeBase.cost`), the same in every run.
+    """
 
     tool: str
     query: str
+    image: str = ""
     passages: tuple[Passage, ...] = ()
     error: str | None = None
     seconds: float = 0.0
+    cost: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

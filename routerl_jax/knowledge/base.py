@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Protocol
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
 
 
@@ -18,38 +20,42 @@ class KnowledgeBase(abc.ABC):
     """Passages that can be searched by many queries at once; safe to use from several threads.
 
     A kind implements `_search`; what is common to all, the checks and the treatment of empty queries, is here.
+
+    Attributes:
+      reads: what queries may hold, "text", "image" or both.
+      cost: of one query, in units of one dense search; a number that is the same in every run, for rewards.
     """
 
     name: str
+    reads: ClassVar[frozenset[str]] = frozenset({"text"})
+    cost: float = 1.0
 
     @abc.abstractmethod
     def __len__(self) -> int:
         """Number of passages."""
 
     @abc.abstractmethod
-    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """Results for queries that are not blank."""
+    def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
+        """Results for queries that are not blank: strings, or TextAndImage where there is a picture."""
 
-    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Passage]]:
+    def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.
 
         A blank query finds nothing. What a query finds doesn't depend on the others of the call.
 
         Raises:
-          ValueError: k is not a whole number of at least 1, `queries` is not a list of strings, or the kind's own search
-            does not give one result per query.
+          ValueError: k is not a whole number of at least 1, `queries` is not a list of strings (or of TextAndImage, for
+            kinds that read pictures), or the kind's own search does not give one result per query.
         """
         if isinstance(queries, str):
             raise ValueError(f"search takes a list of queries, got one string; write search([{queries!r}])")
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r} must be a whole number of at least 1")
-        for i, query in enumerate(queries):
-            if not isinstance(query, str):
-                raise ValueError(f"query {i} is of type {type(query).__name__}, expected a string")
-        asked = [i for i, query in enumerate(queries) if query.strip()]
+        read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
+        asked = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
         if asked:
-            answers = self._search([queries[i] for i in asked], k)
+            answers = self._search([read[i] for i in asked], k)
             if len(answers) != len(asked):
                 raise ValueError(
                     f"knowledge base {self.name!r} gave {len(answers)} results for {len(asked)} queries: "
@@ -69,3 +75,22 @@ class Opener(Protocol):
 
 
 KB_KINDS: Registry[Opener] = Registry("kind of knowledge base")
+
+
+class Builder(NamedTuple):
+    """How a kind is built: the class of its configuration and what makes the directory.
+
+    The class is a dataclass with a field `kind` and a default for every field.
+    `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
+    """
+
+    config: type
+    build: Callable[..., Any]
+
+
+KB_BUILDERS: Registry[Builder] = Registry("kind of knowledge base to build")
+
+
+def build(config: Any, directory: str | pathlib.Path, *, progress: bool = True) -> Any:
+    """Builds the knowledge base that a configuration of any kind describes, and returns its report."""
+    return KB_BUILDERS.get(config.kind).build(config, directory, progress=progress)

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256, read_corpus
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
@@ -417,3 +418,7 @@ def _size(directory: pathlib.Path) -> int:
 def _peak_rss() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+for _kind in KINDS:
+    KB_BUILDERS.register(_kind)(Builder(BuildConfig, build_kb))

@@ -1,7 +1,7 @@
 """Cassettes: every tool call and its reply on a tape, so that a run can be repeated without the tool.
 
-A tape is a JSON Lines file, `{tool, query, k, passages}` or `{tool, query, k, error: {type, message}}` per line. A call
-is known by tool, query and k: equal calls get equal replies, in whatever order they come.
+A tape is a JSON Lines file, `{tool, query, k, cost, passages}` or `{tool, query, k, cost, error: {type, message}}` per
+line. A call is known by tool, query (`query.query_key`) and k: equal calls get equal replies, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Passage, Query
+from routerl_jax.knowledge.query import query_key, query_text
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]
@@ -39,7 +40,7 @@ _Reply = list[Passage] | Failure
 class Searchable(Protocol):
     """Anything with the `search` of a knowledge base."""
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+    def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
         """Up to k passages per query, best first."""
         ...
 
@@ -67,6 +68,7 @@ class Cassette:
         self.mode = mode
         self.timeout = timeout
         self._replies: dict[_Key, _Reply] = {}
+        self._costs: dict[str, float] = {}
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
@@ -97,11 +99,16 @@ class Cassette:
         """What was recorded for (tool, query, k), None if nothing was."""
         return self._replies.get(key)
 
-    def record(self, key: _Key, reply: _Reply) -> None:
+    def cost(self, name: str) -> float:
+        """What a query costs on the tool `name`, as recorded; 1 if nothing was."""
+        return self._costs.get(name, 1.0)
+
+    def record(self, key: _Key, reply: _Reply, cost: float = 1.0) -> None:
         """Puts a reply on the tape, unless there is one for the same call already."""
         with self._lock:
             if key not in self._replies:
-                self._file.write(_line(key, reply))
+                self._file.write(_line(key, reply, cost))
+                self._costs.setdefault(key[0], cost)
                 self._file.flush()
                 self._replies[key] = reply
 
@@ -118,7 +125,9 @@ class Cassette:
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
         for number, line in enumerate(lines, 1):
             try:
-                key, reply = _parse(json.loads(line))
+                fields = json.loads(line)
+                key, reply = _parse(fields)
+                self._costs.setdefault(key[0], float(fields.get("cost", 1.0)))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
             self._replies.setdefault(key, reply)
@@ -131,14 +140,15 @@ class RecordedTool:
         self.name = name
         self._cassette = cassette
         self._kb = kb
+        self.cost = cassette.cost(name) if kb is None else float(getattr(kb, "cost", 1.0))
 
-    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Passage]]:
+    def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
         """As the knowledge base's `search`; LookupError with tool and query if a tape to replay lacks the reply."""
-        queries = list(queries)
-        unknown = list(dict.fromkeys(query for query in queries if (self.name, query, k) not in self._cassette))
+        keys = [query_key(query) for query in queries]
+        unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
         if unknown:
             self._ask(unknown, k)
-        replies = [self._cassette.reply((self.name, query, k)) for query in queries]
+        replies = [self._cassette.reply((self.name, key, k)) for key in keys]
         results = []
         for reply in replies:
             if isinstance(reply, Failure):
@@ -146,11 +156,12 @@ class RecordedTool:
             results.append(list(reply or []))
         return results
 
-    def _ask(self, queries: list[str], k: int) -> None:
+    def _ask(self, unknown: dict[str, Query], k: int) -> None:
+        keys, queries = list(unknown), list(unknown.values())
         if self._kb is None or self._cassette.mode == "replay":
             raise LookupError(
-                f"{self._cassette.path} holds no reply of tool {self.name!r} to query {queries[0]!r} (k={k}). The run "
-                f"differs from the recorded one; use mode='auto' to record what is missing"
+                f"{self._cassette.path} holds no reply of tool {self.name!r} to query {query_text(queries[0])!r} (k={k}). "
+                f"The run differs from the recorded one; use mode='auto' to record what is missing"
             )
         started = time.monotonic()
         try:
@@ -158,26 +169,26 @@ class RecordedTool:
             if len(results) != len(queries):
                 raise ValueError(f"tool {self.name!r} gave {len(results)} results for {len(queries)} queries")
         except Exception as error:
-            self._check_time(started, queries, k)
+            self._check_time(started, keys, k)
             if len(queries) == 1:
-                self._cassette.record((self.name, queries[0], k), Failure(type(error).__name__, str(error)))
+                self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
             raise
-        self._check_time(started, queries, k)
-        for query, passages in zip(queries, results):
-            self._cassette.record((self.name, query, k), list(passages))
+        self._check_time(started, keys, k)
+        for key, passages in zip(keys, results):
+            self._cassette.record((self.name, key, k), list(passages), self.cost)
 
-    def _check_time(self, started: float, queries: list[str], k: int) -> None:
+    def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""
         if time.monotonic() - started > self._cassette.timeout:
             failure = Failure("TimeoutError", f"no reply within {self._cassette.timeout:g} s")
-            for query in queries:
-                self._cassette.record((self.name, query, k), failure)
+            for key in keys:
+                self._cassette.record((self.name, key, k), failure, self.cost)
             raise failure.exception()
 
 
-def _line(key: _Key, reply: _Reply) -> bytes:
+def _line(key: _Key, reply: _Reply, cost: float) -> bytes:
     tool, query, k = key
-    fields: dict[str, Any] = {"tool": tool, "query": query, "k": k}
+    fields: dict[str, Any] = {"tool": tool, "query": query, "k": k, "cost": cost}
     if isinstance(reply, Failure):
         fields["error"] = reply._asdict()
     else:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge import dense  # noqa: F401 - registers its kinds
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
+from routerl_jax.knowledge.kinds import KB_KINDS
 from routerl_jax.knowledge.store import Manifest, Store
 
 

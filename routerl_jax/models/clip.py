@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Float32, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.clip_images import ClipImageProcessor
 from routerl_jax.models.config import Prompts
@@ -77,14 +78,6 @@ class ClipConfig:
     def patches(self) -> int:
         """Patches of a picture; a last one that is not whole is not read."""
         return (self.image_size // self.patch) ** 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextAndImage:
-    """An input of both kinds, either of which may be missing."""
-
-    text: str | None = None
-    image: ImageSource | None = None
 
 
 class TowerBlocks(nnx.Module):

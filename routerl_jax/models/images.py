@@ -5,6 +5,7 @@ Numpy and Pillow on the host; equal to transformers' Qwen2VLImageProcessor (its 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import io
@@ -38,8 +39,8 @@ def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image
     early is refused, for its missing part would be made up.
 
     Args:
-      source: encoded bytes, a path, a PIL image, or an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of uint8, uint16,
-        bool, or floats from 0 to 1.
+      source: encoded bytes, a path, a `data:` URI in base64, a PIL image, or an array [H, W], [H, W, 1], [H, W, 3] or
+        [H, W, 4] of uint8, uint16, bool, or floats from 0 to 1.
       name: what errors call the picture; default: its path, or "image".
 
     Raises:
@@ -59,6 +60,39 @@ def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image
     except Exception as error:
         logging.warning("%s: EXIF data is damaged (%s); the picture is used as stored", name, error)
     return _flatten(source, name)
+
+
+def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "image") -> bytes:
+    """A picture's encoded bytes, from wherever they are: given, in a file, or in a `data:` URI in base64.
+
+    Raises:
+      ValueError: no such file, or a URI of another form; names the picture.
+    """
+    if isinstance(source, str) and _is_data(source):
+        head, comma, data = source.partition(",")
+        try:
+            if not comma or not head.endswith(";base64"):
+                raise ValueError("no ';base64,' in it")
+            return base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise ValueError(f"{name}: not a data URI in base64 ({error}); give data:image/png;base64,...") from error
+    if isinstance(source, (str, os.PathLike)):
+        try:
+            return pathlib.Path(source).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{name}: can't be read ({error.strerror}); check the path") from error
+    return bytes(source)
+
+
+def image_digest(source: ImageSource) -> str:
+    """SHA-256 of what a picture is given as: of its encoded bytes, wherever they are, or of its pixels."""
+    if isinstance(source, Image.Image):
+        parts: tuple[Any, bytes] = (source.mode, source.size), source.tobytes()
+    elif isinstance(source, np.ndarray):
+        parts = (source.dtype.str, source.shape), source.tobytes()
+    else:
+        return hashlib.sha256(image_bytes(source)).hexdigest()
+    return hashlib.sha256(repr(parts[0]).encode() + parts[1]).hexdigest()
 
 
 def crop(image: Image.Image, bbox: Sequence[float], *, name: str = "image") -> Image.Image:
@@ -271,15 +305,17 @@ def _channels(
 def _name(source: ImageSource, name: str | None) -> str:
     if name is not None:
         return name
-    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else "image"
+    if isinstance(source, (str, os.PathLike)) and not _is_data(source):
+        return os.fspath(source)
+    return "image"
+
+
+def _is_data(source: str | os.PathLike) -> bool:
+    return isinstance(source, str) and source.startswith("data:")
 
 
 def _open(source: bytes | bytearray | str | os.PathLike, name: str) -> Image.Image:
-    if isinstance(source, (str, os.PathLike)):
-        try:
-            source = pathlib.Path(source).read_bytes()
-        except OSError as error:
-            raise ValueError(f"{name}: can't be read ({error.strerror}); check the path") from error
+    source = image_bytes(source, name)
     try:
         return Image.open(io.BytesIO(source))
     except Exception as error:

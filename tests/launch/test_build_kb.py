@@ -57,7 +57,7 @@ def test_build_search_and_rebuild(corpus: pathlib.Path, tmp_path: pathlib.Path) 
         ((), "corpus must be set"),
         (("--config=configs/nowhere.py",), "--config=configs/nowhere.py: there is no such file"),
         (("--config.corpus=nowhere.jsonl",), "nowhere.jsonl does not exist"),
-        (("--config.corpus=x.jsonl", "--config.kind=text"), "kind='text' is not one of dense_text, dense_table"),
+        (("--config.corpus=x.jsonl", "--config.kind=text"), "unknown kind of knowledge base to build 'text'"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: pathlib.Path, arguments: tuple[str, ...], expected: str) -> None:

@@ -19,7 +19,8 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from routerl_jax.models.clip import Clip, TextAndImage, uniir_text
+from routerl_jax.core.types import TextAndImage
+from routerl_jax.models.clip import Clip, uniir_text
 from routerl_jax.models.clip_images import ClipImageProcessor, processor_from_hf
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.families.clip import clip_from_hf

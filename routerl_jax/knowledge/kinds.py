@@ -1,0 +1,8 @@
+"""All kinds of knowledge bases that come with the package; importing this registers how each is built and opened."""
+
+from __future__ import annotations
+
+from routerl_jax.knowledge import build, dense  # noqa: F401 - they register themselves
+from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS
+
+__all__ = ["KB_BUILDERS", "KB_KINDS"]

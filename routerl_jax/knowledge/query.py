@@ -1,0 +1,48 @@
+"""What is asked of a knowledge base: a text, a picture, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from routerl_jax.core.types import Query, TextAndImage
+from routerl_jax.models.images import image_digest
+
+
+def query_text(query: Query) -> str:
+    """The words of a query; "" where it is a picture alone."""
+    return query if isinstance(query, str) else query.text or ""
+
+
+def query_image(query: Query) -> str:
+    """The digest of a query's picture; "" where it has none."""
+    return "" if isinstance(query, str) or query.image is None else image_digest(query.image)
+
+
+def query_key(query: Query) -> str:
+    """What two equal queries have in common, as one string: the text, and the digest of the picture if there is one."""
+    image = query_image(query)
+    return f"{query_text(query)}\0image:{image}" if image else query_text(query)
+
+
+def is_blank(query: Query) -> bool:
+    """Nothing is asked: no picture, and no text but white space."""
+    return not query_text(query).strip() and (isinstance(query, str) or query.image is None)
+
+
+def checked_query(query: object, number: int, reads: Collection[str], name: str) -> Query:
+    """The query as a knowledge base of that name takes it, which reads "text", "image" or both: texts alone as strings.
+
+    Raises:
+      ValueError: something else, or a text or a picture where the knowledge base reads none.
+    """
+    if isinstance(query, str):
+        text, image = query, None
+    elif isinstance(query, TextAndImage):
+        text, image = query.text or "", query.image
+    else:
+        raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
+    if image is not None and "image" not in reads:
+        raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
+    if text.strip() and "text" not in reads:
+        raise ValueError(f"query {number} has a text, but knowledge base {name!r} is searched by pictures alone")
+    return text if image is None else TextAndImage(text=text or None, image=image)

@@ -1,0 +1,1 @@
+"""Language models that are asked for one answer: extraction, summaries, judges, data construction."""

@@ -1,0 +1,52 @@
+"""What a language model is to those who want one answer to each prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from routerl_jax.core.types import Message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A model's answer to one conversation, or why there is none.
+
+    Attributes:
+      text: the answer; "" where it failed.
+      error: why it failed, in one line; None if it did not.
+      finish: "stop" (it came to its end), "length" (`max_tokens` cut it) or "error".
+      prompt_tokens, tokens: read and written; 0 where they are not known.
+    """
+
+    text: str = ""
+    error: str | None = None
+    finish: str = "stop"
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+
+class ChatModel(Protocol):
+    """A model that answers conversations; safe to use from several threads.
+
+    Attributes:
+      name: of the model, as caches and reports know it.
+    """
+
+    name: str
+
+    def complete(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """One answer per conversation, in order. A conversation that fails has `error` set; nothing is raised for it.
+
+        Args:
+          schema: a JSON schema that the answer should obey. A model that can't be made to may ignore it: check the answer.
+        """
+        ...
