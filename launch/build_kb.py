@@ -31,7 +31,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    builder = KB_BUILDERS.get(read_config_dict().get("kind", "dense_text"))
+    builder = KB_BUILDERS.get(str(read_config_dict().get("kind", "dense_text")))
     report = builder.build(read_config_as(builder.config), FLAGS.workdir, progress=True)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
