@@ -280,6 +280,7 @@ class McpTool:
     async def _guarded(self, ask: Any) -> Any:
         """`ask(client)` within the time limit. Whatever goes wrong with the connection ends it."""
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
 
         session = None
         try:
@@ -287,7 +288,7 @@ class McpTool:
                 session = await self._connected()
                 return await session.race(ask(session.client))
         except MCPError as error:
-            if session is not None and session.ended:
+            if error.code == CONNECTION_CLOSED:
                 await self._drop(session)
                 raise Unavailable(f"the MCP server {self._where} went away ({error})") from error
             raise RuntimeError(f"the MCP server {self._where}: {error}") from error
