@@ -118,7 +118,7 @@ class StoreWriter:
         return Part(self.scratch / name, self._progress / name)
 
     def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Does a stage of a kind's own, or finds it done; returns what `work` returned (JSON-serialisable). After `passages`."""
+        """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
         marker = self._progress / f"stage-{stage}"
         if not marker.is_file():
             _finish(marker, work())
