@@ -100,7 +100,7 @@ class Checkpoint:
         if not index.is_file():
             self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
             return
-        places = _weight_map(index)
+        places = weight_map(index)
         for file in sorted(set(places.values())):
             # What else lies in a file is not part of this model.
             found = {stored.name: stored for stored in tensors_of(directory / file) if places.get(stored.name) == file}
@@ -178,8 +178,8 @@ class Checkpoint:
         return next((self._stored[name] for name in names if name in self._stored), None)
 
 
-def _weight_map(index: pathlib.Path) -> dict[str, str]:
-    """Which file an index says that a tensor is in."""
+def weight_map(index: pathlib.Path) -> dict[str, str]:
+    """Which file an index says that a tensor is in. Raises ValueError if it does not say, or names files elsewhere."""
     content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
