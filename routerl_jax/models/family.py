@@ -63,6 +63,13 @@ class Family:
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
 
+    def architecture(self, config: Mapping[str, Any], source: str) -> Any:
+        """`read`, where a key that config.json lacks is a ValueError that names it."""
+        try:
+            return self.read(config, source)
+        except KeyError as error:
+            raise ValueError(f"{source}: {error} is missing; a {config.get('model_type')} needs it") from error
+
 
 FAMILIES: Registry[Family] = Registry("model family")
 
@@ -71,8 +78,11 @@ def family_of(config: Mapping[str, Any], source: str) -> Family:
     """The family of a config.json: of its class, where that makes another model of a known `model_type`, else of the type.
 
     Raises:
+      ValueError: no JSON object.
       UnsupportedModelError: any other; the message lists all there are.
     """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{source}: holds no JSON object; expected a model's configuration")
     for name in config.get("architectures") or ():
         if name in FAMILIES:
             return FAMILIES.get(name)
