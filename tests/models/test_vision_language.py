@@ -17,6 +17,7 @@ import transformers
 from flax import nnx
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from routerl_jax.models import image_tokens
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Features
 from routerl_jax.models.families.qwen_vl import vision_language_from_hf, vision_language_rules
@@ -269,6 +270,21 @@ def test_published_config(saved: Any) -> None:
     flat["rope_scaling"] = None
     with pytest.raises(UnsupportedModelError, match=r"^config\.json: rope_parameters without mrope_section"):
         vision_language_from_hf(flat)
+
+
+def test_processed_pictures_are_kept_as_far_as_memory_goes(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last used ones; and one that is larger than what may be kept is still processed once for its group."""
+    host = load(saved("qwen2_vl")[1]).image_tokens
+    first, second, third = (np.full((56, 56, 3), level, np.uint8) for level in range(3))
+    size = host.process(first).patches.nbytes
+    monkeypatch.setattr(image_tokens, "_KEPT_BYTES", 2 * size)
+    kept, old = host.process(first), host.process(second)
+    assert host.process(first) is kept
+    host.process(third)
+    assert host.process(first) is kept
+    assert host.process(second) is not old
+    monkeypatch.setattr(image_tokens, "_KEPT_BYTES", size - 1)
+    assert host.process(third) is host.process(third)
 
 
 def test_bad_prompts(saved: Any) -> None:
