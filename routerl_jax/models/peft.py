@@ -42,7 +42,11 @@ _UNSUPPORTED = {
     "layer_replication": ([], None),
     "target_parameters": ([], None),
     "trainable_token_indices": ([], {}, None),
+    "alora_invocation_tokens": ([], None),
 }
+# How an adapter began that took nothing from its base: after other ways (pissa, olora, corda, ...) peft changes the base's
+# weights whenever it loads the adapter.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype: str | None = None) -> None:
@@ -163,6 +167,11 @@ def _read_config(directory: pathlib.Path) -> dict[str, Any]:
     for key, allowed in _UNSUPPORTED.items():
         if config.get(key) not in allowed:
             raise UnsupportedModelError(f"{path}: {key}={config[key]!r} is not supported; supported: {allowed[0]!r}")
+    if config.get("init_lora_weights") not in _INITS:
+        raise UnsupportedModelError(
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} changes the base; give peft's save_pretrained "
+            f"path_initial_model_for_weight_conversion, which makes it a plain one"
+        )
     return config
 
 
