@@ -47,6 +47,8 @@ class Family:
       rules: configuration -> which tensor holds which parameter.
       spellings: (how a rule's name begins, what stands there in some checkpoints): of models with or without heads, of
         other versions of transformers.
+      modules: (how a rule's name begins, what transformers' module is called there), where these differ: of an adapter's
+        tensors, which transformers does not rename as it does with a model's.
       complete: (configuration, its directory, config.json) -> the configuration with what the directory's other files say
         (pooling, prompts, image processing).
       finish: reads what else a directory says about a model, into the model.
@@ -59,6 +61,7 @@ class Family:
     create: Callable[..., Any]
     rules: Callable[[Any], Rules]
     spellings: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, str] = ("", "")
     complete: Callable[[Any, pathlib.Path, Mapping[str, Any]], Any] = lambda config, directory, said: config
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, Sharding
 from tqdm.auto import tqdm
 
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.mapping import Rule, Rules
+from routerl_jax.models.mapping import Rule, Rules, spelled
 from routerl_jax.models.stored import DTYPES, Stored, tensors_of
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.sharding import shardings
@@ -94,7 +94,7 @@ class Checkpoint:
     def __init__(self, directory: pathlib.Path, spellings: Sequence[tuple[str, str]] = ()) -> None:
         self.directory = directory
         self.bytes_read = 0
-        self._spellings = (("", ""), *spellings)
+        self._spellings = tuple(spellings)
         self._stored: dict[str, Stored] = {}
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
@@ -174,7 +174,7 @@ class Checkpoint:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
     def _find(self, name: str) -> Stored | None:
-        names = (new + name[len(old) :] for old, new in self._spellings if name.startswith(old))
+        names = spelled(name, self._spellings)
         return next((self._stored[name] for name in names if name in self._stored), None)
 
 
