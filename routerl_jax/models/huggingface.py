@@ -91,10 +91,7 @@ def load_pretrained(
     if family.role == "decoder" and generation_path.is_file():
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
-    try:
-        architecture = family.complete(family.read(config, str(config_path)), directory, config)
-    except KeyError as error:
-        raise ValueError(f"{config_path}: {error} is missing; a {config['model_type']} needs it") from error
+    architecture = family.complete(family.architecture(config, str(config_path)), directory, config)
     dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
