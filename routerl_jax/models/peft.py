@@ -67,8 +67,7 @@ def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype
     found = adapters(model)
     if not found:
         raise ValueError("the model has no adapter; save_pretrained writes all its weights")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"{directory} is not empty; give a directory that can be written afresh")
+    multihost.on_main(lambda: _refuse_filled(directory))
     tensors: dict[str, np.ndarray] = {}
     for name in found:
         a, b = (multihost.to_host(getattr(model.blocks, f"{name}_lora_{side}")[...]) for side in "ab")
@@ -77,8 +76,15 @@ def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype
             stem = _PREFIX + _module(model, name).format(layer)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, a.shape[-1]).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(b.shape[1], -1).T)
-    if not multihost.is_main():
-        return
+    multihost.on_main(lambda: _write(model, directory, base, tensors))
+
+
+def _refuse_filled(directory: pathlib.Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} is not empty; give a directory that can be written afresh")
+
+
+def _write(model: Decoder, directory: pathlib.Path, base: str, tensors: dict[str, np.ndarray]) -> None:
     scratch = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
