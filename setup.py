@@ -38,13 +38,18 @@ REQUIRED = [
 # The TPU compiler; no TPU needed. Pinned to jax 0.10.2: an older one may not know its kernels.
 LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
 
+# Web search, language models behind HTTP, caches and rate limits in Redis.
+WEB = ["aiohttp>=3.10", "redis>=5.0", "trafilatura>=2.0"]
+
 EXTRAS = {
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
     "tpu": ["jax[tpu]>=0.10.2"],
+    "web": WEB,
     "cuda": ["jax[cuda12]>=0.10.2"],
     "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
+        *WEB,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         LIBTPU,
         "peft>=0.21",  # parity tests only
