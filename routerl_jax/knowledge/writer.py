@@ -13,7 +13,8 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -106,15 +107,22 @@ class StoreWriter:
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
-        self._progress.mkdir(parents=True, exist_ok=True)
-        marker = self._progress / "passages"
-        if not marker.is_file():
-            _finish(marker, {"count": _write_passages(self.scratch, passages)})
-        return json.loads(marker.read_text())["count"]
+        return _passages(self.scratch, self._progress, passages)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
         return Shards(self.scratch, self._progress, dim, shard_size)
+
+    def part(self, name: str) -> Part:
+        """A part with texts and vectors of its own, in the directory of that name; after `passages`."""
+        return Part(self.scratch / name, self._progress / name)
+
+    def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Does a stage of a kind's own, or finds it done; returns what `work` returned (JSON-serialisable). After `passages`."""
+        marker = self._progress / f"stage-{stage}"
+        if not marker.is_file():
+            _finish(marker, work())
+        return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and moves everything into place."""
@@ -142,6 +150,21 @@ class StoreWriter:
                 f"{self.directory} already holds a knowledge base, of another corpus, encoder or configuration. Load it with "
                 f"load_kb, give another directory, or set config.overwrite=True to replace it"
             )
+
+
+class Part:
+    """Texts and vectors beside those of the passages, as a graph's entities: written in the same way."""
+
+    def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
+        self.directory, self._progress = directory, progress
+
+    def passages(self, passages: Iterable[Passage]) -> int:
+        """Writes all texts in one go, or finds them written; returns their number."""
+        return _passages(self.directory, self._progress, passages)
+
+    def embeddings(self, dim: int, shard_size: int) -> Shards:
+        """Their matrix of embeddings, as `StoreWriter.embeddings`."""
+        return Shards(self.directory, self._progress, dim, shard_size)
 
 
 class Shards:
@@ -183,6 +206,14 @@ class Shards:
 
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
+
+
+def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+    progress.mkdir(parents=True, exist_ok=True)
+    marker = progress / "passages"
+    if not marker.is_file():
+        _finish(marker, {"count": _write_passages(directory, passages)})
+    return json.loads(marker.read_text())["count"]
 
 
 def _write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
@@ -229,7 +260,7 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
         flush()
 
 
-def _finish(marker: pathlib.Path, content: dict[str, int]) -> None:
+def _finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
     unfinished = marker.with_suffix(".part")
     unfinished.write_text(json.dumps(content))
