@@ -19,7 +19,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from routerl_jax.core.compressed import plain_name
@@ -96,6 +96,20 @@ def passages_sha256(passages: Iterable[Passage]) -> str:
     for passage in passages:
         digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
     return digest.hexdigest()
+
+
+def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
+    """The passages one by one; ValueError if there are none, one is empty, or an id repeats."""
+    if not passages:
+        raise ValueError("no passages to build a knowledge base from")
+    seen: set[str] = set()
+    for i, passage in enumerate(passages):
+        if not passage.text.strip():
+            raise ValueError(f"passage {i} ({passage.id!r}) is empty")
+        if passage.id in seen:
+            raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
+        seen.add(passage.id)
+        yield passage
 
 
 def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | None = None) -> str:

@@ -29,3 +29,8 @@ class Split:
             piece = words[start : start + self.words]
             if not start or len(piece) >= self.least:
                 yield " ".join(piece)
+
+
+def split_of(words: int, least: int) -> Split | None:
+    """What a configuration says: None (words=0) leaves it to the format."""
+    return Split(words=words, least=least) if words else None
