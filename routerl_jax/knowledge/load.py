@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
 from routerl_jax.knowledge.kinds import KB_KINDS
 from routerl_jax.knowledge.store import Manifest, Store
@@ -83,4 +83,4 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if passages is not None:
         return passages_sha256(passages) == manifest.corpus_sha256
     path = pathlib.Path(source).expanduser()
-    return not path.is_file() or str(path.resolve()) == manifest.corpus or file_sha256(path) == manifest.corpus_sha256
+    return not path.exists() or str(path.resolve()) == manifest.corpus or corpus_sha256(path) == manifest.corpus_sha256

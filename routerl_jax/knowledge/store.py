@@ -59,9 +59,10 @@ class Manifest:
     )  # dotted keys of the build that were not defaults
     created: str  # UTC, ISO 8601
     embedding: Embedding | None = None
-    index: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # its `backend`, and the settings to load it with
+    # its `backend`, and the settings to load it with
+    index: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stored: bool = True  # passages lie here; False: a kind that asks others for them
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else the kind is opened with
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> Manifest:
@@ -91,9 +92,11 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     if manifest is not None and not manifest.corpus:
         return f"It was built from passages in memory: delete {directory} and let the program that made it do so again"
     values = {"corpus": manifest.corpus, **manifest.config} if manifest else {"corpus": "FILE"}
+    kind = values.pop("kind", "")
+    config = f"--config=configs/build_kb.py:{kind}" if kind else "--config=configs/build_kb.py"
     flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
     where = shlex.quote(f"--workdir={directory}")
-    return f"Rebuild it: python -m launch.build_kb --config=configs/build_kb.py {where} {flags} --config.overwrite"
+    return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
 
 
 class StoredArray:
@@ -192,9 +195,11 @@ class Store:
             raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
+        self._embeddings: StoredArray | None = None
+        if not self.manifest.stored:
+            return
         self.passages = StoredPassages(self.directory, memory_limit, self.hint)
         self._check(OFFSETS, (len(self.passages),), (self.manifest.count,))
-        self._embeddings: StoredArray | None = None
         if self.manifest.embedding is not None:
             self._embeddings = StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
             self._check(EMBEDDINGS, self._embeddings.shape, (self.manifest.count, self.manifest.embedding.dim))
