@@ -70,7 +70,9 @@ class Batcher:
         observer: BatchObserver | None = None,
     ) -> None:
         if max_batch < 1 or max_queue < 1 or max_wait < 0:
-            raise ValueError(f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0")
+            raise ValueError(
+                f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0"
+            )
         self.kb = kb
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
         self._observer = observer
@@ -158,7 +160,7 @@ class Batcher:
         room, k, left = self._max_batch, None, collections.deque()
         while self._requests:
             request = self._requests.popleft()
-            if not request.waiting:
+            if request.future.done() or not request.waiting:
                 continue
             if room and k in (None, request.k):
                 k = request.k
