@@ -59,9 +59,9 @@ class Manifest:
     )  # dotted keys of the build that were not defaults
     created: str  # UTC, ISO 8601
     embedding: Embedding | None = None
-    index: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # its `backend`, and the settings to load it with
+    # its `backend`, and the settings to load it with
+    index: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else the kind is opened with
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> Manifest:
@@ -115,6 +115,11 @@ class StoredArray:
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole array."""
         return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of what `read` gives."""
+        return self._array.dtype.numpy_dtype
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
