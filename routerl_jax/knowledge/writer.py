@@ -93,6 +93,11 @@ class StoreWriter:
             return None
 
     @property
+    def progress(self) -> pathlib.Path:
+        """Where finished stages leave their markers."""
+        return self._progress
+
+    @property
     def index_directory(self) -> pathlib.Path:
         """Where the index may put its files."""
         return self.scratch / INDEX
@@ -121,7 +126,7 @@ class StoreWriter:
         """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
         marker = self._progress / f"stage-{stage}"
         if not marker.is_file():
-            _finish(marker, work())
+            finish(marker, work())
         return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
@@ -179,7 +184,7 @@ class Shards:
         marker = progress / "embeddings"
         if not marker.is_file():
             create_array(self._path, (count, dim), "float32", size, math.gcd(_ROWS_CHUNK, size), compress=False)
-            _finish(marker, {"count": count, "dim": dim})
+            finish(marker, {"count": count, "dim": dim})
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
         self._todo = [bound for bound in bounds if not self._marker(bound[0]).is_file()]
         self.resumed_shards = len(bounds) - len(self._todo)
@@ -202,7 +207,7 @@ class Shards:
                 bad = passages[int(np.argmin(finite))].id
                 raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
             array[start:stop].write(vectors).result()
-            _finish(self._marker(start), {"stop": stop})
+            finish(self._marker(start), {"stop": stop})
 
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
@@ -212,7 +217,7 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
     progress.mkdir(parents=True, exist_ok=True)
     marker = progress / "passages"
     if not marker.is_file():
-        _finish(marker, {"count": _write_passages(directory, passages)})
+        finish(marker, {"count": _write_passages(directory, passages)})
     return json.loads(marker.read_text())["count"]
 
 
@@ -260,7 +265,7 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
         flush()
 
 
-def _finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
+def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
     unfinished = marker.with_suffix(".part")
     unfinished.write_text(json.dumps(content))
