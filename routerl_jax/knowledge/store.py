@@ -107,7 +107,7 @@ class StoredArray:
             self._array = ts.open(_location(path), open=True, read=True).result()
         except ValueError as error:
             raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
-        self._path, self._hint = path, hint
+        self.path, self._hint = path, hint
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
         self._check_files()
 
@@ -143,14 +143,14 @@ class StoredArray:
         try:
             return future.result()
         except ValueError as error:
-            raise ValueError(f"{self._path} is damaged ({_brief(error)}). {self._hint}") from error
+            raise ValueError(f"{self.path} is damaged ({_brief(error)}). {self._hint}") from error
 
     def _check_files(self) -> None:
         """zarr reads an absent file as zeros; here it is an error."""
         columns = ["0"] * (len(self.shape) - 1)
         rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
         for shard in range(-(-len(self) // rows_per_file)):
-            file = self._path.joinpath("c", str(shard), *columns)
+            file = self.path.joinpath("c", str(shard), *columns)
             if not file.is_file():
                 raise ValueError(f"{file} is missing. {self._hint}")
 
