@@ -204,13 +204,14 @@ def _build(
 ) -> Report:
     places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
     config = dataclasses.replace(config, **places)
-    clock, embedding = Clock(), _Vectoriser(config, encoder)
+    clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source[1], embedding.manifest)
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
         same = (
             there is not None
             and there.embedding is not None
+            and not there.updates
             and (there.corpus_sha256, there.config) == (source[1], config.changes())
             and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
         )
@@ -247,7 +248,7 @@ def _write(
     writer: StoreWriter,
     read: Callable[[], Iterable[Passage]],
     source: tuple[str, str],
-    embedding: _Vectoriser,
+    embedding: Vectoriser,
     clock: Clock,
     progress: bool,
 ) -> None:
@@ -283,7 +284,7 @@ def _write(
     )
 
 
-class _Vectoriser:
+class Vectoriser:
     """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:

@@ -16,6 +16,7 @@ from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, VectorIndex
 from routerl_jax.knowledge.store import Store
+from routerl_jax.knowledge.updated_index import Searcher, UpdatedIndex
 
 _QUERY_BATCH = 16  # rows of every encoder call, full or not: a query's vector must not depend on how many come with it
 
@@ -54,7 +55,7 @@ class DenseKB(KnowledgeBase):
       cache_size: number of query vectors to remember (1.5 KB each at 384 dimensions).
     """
 
-    def __init__(self, store: Store, encoder: TextEncoder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+    def __init__(self, store: Store, encoder: TextEncoder, index: Searcher, *, cache_size: int = 16_384) -> None:
         embedding = store.manifest.embedding
         if embedding is None:
             raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
@@ -84,7 +85,10 @@ class DenseKB(KnowledgeBase):
                 f"than kb.json says of {built_with!r}. Give the old one "
                 f"(load_kb(..., encoder=DIRECTORY)). {store.hint}"
             )
-        return cls(store, model, _open_index(store, index, mesh))
+        main = _open_index(store, index, mesh)
+        if store.manifest.delta is None:
+            return cls(store, model, main)
+        return cls(store, model, UpdatedIndex(main, store.added_embeddings, store.deleted, mesh=mesh))
 
     def __len__(self) -> int:
         return len(self.store)
