@@ -32,6 +32,7 @@ from routerl_jax.knowledge.encoders import (
 )
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
 from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter
@@ -40,7 +41,6 @@ from routerl_jax.models.embedding import Embedder
 KINDS = ("dense_text", "dense_table")
 # Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
 _SLICE, _SLICE_BATCHES = 1024, 16
-_SCAN = 65_536  # vectors read at a time by the check
 _LOW_RECALL = 0.95
 
 
@@ -55,7 +55,8 @@ class BuildConfig:
     query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
-    index: str = "scann"  # "scann" (CPU, approximate when large) or "exact" (on the device mesh)
+    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number)
+    index: str = "scann"
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     passage_words: int = (
@@ -66,7 +67,7 @@ class BuildConfig:
     table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
     embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
-    check_queries: int = 256  # passages whose neighbours are looked up to measure the index's recall; 0: no check
+    check_queries: int = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
@@ -84,12 +85,13 @@ class BuildConfig:
             ("rows_per_passage", "kind", "dense_table"),
             ("table_budget", "kind", "dense_table"),
             ("scann", "index", "scann"),
-            ("recall_target", "index", "exact"),
         ):
             if getattr(self, needs) != value and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
+        if self.recall_target != 1 and not self.index.startswith("exact"):
+            raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
     def changes(self) -> dict[str, Any]:
         """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
@@ -102,9 +104,9 @@ class BuildConfig:
 
     def index_settings(self) -> dict[str, Any]:
         """The settings of the chosen index."""
-        return {"scann": dataclasses.asdict(self.scann), "exact": {"recall_target": self.recall_target}}.get(
-            self.index, {}
-        )
+        if self.index == "scann":
+            return dataclasses.asdict(self.scann)
+        return {"recall_target": self.recall_target} if self.index.startswith("exact") and ":" not in self.index else {}
 
 
 def _default(key: str) -> Any:
@@ -192,22 +194,6 @@ def build_from_passages(
     )
 
 
-def recall(index: VectorIndex, vectors: VectorSource, queries: Float32[np.ndarray, "Q D"], k: int = 10) -> float:
-    """Share of the k vectors of largest inner product that the index finds, against a plain scan with numpy.
-
-    A found vector counts if it is as near as the k-th nearest, so that ties do no harm.
-    """
-    n = vectors.shape[0]
-    k = min(k, n)
-    best = np.full((len(queries), 0), -np.inf, np.float32)
-    for start in range(0, n, _SCAN):
-        scores = queries @ vectors.read(start, min(start + _SCAN, n)).T
-        best = np.concatenate([best, scores], 1)
-        best = -np.partition(-best, k - 1, axis=1)[:, :k] if best.shape[1] > k else best
-    _, found = index.search(queries, k)
-    return float((found >= best.min(1, keepdims=True) - 1e-5).mean())
-
-
 def _build(
     config: BuildConfig,
     directory: str | pathlib.Path,
@@ -218,13 +204,14 @@ def _build(
 ) -> Report:
     places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
     config = dataclasses.replace(config, **places)
-    clock, embedding = Clock(), _Vectoriser(config, encoder)
+    clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source[1], embedding.manifest)
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
         same = (
             there is not None
             and there.embedding is not None
+            and not there.updates
             and (there.corpus_sha256, there.config) == (source[1], config.changes())
             and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
         )
@@ -261,7 +248,7 @@ def _write(
     writer: StoreWriter,
     read: Callable[[], Iterable[Passage]],
     source: tuple[str, str],
-    embedding: _Vectoriser,
+    embedding: Vectoriser,
     clock: Clock,
     progress: bool,
 ) -> None:
@@ -297,7 +284,7 @@ def _write(
     )
 
 
-class _Vectoriser:
+class Vectoriser:
     """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
@@ -378,9 +365,7 @@ def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iter
 def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | None:
     if not queries:
         return None
-    n = vectors.shape[0]
-    rows = np.unique(np.linspace(0, n - 1, min(queries, n)).astype(np.int64))
-    return recall(index, vectors, vectors.take(rows))
+    return recall(index, vectors, jittered(vectors, queries, seed=1))
 
 
 def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:

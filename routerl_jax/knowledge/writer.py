@@ -196,18 +196,24 @@ class Shards:
         Raises:
           ValueError: `embed` gives another shape than it should, or values that are not finite.
         """
+        self.write_rows(lambda start, stop: self._checked(embed, self.passages.read(start, stop)))
+
+    def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
+        """As `write`, from vectors that are there: those of rows start..stop."""
         array = open_array(self._path)
         for start, stop in self._todo:
-            passages = self.passages.read(start, stop)
-            vectors = np.asarray(embed(passages), np.float32)
-            if vectors.shape != (stop - start, self.dim):
-                raise ValueError(f"the encoder gave {vectors.shape}, expected {(stop - start, self.dim)}")
-            finite = np.isfinite(vectors).all(1)
-            if not finite.all():
-                bad = passages[int(np.argmin(finite))].id
-                raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
-            array[start:stop].write(vectors).result()
+            array[start:stop].write(vectors(start, stop)).result()
             finish(self._marker(start), {"stop": stop})
+
+    def _checked(self, embed: Embed, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+        vectors = np.asarray(embed(passages), np.float32)
+        if vectors.shape != (len(passages), self.dim):
+            raise ValueError(f"the encoder gave {vectors.shape}, expected {(len(passages), self.dim)}")
+        finite = np.isfinite(vectors).all(1)
+        if not finite.all():
+            bad = passages[int(np.argmin(finite))].id
+            raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
+        return vectors
 
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
@@ -217,11 +223,12 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
     progress.mkdir(parents=True, exist_ok=True)
     marker = progress / "passages"
     if not marker.is_file():
-        finish(marker, {"count": _write_passages(directory, passages)})
+        finish(marker, {"count": write_passages(directory, passages)})
     return json.loads(marker.read_text())["count"]
 
 
-def _write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
+def write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
+    """Writes DIRECTORY/passages and returns how many there are; holds 16 MiB of them in memory."""
     count, position = 0, 0
     with (
         _appender(directory / BYTES, "uint8", _BYTES_SHARD, _BYTES_CHUNK) as append_bytes,
