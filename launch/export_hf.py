@@ -37,6 +37,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.models.huggingface import save_pretrained
     from routerl_jax.models.peft import save_adapter
+    from routerl_jax.models.vision_language import VisionLanguageModel
     from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.training.load import adapter_base, load_config, load_policy
 
@@ -54,9 +55,10 @@ def main(_: Sequence[str]) -> None:
         save_pretrained(model, output, dtype=FLAGS.dtype)
     size = sum(file.stat().st_size for file in output.iterdir())
     if FLAGS.json:
-        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.config.model_type}))
+        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}))
     else:
-        loader = "peft.AutoPeftModelForCausalLM" if alone else "AutoModelForCausalLM"
+        plain = "AutoModelForImageTextToText" if isinstance(model, VisionLanguageModel) else "AutoModelForCausalLM"
+        loader = "peft.AutoPeftModelForCausalLM" if alone else plain
         print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {loader}.from_pretrained({str(output)!r})")
 
 

@@ -18,7 +18,7 @@ from routerl_jax.models import huggingface
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
-from tests import tiny
+from tests import seeing, tiny
 from tests.programs import launch_here, refusal
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -79,6 +79,19 @@ def test_shards_of_another_type(
     assert tokenizer("It is not there.").input_ids == tiny.tokenizer().encode("It is not there.")
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Ghana"}], tokenize=False)
     assert chat == "<user>Ghana"
+
+
+def test_a_model_that_sees(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named, and the loader that is said loads it."""
+    save_pretrained(seeing.model(), tmp_path / "policy")
+    config = TrainConfig(model=ModelConfig(path=str(tmp_path / "policy")), kind="sft")
+    (tmp_path / "config.json").write_text(json.dumps(to_config_dict(config).to_dict()))
+    for number, json_wanted in enumerate(([], ["--json"])):
+        assert not launch_here("export_hf", f"--workdir={tmp_path}", f"--output={tmp_path / str(number)}", *json_wanted)
+    said, as_json = capsys.readouterr().out.splitlines()
+    assert json.loads(as_json)["model_type"] == "qwen2_5_vl"
+    assert "load it with AutoModelForImageTextToText.from_pretrained" in said
+    transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "0")
 
 
 def test_the_output_is_a_new_directory(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
