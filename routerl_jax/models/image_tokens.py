@@ -16,7 +16,7 @@ from routerl_jax.models.patches import ImagePatches
 if TYPE_CHECKING:
     from routerl_jax.models.vision_language import VisionLanguageConfig
 
-_KEPT = 256  # processed images
+_KEPT = 2**30  # bytes of processed images
 
 
 class ImageTokens:
@@ -31,6 +31,7 @@ class ImageTokens:
         self.config = config
         self.processor = processor
         self._processed: collections.OrderedDict[int, tuple[ImageSource, ImagePatches]] = collections.OrderedDict()
+        self._bytes = 0
 
     @property
     def marker(self) -> list[int]:
@@ -48,8 +49,9 @@ class ImageTokens:
         key = id(source)  # which stays its own for as long as it is kept here
         if key not in self._processed:
             self._processed[key] = source, self.processor(source, name=name)
-            if len(self._processed) > _KEPT:
-                self._processed.popitem(last=False)
+            self._bytes += self._processed[key][1].patches.nbytes
+            while self._bytes > _KEPT and len(self._processed) > 1:
+                self._bytes -= self._processed.popitem(last=False)[1][1].patches.nbytes
         self._processed.move_to_end(key)
         return self._processed[key][1]
 
