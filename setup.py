@@ -49,26 +49,38 @@ SERVE = [
     "uvloop>=0.21; sys_platform != 'win32'",
 ]
 
+# Web search, language models behind HTTP, caches and rate limits in Redis.
+WEB = ["aiohttp>=3.10", "redis>=5.0", "trafilatura>=2.0"]
+
 EXTRAS = {
     "serve": SERVE,
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
+    "bm25": ["bm25s>=0.3.16", "PyStemmer>=3.0"],
+    "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
     "tpu": ["jax[tpu]>=0.10.2"],
+    "web": WEB,
     "cuda": ["jax[cuda12]>=0.10.2"],
     "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         *SERVE,
+        *WEB,
         "accelerate>=1.0",  # transformers reads GGUF files with it
-        "aiohttp>=3.10",  # the clients of benchmarks/serving.py
-        "fastapi>=0.115",  # its peer
+        "bm25s>=0.3.16",
+        "faiss-cpu>=1.15",  # benchmarks only
+        "fastapi>=0.115",  # benchmarks only
         LIBTPU,
+        "mwparserfromhell>=0.7.2",
+        "mwxml>=0.3.8",
         "peft>=0.21",  # parity tests only
         "pyright>=1.1.390",
         "pytest>=8.0",
         "pytest-xdist>=3.6",
-        "requests>=2.31",  # the peers' clients use it
+        "PyStemmer>=3.0",
+        "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
+        "zstandard>=0.23",
     ],
 }
 

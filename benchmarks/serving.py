@@ -56,7 +56,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kb", required=True, help="directory of a dense knowledge base")
-    parser.add_argument("--questions", action="append", required=True, help="jsonl(.gz) with `question`; may be repeated")
+    parser.add_argument(
+        "--questions", action="append", required=True, help="jsonl(.gz) with `question`; may be repeated"
+    )
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--requests", type=int, default=1000, help="of ours under load; the others get a fifth")
     parser.add_argument("--repeats", type=int, default=3)
@@ -134,7 +136,10 @@ def blocking_app(kb: Any) -> Any:
         results = kb.search(body.queries, body.topk or 3)
         return {
             "result": [
-                [{"document": {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}, "score": float(p.score)} for p in found]
+                [
+                    {"document": {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}, "score": float(p.score)}
+                    for p in found
+                ]
                 for found in results
             ]
         }
@@ -325,8 +330,13 @@ def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     print("|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         times = " | ".join(f"{1000 * row[key]:,.1f}" for key in ("p50", "p99", "cpu"))
-        print(f"| {row['encoder']} | {row['side']} | {row['load']} | {row['throughput']:,.1f} | {times} | {row['failed']} |")
-    for name, value in {**ratios, **{f"p99 / median of one client, {key}": value for key, value in tails.items()}}.items():
+        print(
+            f"| {row['encoder']} | {row['side']} | {row['load']} | {row['throughput']:,.1f} | {times} | {row['failed']} |"
+        )
+    for name, value in {
+        **ratios,
+        **{f"p99 / median of one client, {key}": value for key, value in tails.items()},
+    }.items():
         print(f"{name}: {value:.1f}x")
 
 

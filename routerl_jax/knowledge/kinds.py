@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from routerl_jax.knowledge import build, dense  # noqa: F401 - they register themselves
+from routerl_jax.knowledge import bm25, build, dense, hybrid  # noqa: F401 - they register themselves
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS
+from routerl_jax.knowledge.graph import build as graph_build  # noqa: F401
 
 __all__ = ["KB_BUILDERS", "KB_KINDS"]

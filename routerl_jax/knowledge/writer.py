@@ -13,7 +13,8 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -92,6 +93,11 @@ class StoreWriter:
             return None
 
     @property
+    def progress(self) -> pathlib.Path:
+        """Where finished stages leave their markers."""
+        return self._progress
+
+    @property
     def index_directory(self) -> pathlib.Path:
         """Where the index may put its files."""
         return self.scratch / INDEX
@@ -106,15 +112,22 @@ class StoreWriter:
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
-        self._progress.mkdir(parents=True, exist_ok=True)
-        marker = self._progress / "passages"
-        if not marker.is_file():
-            _finish(marker, {"count": _write_passages(self.scratch, passages)})
-        return json.loads(marker.read_text())["count"]
+        return _passages(self.scratch, self._progress, passages)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
         return Shards(self.scratch, self._progress, dim, shard_size)
+
+    def part(self, name: str) -> Part:
+        """A part with texts and vectors of its own, in the directory of that name; after `passages`."""
+        return Part(self.scratch / name, self._progress / name)
+
+    def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
+        marker = self._progress / f"stage-{stage}"
+        if not marker.is_file():
+            finish(marker, work())
+        return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and moves everything into place."""
@@ -144,6 +157,21 @@ class StoreWriter:
             )
 
 
+class Part:
+    """Texts and vectors beside those of the passages, as a graph's entities: written in the same way."""
+
+    def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
+        self.directory, self._progress = directory, progress
+
+    def passages(self, passages: Iterable[Passage]) -> int:
+        """Writes all texts in one go, or finds them written; returns their number."""
+        return _passages(self.directory, self._progress, passages)
+
+    def embeddings(self, dim: int, shard_size: int) -> Shards:
+        """Their matrix of embeddings, as `StoreWriter.embeddings`."""
+        return Shards(self.directory, self._progress, dim, shard_size)
+
+
 class Shards:
     """The embedding matrix while it is written, shard by shard."""
 
@@ -156,7 +184,7 @@ class Shards:
         marker = progress / "embeddings"
         if not marker.is_file():
             create_array(self._path, (count, dim), "float32", size, math.gcd(_ROWS_CHUNK, size), compress=False)
-            _finish(marker, {"count": count, "dim": dim})
+            finish(marker, {"count": count, "dim": dim})
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
         self._todo = [bound for bound in bounds if not self._marker(bound[0]).is_file()]
         self.resumed_shards = len(bounds) - len(self._todo)
@@ -168,24 +196,39 @@ class Shards:
         Raises:
           ValueError: `embed` gives another shape than it should, or values that are not finite.
         """
+        self.write_rows(lambda start, stop: self._checked(embed, self.passages.read(start, stop)))
+
+    def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
+        """As `write`, from vectors that are there: those of rows start..stop."""
         array = open_array(self._path)
         for start, stop in self._todo:
-            passages = self.passages.read(start, stop)
-            vectors = np.asarray(embed(passages), np.float32)
-            if vectors.shape != (stop - start, self.dim):
-                raise ValueError(f"the encoder gave {vectors.shape}, expected {(stop - start, self.dim)}")
-            finite = np.isfinite(vectors).all(1)
-            if not finite.all():
-                bad = passages[int(np.argmin(finite))].id
-                raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
-            array[start:stop].write(vectors).result()
-            _finish(self._marker(start), {"stop": stop})
+            array[start:stop].write(vectors(start, stop)).result()
+            finish(self._marker(start), {"stop": stop})
+
+    def _checked(self, embed: Embed, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+        vectors = np.asarray(embed(passages), np.float32)
+        if vectors.shape != (len(passages), self.dim):
+            raise ValueError(f"the encoder gave {vectors.shape}, expected {(len(passages), self.dim)}")
+        finite = np.isfinite(vectors).all(1)
+        if not finite.all():
+            bad = passages[int(np.argmin(finite))].id
+            raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
+        return vectors
 
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
 
 
-def _write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
+def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+    progress.mkdir(parents=True, exist_ok=True)
+    marker = progress / "passages"
+    if not marker.is_file():
+        finish(marker, {"count": write_passages(directory, passages)})
+    return json.loads(marker.read_text())["count"]
+
+
+def write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
+    """Writes DIRECTORY/passages and returns how many there are; holds 16 MiB of them in memory."""
     count, position = 0, 0
     with (
         _appender(directory / BYTES, "uint8", _BYTES_SHARD, _BYTES_CHUNK) as append_bytes,
@@ -229,7 +272,7 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
         flush()
 
 
-def _finish(marker: pathlib.Path, content: dict[str, int]) -> None:
+def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
     unfinished = marker.with_suffix(".part")
     unfinished.write_text(json.dumps(content))

@@ -29,7 +29,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def server(directory: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def server(
+    directory: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     token = tmp_path_factory.mktemp("token") / "token.txt"
     token.write_text("s3cret\n")
     config = ["--config=configs/serve_kb.py", "--config.warm_up=false"]
