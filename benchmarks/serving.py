@@ -98,18 +98,15 @@ def serve(side: str, encoder: str, directory: str, port: int) -> None:
     """One of the servers, until it is killed."""
     import uvicorn
 
-    from routerl_jax.knowledge.dense import DenseKB, QueryCache
+    from routerl_jax.knowledge.dense import DenseKB
     from routerl_jax.knowledge.load import load_kb
     from routerl_jax.knowledge.serving.config import warm_up
 
-    if encoder == "free":
-        kb = load_kb(directory, encoder=FreeEncoder(_dim(directory)))
-    else:
-        kb = load_kb(directory)
-    assert isinstance(kb, DenseKB)
-    kb.cache = QueryCache(0)
-    if side == "one row" and encoder == "real":
-        kb.encoder = OneRow(kb.encoder)
+    found = load_kb(directory, encoder=FreeEncoder(_dim(directory)) if encoder == "free" else None)
+    if not isinstance(found, DenseKB):
+        sys.exit(f"{directory}: not a dense knowledge base")
+    chosen: Any = OneRow(found.encoder) if side == "one row" and encoder == "real" else found.encoder
+    kb = DenseKB(found.store, chosen, found.index, cache_size=0)
     warm_up(kb)
     if side == "ours":
         from routerl_jax.knowledge.serving.app import Served, create_app

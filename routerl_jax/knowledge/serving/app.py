@@ -73,7 +73,7 @@ _RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", 
 class ServerSettings:
     """How requests are batched and bounded; see `Batcher` and `Limits`. `token`: asked of every client, "" for none."""
 
-    max_batch: int = 64
+    max_batch: int = 128
     max_wait_ms: float = 0.0
     max_queue: int = 4096
     limits: Limits = dataclasses.field(default_factory=Limits)
