@@ -210,13 +210,17 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
                     loads.append(("half", arguments.clients, many // 2, -1.0))
                 for load, clients, requests, think in loads:
                     if repeat == 0:
-                        requests = min(requests, 2 * clients)
+                        requests = min(requests, max(2, clients // 4))
                     if think:
                         think = 2 * arguments.clients / capacity
                     result = server.drive(clients, requests, think, asked, arguments)
                     asked += requests
                     if load == "load" and side == "ours":
                         capacity = result["throughput"]
+                    said = ", ".join(
+                        f"{key} {result[key]:.4g}" for key in ("throughput", "p50", "p99", "cpu", "failed")
+                    )
+                    print(f"run {repeat}, {encoder}, {side}, {load}: {said}", file=sys.stderr, flush=True)
                     if repeat:
                         found.setdefault((side, load), []).append(result)
     finally:

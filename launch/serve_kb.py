@@ -55,7 +55,7 @@ def main(_: Sequence[str]) -> None:
     if config.mcp == "stdio":
         from routerl_jax.knowledge.mcp import serve_stdio
 
-        serve_stdio(served)
+        serve_stdio(served, limits=config.limits)
     else:
         serve(served, config)
 
