@@ -265,9 +265,9 @@ def _write(
     dim = texts.width()
     texts.fill(writer, dim, "passages", passage_text)
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
-        target = writer.part(part)
-        target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
         if lines:
+            target = writer.part(part)
+            target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
             texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
     clock.lap("embed")
     stats = writer.once("graph", lambda: _make(config, writer, phrases, count, texts.progress))
