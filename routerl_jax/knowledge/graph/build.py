@@ -28,7 +28,14 @@ from tqdm.auto import tqdm
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
-from routerl_jax.knowledge.corpus import file_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.corpus import (
+    checked_passages,
+    corpus_files,
+    corpus_sha256,
+    file_sha256,
+    passages_sha256,
+    read_corpus,
+)
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
 from routerl_jax.knowledge.graph.extraction import ExtractionCache, Extractor, ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
@@ -78,7 +85,7 @@ class SynonymSettings:
 class GraphConfig:
     """What `build_graph` makes."""
 
-    corpus: str = ""  # passages: .jsonl, .jsonl.gz or .json (knowledge.corpus)
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     extractor: str = (
@@ -185,8 +192,9 @@ def build_graph(
     """
     if not config.corpus:
         raise ValueError("corpus must be set: the file of passages to build from (--config.corpus=FILE)")
-    path = checked_path(config.corpus)
-    source = str(path.resolve()), file_sha256(path)
+    path = pathlib.Path(config.corpus).expanduser()
+    corpus_files(path)  # an error now, not after the encoder is loaded
+    source = str(path.resolve()), corpus_sha256(path)
     return _build(config, directory, lambda: read_corpus(path), source, progress, encoder, llm)
 
 
@@ -204,10 +212,8 @@ def build_graph_from_passages(
         raise ValueError(
             f"corpus={config.corpus!r} must be empty: the passages are given. Use build_graph to read a file"
         )
-    if not passages or len({passage.id for passage in passages}) < len(passages):
-        raise ValueError("a knowledge base needs passages, at least one, whose ids are distinct")
     source = "", passages_sha256(passages)
-    return _build(config, directory, lambda: iter(passages), source, progress, encoder, llm)
+    return _build(config, directory, lambda: checked_passages(passages), source, progress, encoder, llm)
 
 
 def _build(
@@ -296,13 +302,13 @@ def _extract(
     count = len(stored)
     try:
         with (
-            gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=3) as file,
+            gzip.GzipFile(unfinished, "wb", compresslevel=3, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
                 passages = stored.read(start, min(start + _SLICE, count))
                 for passage, found in zip(passages, extract(passages)):
-                    file.write(json.dumps(to_row(passage.id, found), ensure_ascii=False) + "\n")
+                    file.write(json.dumps(to_row(passage.id, found)).encode() + b"\n")
                     isolated += not found.triples
                     used += found is not _NOTHING
                     dropped += found.dropped
