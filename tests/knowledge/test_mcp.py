@@ -22,7 +22,9 @@ URI = f"data:image/png;base64,{PNG}"
 
 def command(kind: str) -> list[str]:
     """A server of `mcp_servers` that finds the tests whatever directory it starts in."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.knowledge.mcp_servers import main; main({kind!r})"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.knowledge.mcp_servers import main; main({kind!r})"
+    )
     return [sys.executable, "-c", code]
 
 
@@ -122,7 +124,7 @@ def test_foreign_tools_over_stdio() -> None:
 
 def test_a_tool_that_says_it_failed() -> None:
     tool = McpTool(command("foreign"), "fails")
-    with pytest.raises(RuntimeError, match="tool 'fails'.*can't do it"):
+    with pytest.raises(RuntimeError, match=r"tool 'fails'.*can't do it"):
         tool.search(["it"], k=1)
     tool.close()
 
@@ -143,7 +145,7 @@ def test_a_server_that_crashes_is_an_error_and_then_started_anew() -> None:
     tool = McpTool(command("foreign"), "crashes", timeout=60.0)
     first = tool.search(["a"], k=1)[0][0].text
     started = time.monotonic()
-    with pytest.raises(Unavailable, match="went away|failed"):
+    with pytest.raises(Unavailable, match=r"went away|failed"):
         tool.search(["crash"], k=1)
     assert time.monotonic() - started < 30
     second = tool.search(["a"], k=1)[0][0].text

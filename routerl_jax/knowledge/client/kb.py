@@ -9,35 +9,23 @@ import json
 import os
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.cache import Cache
 from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Transport
+from routerl_jax.knowledge.limits import RateLimiter
 from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import data_uri, passage_json, passage_of
 from routerl_jax.models.images import ImageSource, decode_image, image_bytes
-
-
-class Cache(Protocol):
-    """As in `knowledge.cache`."""
-
-    def get_many(self, keys: Sequence[str]) -> dict[str, bytes]: ...
-
-    def set_many(self, items: Mapping[str, bytes], ttl: float | None) -> None: ...
-
-
-class Limiter(Protocol):
-    """As in `knowledge.limits`."""
-
-    def acquire(self, key: str, n: int = 1, timeout: float | None = None) -> bool: ...
 
 
 class HttpKB(KnowledgeBase):
@@ -72,7 +60,7 @@ class HttpKB(KnowledgeBase):
         concurrency: int = 8,
         cache: Cache | None = None,
         ttl: float | None = 86_400.0,
-        limiter: Limiter | None = None,
+        limiter: RateLimiter | None = None,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
         places = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]

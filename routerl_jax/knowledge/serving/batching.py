@@ -77,7 +77,7 @@ class Batcher:
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
         self._observer = observer
         self._requests: collections.deque[_Request] = collections.deque()
-        self._arrived: asyncio.Event | None = None
+        self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
         self._worker: asyncio.Task[None] | None = None
         self._rate = 0.0  # queries per second of recent calls, for Retry-After
@@ -123,10 +123,11 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> asyncio.Event:
-        if self._arrived is None:
+        """The event that wakes the worker, which is started on this event loop if it runs on none."""
+        loop = asyncio.get_running_loop()
+        if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._arrived = asyncio.Event()
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.get_running_loop().create_task(self._work(self._arrived))
+            self._worker = loop.create_task(self._work(self._arrived))
         return self._arrived
 
     async def _work(self, arrived: asyncio.Event) -> None:

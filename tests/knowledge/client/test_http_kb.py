@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -18,9 +18,11 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.limits import LocalRateLimiter, RedisRateLimiter
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
 from tests.knowledge.serving.servers import EchoKB, running, scripted, serving, wait_until
@@ -109,7 +111,7 @@ def test_arguments_that_are_the_servers() -> None:
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(EchoKB(), settings=ServerSettings(token="s3cret")) as url:
-        with pytest.raises(RequestRefused, match="HTTP 401.*ROUTERL_KB_TOKEN"):
+        with pytest.raises(RequestRefused, match=r"HTTP 401.*ROUTERL_KB_TOKEN"):
             load_kb(url)
         assert load_kb(url, token="s3cret").search(["x"], k=1)[0]
         monkeypatch.setenv("ROUTERL_KB_TOKEN", "s3cret")
@@ -125,7 +127,7 @@ def test_what_the_server_refuses_is_not_asked_again() -> None:
         with pytest.raises(RequestRefused, match="odd queries are not for me"):
             kb.search(["odd"], k=1)
         assert len(here.calls) == 1
-        with pytest.raises(Unavailable, match="after 4 attempts.*HTTP 500: RuntimeError: the disk is gone"):
+        with pytest.raises(Unavailable, match=r"after 4 attempts.*HTTP 500: RuntimeError: the disk is gone"):
             kb.search(["boom"], k=1)
         assert len(here.calls) == 5
 
@@ -159,9 +161,15 @@ def test_retry_after_is_honoured() -> None:
 
 def test_nonsense_is_an_error() -> None:
     for reply in ({"results": []}, {"results": [["x"]]}, {"results": [[{"id": 1}]]}, ["?"], {"answer": 42}):
-        with scripted(HELLO, (200, {}, reply)) as (url, _), pytest.raises(Unavailable, match=r"results for|another form"):
+        with (
+            scripted(HELLO, (200, {}, reply)) as (url, _),
+            pytest.raises(Unavailable, match=r"results for|another form"),
+        ):
             HttpKB(url, retries=FAST).search(["x"], k=1)
-    with scripted((200, {}, {"hello": "world"})) as (url, _), pytest.raises(ValueError, match="not a server of knowledge"):
+    with (
+        scripted((200, {}, {"hello": "world"})) as (url, _),
+        pytest.raises(ValueError, match="not a server of knowledge"),
+    ):
         HttpKB(url)
 
 
@@ -172,7 +180,7 @@ async def never() -> None:
 def test_a_server_that_never_answers() -> None:
     with scripted(HELLO, never) as (url, _):
         kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=0.2, total=5))
-        with pytest.raises(Unavailable, match="after 4 attempts.*no answer in time"):
+        with pytest.raises(Unavailable, match=r"after 4 attempts.*no answer in time"):
             kb.search(["x"], k=1)
     with scripted(HELLO, never) as (url, _):
         kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=30, total=0.5))
@@ -268,21 +276,8 @@ def test_hedging_asks_again_when_it_takes_long() -> None:
         assert time.monotonic() - started < 10
 
 
-class Memory:
-    """The interface of knowledge.cache."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-
-    def get_many(self, keys: Sequence[str]) -> dict[str, bytes]:
-        return {key: self.kept[key] for key in keys if key in self.kept}
-
-    def set_many(self, items: Mapping[str, bytes], ttl: float | None) -> None:
-        self.kept.update(items)
-
-
 def test_a_cache_is_asked_first() -> None:
-    here, cache = EchoKB(), Memory()
+    here, cache = EchoKB(), MemoryCache()
     with serving(here) as url:
         kb = HttpKB(url, cache=cache)
         first = kb.search(["a", "b"], k=2)
@@ -290,25 +285,46 @@ def test_a_cache_is_asked_first() -> None:
         assert [asked for asked, _ in here.calls] == [["a", "b"], ["c"]]
         kb.search(["a"], k=1)  # another k is another question
         assert len(here.calls) == 3
-        for key in cache.kept:
-            cache.kept[key] = b"damaged"
+        cache.set_many({kb._key(query, 2): b"damaged" for query in "ab"})
         assert kb.search(["a", "b"], k=2) == first
 
 
-def test_a_rate_limit_is_asked() -> None:
-    class Limit:
-        asked: list = []  # noqa: RUF012
+def test_replies_are_shared_through_redis_and_its_end_ends_nothing(redis_server: Any) -> None:
+    here = EchoKB()
+    with serving(here) as url:
+        one, other = (
+            HttpKB(url, cache=LayeredCache([MemoryCache(), RedisCache(redis_server.url)]), ttl=60) for _ in range(2)
+        )
+        first = one.search(["a"], k=2)
+        assert other.search(["a"], k=2) == first
+        assert len(here.calls) == 1
+        redis_server.kill()
+        assert other.search(["a", "b"], k=2)[0] == first[0]  # from memory, and from the server
+        assert one.search(["c"], k=1)[0][0].text == "c (0)"
 
-        def acquire(self, key: str, n: int = 1, timeout: float | None = None) -> bool:
-            self.asked.append((key, n))
-            return n < 3
 
+def test_a_rate_limit_is_kept() -> None:
     with serving(EchoKB()) as url:
-        kb = HttpKB(url, limiter=Limit(), batch=2)
+        kb = HttpKB(url, limiter=LocalRateLimiter(rate=10, burst=2), batch=2)
+        started = time.monotonic()
         kb.search(["a", "b", "c", "d"], k=1)
-        assert Limit.asked == [("kb:echo", 2), ("kb:echo", 2)]
-        with pytest.raises(Unavailable, match="rate limit"):
-            HttpKB(url, limiter=Limit()).search(["a", "b", "c"], k=1)
+        assert time.monotonic() - started >= 0.15
+        kb = HttpKB(url, limiter=LocalRateLimiter(rate=0.01, burst=1), timeouts=Timeouts(total=1.0))
+        kb.search(["a"], k=1)
+        with pytest.raises(Unavailable, match="no permit for 1 queries within 1 s"):
+            kb.search(["b"], k=1)
+
+
+def test_a_rate_limit_is_shared_through_redis(redis_server: Any) -> None:
+    with serving(EchoKB()) as url:
+        for i in range(2):
+            limiter = RedisRateLimiter(redis_server.url, rate=0.01, burst=1)
+            kb = HttpKB(url, limiter=limiter, timeouts=Timeouts(total=1.0))
+            if i == 0:
+                kb.search(["a"], k=1)
+            else:
+                with pytest.raises(Unavailable, match="rate limit"):
+                    kb.search(["b"], k=1)
 
 
 def test_close_and_go_on() -> None:

@@ -28,7 +28,9 @@ class EchoKB(KnowledgeBase):
     A query that holds "boom" raises, one that holds "odd" is a ValueError.
     """
 
-    def __init__(self, name: str = "echo", size: int = 10, seconds: float = 0.0, image: str = "", **attributes: Any) -> None:
+    def __init__(
+        self, name: str = "echo", size: int = 10, seconds: float = 0.0, image: str = "", **attributes: Any
+    ) -> None:
         self.name, self.size, self.seconds, self.image = name, size, seconds, image
         self.calls: list[tuple[list[Any], int]] = []
         self.open = threading.Event()

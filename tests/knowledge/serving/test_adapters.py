@@ -23,7 +23,9 @@ class Pages(KnowledgeBase):
     def _search(self, queries: list, k: int) -> list[list[Passage]]:
         return [
             [
-                Passage(id=f"{i}", title=f"{self.name} {i}", text=f"{query}\nline", score=1 - i / 4, image=f"/img/{i}.jpg")
+                Passage(
+                    id=f"{i}", title=f"{self.name} {i}", text=f"{query}\nline", score=1 - i / 4, image=f"/img/{i}.jpg"
+                )
                 for i in range(min(k, 3))
             ]
             for query in queries
@@ -53,7 +55,9 @@ def test_search_r1(url: str, kb: str) -> None:
 
 def test_search_r1_without_scores_and_with_its_default_number(url: str) -> None:
     body = requests.post(f"{url}/retrieve", json={"queries": ["who"]}, timeout=30).json()
-    assert [document["contents"].split("\n")[0] for document in body["result"][0]] == [f'"passage {i}"' for i in range(3)]
+    assert [document["contents"].split("\n")[0] for document in body["result"][0]] == [
+        f'"passage {i}"' for i in range(3)
+    ]
 
 
 def test_skyrl(url: str) -> None:
@@ -102,7 +106,12 @@ def test_r1_searcher(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/retrieve", {"query": 3}), ("/retrieve", {"queries": ["x"], "topk": -1}), ("/search", {}), ("/queries", {"queries": 1})],
+    [
+        ("/retrieve", {"query": 3}),
+        ("/retrieve", {"queries": ["x"], "topk": -1}),
+        ("/search", {}),
+        ("/queries", {"queries": 1}),
+    ],
 )
 def test_mistakes_are_client_errors(url: str, path: str, body: dict) -> None:
     status, kind, _ = error_of(search(url, body, path))

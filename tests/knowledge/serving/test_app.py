@@ -28,7 +28,11 @@ def url(kbs: list[EchoKB]):
 
 def test_a_search(url: str) -> None:
     reply = search(url, {"queries": ["a", {"text": "b"}, "  "], "k": 2}).json()
-    assert [[passage["text"] for passage in found] for found in reply["results"]] == [["a (0)", "a (1)"], ["b (0)", "b (1)"], []]
+    assert [[passage["text"] for passage in found] for found in reply["results"]] == [
+        ["a (0)", "a (1)"],
+        ["b (0)", "b (1)"],
+        [],
+    ]
     assert reply["results"][0][1] == {"id": "1", "title": "Title 1", "text": "a (1)", "score": 0.5, "image": ""}
     assert (reply["mode"], reply["cost"]) == ("default", 7.5)
     assert reply["seconds"] > 0

@@ -134,3 +134,8 @@ def test_a_knowledge_base_that_gives_too_few_results_is_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="0 results for 2 queries"):
         asyncio.run(Batcher(Short()).search(["a", "b"], 1))
+
+
+def test_it_works_on_one_event_loop_after_another() -> None:
+    batcher = Batcher(EchoKB())
+    assert [texts(asyncio.run(batcher.search([query], 1))) for query in "ab"] == [["a (0)"], ["b (0)"]]

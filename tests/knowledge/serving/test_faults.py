@@ -65,7 +65,9 @@ def test_the_query_of_a_client_that_hangs_up_is_not_searched() -> None:
         body = json.dumps({"queries": ["gone"]}).encode()
         with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as raw:
             raw.sendall(b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-            wait_until(lambda: "kb_queue_queries{" in (text := httpx2.get(f"{url}/metrics").text) and 'default"} 1.0' in text)
+            wait_until(
+                lambda: "kb_queue_queries{" in (text := httpx2.get(f"{url}/metrics").text) and 'default"} 1.0' in text
+            )
         wait_until(lambda: 'type="client_gone"} 1.0' in httpx2.get(f"{url}/metrics").text)
         kb.open.set()
         assert first.result().status_code == 200
