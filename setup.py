@@ -39,7 +39,7 @@ REQUIRED = [
 LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
 
 # Web search, language models behind HTTP, caches and rate limits in Redis.
-WEB = ["aiohttp>=3.10", "redis>=5.0", "trafilatura>=2.0"]
+WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
 
 EXTRAS = {
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],

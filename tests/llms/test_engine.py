@@ -15,7 +15,8 @@ from tests import tiny
 @pytest.fixture(scope="module")
 def engine():
     made = Engine(tiny.model(), rows=4, max_length=96)
-    made.tokenizer.hf.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    made.tokenizer.hf.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
     yield made
     made.tokenizer.hf.chat_template = None
 
@@ -80,6 +81,7 @@ def test_a_schema_is_in_the_prompt(engine, monkeypatch):
     assert '{"type": "array"}' in seen[0][-1].content
 
 
-def test_a_model_without_a_template_is_refused():
+def test_a_model_without_a_template_is_refused(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer.hf, "chat_template", None)
     with pytest.raises(ValueError, match="no chat template"):
-        EngineModel(Engine(tiny.model(), rows=1, max_length=64))
+        EngineModel(engine)

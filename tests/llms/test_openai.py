@@ -85,7 +85,7 @@ def test_retry_after_is_kept_by_all_requests(chats):
 
 
 def test_a_storm_that_does_not_end_is_an_error(chats):
-    chats.storm = [http_error(502)] * 10
+    chats.storm = [http_error(502) for _ in range(10)]
     answer = OpenAIModel("m", chats.url, retries=2, backoff=0.01).complete(say("a"))[0]
     assert "HTTP 502" in answer.error
     assert "tried 3 times" in answer.error

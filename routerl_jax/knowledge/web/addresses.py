@@ -11,6 +11,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_PROTOCOLS = ipaddress.IPv4Network("192.0.0.0/24")  # IETF protocol assignments, which older Pythons take for public
 
 
 class Refused(Exception):
@@ -26,20 +27,22 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
 
 
 def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
-    """The address, if it is one of the public internet (or allowed), and so are those inside it (6to4, NAT64, Teredo).
+    """The address, if it is one of the public internet or allowed; IPv4 inside of IPv6 counts as what it is.
 
     Raises:
-      Refused: private, loopback, link-local (cloud metadata), multicast, reserved, or not an address.
+      Refused: private, loopback, link-local (cloud metadata), multicast, reserved, a tunnel (6to4, Teredo), or not an address.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError as error:
         raise Refused(f"{address!r} is not an IP address") from error
-    for inner in (parsed, *_embedded(parsed)):
-        if any(inner.version == network.version and inner in network for network in allowed):
-            continue
-        if not inner.is_global or inner.is_multicast or inner.is_reserved or inner.is_unspecified:
-            raise Refused(f"{address} is not a public address")
+    inner = _inner(parsed)
+    for one in {parsed, inner}:
+        if any(one.version == network.version and one in network for network in allowed):
+            return parsed
+    tunnel = isinstance(inner, ipaddress.IPv6Address) and (inner.sixtofour or inner.teredo)
+    if tunnel or inner in _PROTOCOLS or not inner.is_global or inner.is_multicast or inner.is_reserved:
+        raise Refused(f"{address} is not a public address")
     return parsed
 
 
@@ -85,11 +88,10 @@ class CheckedResolver:
         """Nothing to close."""
 
 
-def _embedded(address: Address) -> list[Address]:
-    """IPv4 addresses that an IPv6 address stands for."""
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, if it does: mapped, or translated by NAT64."""
     if isinstance(address, ipaddress.IPv4Address):
-        return []
-    inner: list[Any] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        return address
     if address in _NAT64:
-        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return [one for one in inner if one is not None]
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address
