@@ -50,7 +50,7 @@ SERVE = [
 ]
 
 # Web search, language models behind HTTP, caches and rate limits in Redis.
-WEB = ["aiohttp>=3.10", "redis>=5.0", "trafilatura>=2.0"]
+WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
 
 EXTRAS = {
     "serve": SERVE,
