@@ -35,7 +35,7 @@ from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, Vec
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
-from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
+from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost
@@ -67,6 +67,7 @@ class BuildConfig:
     least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
     rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
     table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
     check_queries: int = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
@@ -86,12 +87,15 @@ class BuildConfig:
             ("least_words", "kind", "dense_text"),
             ("rows_per_passage", "kind", "dense_table"),
             ("table_budget", "kind", "dense_table"),
+            ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
         ):
             if getattr(self, needs) != value and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
+        if self.table_format not in FORMATS:
+            raise ValueError(f"table_format={self.table_format!r} is not one of {', '.join(FORMATS)}")
         if self.recall_target != 1 and not self.index.startswith("exact"):
             raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
@@ -409,7 +413,11 @@ def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iter
     count = counter[0] if counter else count_words
     for table in read_tables(path):
         yield from table_passages(
-            table, rows_per_passage=config.rows_per_passage, budget=config.table_budget, count=count
+            table,
+            rows_per_passage=config.rows_per_passage,
+            budget=config.table_budget,
+            count=count,
+            table_format=config.table_format,
         )
 
 
@@ -422,6 +430,7 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
 def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
+    tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
