@@ -21,7 +21,9 @@ GRAPHS = {
 def random_graph(nodes: int, edges: int, seed: int = 0) -> tuple[int, list[tuple[int, int, float]]]:
     rng = np.random.default_rng(seed)
     popular = rng.zipf(1.6, size=edges) % nodes
-    return nodes, list(zip(rng.integers(nodes, size=edges).tolist(), popular.tolist(), rng.uniform(0.5, 3, edges).tolist()))
+    return nodes, list(
+        zip(rng.integers(nodes, size=edges).tolist(), popular.tolist(), rng.uniform(0.5, 3, edges).tolist())
+    )
 
 
 def of_igraph(nodes: int, edges: list, reset: np.ndarray, damping: float) -> np.ndarray:

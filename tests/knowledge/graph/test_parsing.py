@@ -36,7 +36,9 @@ def test_triples(text: str) -> None:
     assert parsed[0] == GOOD
 
 
-@pytest.mark.parametrize("text", ["", "I can't do that.", "{", "[[[[", '{"triples": "none"}', "[" * 5000, "nan", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "I can't do that.", "{", "[[[[", '{"triples": "none"}', "[" * 5000, "nan", '{"a": 1}']
+)
 def test_no_triples(text: str) -> None:
     assert parse_triples(text) is None
 
