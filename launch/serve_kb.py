@@ -1,4 +1,4 @@
-r"""Serves knowledge bases over HTTP: our own schema, the endpoints of Search-R1, SkyRL, RouteRAG, VRAG and R1-Searcher, and MCP.
+r"""Serves knowledge bases over HTTP: our schema, the endpoints of Search-R1, SkyRL, RouteRAG, VRAG and R1-Searcher, MCP.
 
     python -m launch.serve_kb --kb=wiki=kb/hotpotqa --kb=tables=kb/tables --host=0.0.0.0 --port=8000 --token_file=token.txt
     python -m launch.serve_kb --kb=wiki:passage=kb/dense --kb=wiki:graph=kb/graph     # one knowledge base, two modes

@@ -201,7 +201,8 @@ def _build(
     fingerprint = hashlib.sha256(json.dumps([FORMAT, source[1], config.changes()]).encode()).hexdigest()
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
-        if config.overwrite or there is None or (there.corpus_sha256, there.config) != (source[1], config.changes()):
+        same = there is not None and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        if config.overwrite or not same or (there and there.updates):
             count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
             clock.lap("read")
             index_words(writer.scratch, config.words, progress)

@@ -16,6 +16,7 @@ from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, VectorIndex
 from routerl_jax.knowledge.store import Embedding, Store
+from routerl_jax.knowledge.updated_index import Searcher, UpdatedIndex
 
 _QUERY_BATCH = 16  # rows of every encoder call, full or not: a query's vector must not depend on how many come with it
 
@@ -116,7 +117,7 @@ class DenseKB(KnowledgeBase):
       cache_size: number of query vectors to remember (1.5 KB each at 384 dimensions).
     """
 
-    def __init__(self, store: Store, encoder: TextEncoder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+    def __init__(self, store: Store, encoder: TextEncoder, index: Searcher, *, cache_size: int = 16_384) -> None:
         self.name = store.manifest.name
         self.store = store
         self.encoder = encoder
@@ -126,7 +127,10 @@ class DenseKB(KnowledgeBase):
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> DenseKB:
         """Opens a built store: loads its encoder (shared) and its index, or makes another index of its embeddings."""
-        return cls(store, query_encoder(store, encoder, mesh), _open_index(store, index, mesh))
+        model, main = query_encoder(store, encoder, mesh), _open_index(store, index, mesh)
+        if store.manifest.delta is None:
+            return cls(store, model, main)
+        return cls(store, model, UpdatedIndex(main, store.added_embeddings, store.deleted, mesh=mesh))
 
     @property
     def cache(self) -> QueryCache:

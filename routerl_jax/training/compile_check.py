@@ -74,8 +74,13 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
     Raises:
-      ValueError: an unknown slice, model or program, or a mesh that the slice can't form.
+      ValueError: an unknown slice, model or program, a mesh that the slice can't form, or a run that trains an adapter.
     """
+    if config.model.lora.rank:
+        raise ValueError(
+            "config.model.lora: runs that train an adapter can't be checked yet; with config.model.lora.rank=0 the check "
+            "says what training all weights takes, which is more"
+        )
     unknown = set(programs) - set(PROGRAMS)
     if unknown or not programs:
         raise ValueError(f"--programs={','.join(programs)}: choose some of {', '.join(PROGRAMS)}")

@@ -1,11 +1,13 @@
 """Endpoints in the shapes of other projects' retrieval servers, so that their clients need no change but the URL.
 
-| endpoint | of | what their client sends and reads |
-|---|---|---|
-| POST /retrieve | Search-R1 `search_r1/search/retrieval_server.py`, verl; SkyRL `examples/train/search` | `queries` or one `query`, `topk`, `return_scores`; `result[i][j].document.contents` is `"Title"\\ntext`, `.score` |
-| POST /search | RouteRAG `retrieval_api.py` | `queries` that may hold `[passage]`, `[graph]`; `topk`, `return_scores`, `return_times`; `result[i][j].document` is `Title\\ntext`, `time[i]` |
-| GET /search | VRAG `search_engine/search_engine_api.py` | `?queries=a&queries=b`; `[i][j].image_file`, `.idx` |
-| POST /queries | R1-Searcher `train/wiki_corpus_load.py` | `queries`, `k`; `answers[i][j]`, one line per passage |
+POST /retrieve  Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a), verl: `queries`, `topk`, `return_scores`; SkyRL
+                `examples/train/search` (a956457): one `query`. The reply's `result[i][j]` is `{document, score}`;
+                `document.contents` is `"Title"\\ntext`.
+POST /search    RouteRAG `retrieval_api.py` (244d30d): `queries` that may hold `[passage]` and `[graph]`, `topk`,
+                `return_scores`, `return_times`; `result[i][j].document` is `Title\\ntext`, `time[i]` seconds.
+GET /search     VRAG `search_engine/search_engine_api.py` (24f8d05): `?queries=a&queries=b`; a list of lists of
+                `{idx, image_file}`.
+POST /queries   R1-Searcher `train/wiki_corpus_load.py` (631167c): `queries`, `k`; `answers[i][j]` is a line of the corpus.
 
 Where a peer's own server fails (Search-R1 and RouteRAG with `return_scores` false), these give what its code means to.
 """
@@ -127,9 +129,7 @@ def _scored(
 ) -> list[list[Any]]:
     if not body.get("return_scores"):
         return [[document(passage) for passage in found] for found in results]
-    return [
-        [{"document": document(passage), "score": float(passage.score)} for passage in found] for found in results
-    ]
+    return [[{"document": document(passage), "score": float(passage.score)} for passage in found] for found in results]
 
 
 ADAPTERS = (

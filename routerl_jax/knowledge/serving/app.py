@@ -107,6 +107,8 @@ class Server:
 
     def named(self, name: str) -> Served:
         """The knowledge base of that name; Refusal 404 if there is none."""
+        if name in _RESERVED:
+            raise Refusal(405, "wrong_method", "this path does not take that method; POST /v1/search, GET /v1/kbs")
         if name not in self.served:
             known = ", ".join(self.served)
             raise Refusal(404, "unknown_kb", f"there is no knowledge base {name!r} here; there are: {known}")
@@ -266,7 +268,9 @@ async def _body(request: Request, limits: Limits) -> Any:
     async for part in request.stream():
         size += len(part)
         if size > limits.body_bytes:
-            raise Refusal(413, "too_large", f"the body has more than {limits.body_bytes} bytes", {"Connection": "close"})
+            raise Refusal(
+                413, "too_large", f"the body has more than {limits.body_bytes} bytes", {"Connection": "close"}
+            )
         parts.append(part)
     try:
         return _loads(b"".join(parts))

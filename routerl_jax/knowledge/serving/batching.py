@@ -70,12 +70,14 @@ class Batcher:
         observer: BatchObserver | None = None,
     ) -> None:
         if max_batch < 1 or max_queue < 1 or max_wait < 0:
-            raise ValueError(f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0")
+            raise ValueError(
+                f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0"
+            )
         self.kb = kb
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
         self._observer = observer
         self._requests: collections.deque[_Request] = collections.deque()
-        self._arrived: asyncio.Event | None = None
+        self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
         self._worker: asyncio.Task[None] | None = None
         self._rate = 0.0  # queries per second of recent calls, for Retry-After
@@ -121,10 +123,11 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> asyncio.Event:
-        if self._arrived is None:
+        """The event that wakes the worker, which is started on this event loop if it runs on none."""
+        loop = asyncio.get_running_loop()
+        if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._arrived = asyncio.Event()
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.get_running_loop().create_task(self._work(self._arrived))
+            self._worker = loop.create_task(self._work(self._arrived))
         return self._arrived
 
     async def _work(self, arrived: asyncio.Event) -> None:
@@ -158,7 +161,7 @@ class Batcher:
         room, k, left = self._max_batch, None, collections.deque()
         while self._requests:
             request = self._requests.popleft()
-            if not request.waiting:
+            if request.future.done() or not request.waiting:
                 continue
             if room and k in (None, request.k):
                 k = request.k

@@ -25,7 +25,11 @@ class Metrics:
         )
         self._errors = prometheus.Counter("kb_errors", "Refused or failed requests.", ["kb", "type"], registry=registry)
         self._batches = prometheus.Histogram(
-            "kb_batch_queries", "Queries per call of a knowledge base.", ["kb", "mode"], buckets=_QUERIES, registry=registry
+            "kb_batch_queries",
+            "Queries per call of a knowledge base.",
+            ["kb", "mode"],
+            buckets=_QUERIES,
+            registry=registry,
         )
         self._searches = prometheus.Histogram(
             "kb_search_seconds", "Time of such a call.", ["kb", "mode"], buckets=_SECONDS, registry=registry
@@ -43,7 +47,9 @@ class Metrics:
 
     def of_batches(self, kb: str, mode: str) -> BatchMetrics:
         """The observer of one batcher."""
-        return BatchMetrics(self._batches.labels(kb, mode), self._searches.labels(kb, mode), self._queue.labels(kb, mode))
+        return BatchMetrics(
+            self._batches.labels(kb, mode), self._searches.labels(kb, mode), self._queue.labels(kb, mode)
+        )
 
     def text(self) -> bytes:
         """All counters in Prometheus' text format."""

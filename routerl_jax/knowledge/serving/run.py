@@ -60,7 +60,9 @@ def _greeting(served: Sequence[Served], config: ServeConfig, port: int) -> str:
     token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
     body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
     lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")
-    lines.append("  Search-R1, verl, SkyRL: /retrieve; RouteRAG: POST /search; VRAG: GET /search; R1-Searcher: /queries")
+    lines.append(
+        "  Search-R1, verl, SkyRL: /retrieve; RouteRAG: POST /search; VRAG: GET /search; R1-Searcher: /queries"
+    )
     if config.mcp == "http":
         lines.append(f"  MCP: {url}/mcp")
     return "\n".join(lines)

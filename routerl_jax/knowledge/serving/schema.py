@@ -1,8 +1,8 @@
 """The native HTTP schema of served knowledge bases: what a request may say, what a reply looks like, and how it fails.
 
-    POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
-    200               {"results": [[{"id", "title", "text", "score", "image"}]], "seconds": 0.01, "cost": 1.0, "mode": "default"}
-    4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
+POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
+200               {"results": [[{"id", "title", "text", "score", "image"}]], "seconds": 0.01, "cost": 1.0, "mode": "default"}
+4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def read_queries(queries: Any, limits: Limits) -> list[Query]:
         got = "nothing" if queries is None else type(queries).__name__
         raise invalid(f"queries must be a list of strings (or of objects with text and image), got {got}")
     if len(queries) > limits.queries:
-        raise Refusal(413, "too_large", f"{len(queries)} queries in one request; at most {limits.queries}: send several")
+        raise Refusal(
+            413, "too_large", f"{len(queries)} queries in one request; at most {limits.queries}: send several"
+        )
     return [read_query(query, f"queries[{i}]", limits) for i, query in enumerate(queries)]
 
 
@@ -168,7 +170,11 @@ def portable_image(image: str) -> str:
         data = image_bytes(image)
     except ValueError:
         return ""
-    kind = mimetypes.guess_type(image)[0] or "image/png"
+    return data_uri(data, mimetypes.guess_type(image)[0] or "image/png")
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Encoded bytes of this media type as a URI in base64."""
     return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
