@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorstore as ts
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
@@ -47,12 +48,8 @@ def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: boo
     directory.mkdir(parents=True, exist_ok=True)
     changes = _changes(WebConfig(), config)
     create_array(directory / BYTES, (0,), "uint8", 1, 1, compress=False)
-    array = create_array(directory / OFFSETS, (1,), "int64", 1, 1, compress=False)
-    array[:].write(np.zeros(1, np.int64)).result()
-    # zarr leaves out files of nothing but zeros, which a store takes for damage
-    zeros = directory / OFFSETS / "c" / "0"
-    if not zeros.is_file():
-        zeros.parent.mkdir(parents=True, exist_ok=True)
+    create_array(directory / OFFSETS, (1,), "int64", 1, 1, compress=False)
+    _write_zero(directory / OFFSETS)
     Manifest(
         kind="web",
         name=config.name,
@@ -83,6 +80,13 @@ def open_web(
             place = place.setdefault(section, {})
         place[last] = value
     return web_kb(from_config_dict(WebConfig, nested, path=f"{store.directory / MANIFEST}: config"))
+
+
+def _write_zero(path: pathlib.Path) -> None:
+    """Writes the offset of no passage. zarr leaves out files of nothing but zeros, which a store takes for damage."""
+    where = {"driver": "file", "path": f"{path.resolve()}/"}
+    spec = {"driver": "zarr3", "kvstore": where, "store_data_equal_to_fill_value": True}
+    ts.open(spec, open=True, read=True, write=True).result()[:].write(np.zeros(1, np.int64)).result()
 
 
 def _changes(default: Any, config: Any, prefix: str = "") -> dict[str, Any]:

@@ -218,7 +218,8 @@ class WebImageKB(WebKB):
         try:
             return f"sha256:{image_digest(picture)}"  # type: ignore[arg-type]
         except ValueError as error:
-            raise WebError(str(error)) from error
+            name = f"{picture!r}: " if isinstance(picture, str) else ""
+            raise WebError(f"{name[:200]}{error}") from error
 
     async def _target(self, query: Query, asked: str) -> str:
         if not asked.startswith("sha256:"):

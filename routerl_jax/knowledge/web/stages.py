@@ -187,8 +187,9 @@ class _Live:
         reads = config.mode == "text" and config.snippets != "only"
         self.reader: Reader = _reader(config.reader, self.fetcher, redis) if reads else _NoReader()
         summary = config.summary
+        self._own_model: Any = None
         if model is None and reads and summary.kind == "model":
-            model = chat_model(summary.model)
+            model = self._own_model = chat_model(summary.model)
         self.summariser = Summariser(
             model if summary.kind == "model" else None,
             sentences=summary.sentences,
@@ -220,6 +221,8 @@ class _Live:
         await self.fetcher.close()
         await self._upload.close()
         self.summariser.close()
+        if hasattr(self._own_model, "close"):
+            await asyncio.to_thread(self._own_model.close)
 
 
 class _NoReader:

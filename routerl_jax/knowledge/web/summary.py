@@ -109,7 +109,7 @@ class Summariser:
         ]
 
     def close(self) -> None:
-        """Ends the threads, and the model's connections."""
+        """Ends the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, prompt: list[Message]) -> Completion:
