@@ -155,7 +155,7 @@ class Stages:
                 return _value(record)
         value = None
         if self._cache is not None:
-            known = await asyncio.to_thread(self._cache.get, key)
+            known = await self._apart(self._cache.get, key)
             value = None if known is None else json.loads(known)
         if value is None:
             try:
@@ -165,10 +165,15 @@ class Stages:
                     self.snapshot.put(table, key, about, Record(error=str(error)))
                 raise
             if self._cache is not None and keep(value):
-                await asyncio.to_thread(self._cache.set, key, json.dumps(value).encode(), ttl)
+                await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
         if self.snapshot is not None:
             self.snapshot.put(table, key, about, Record(value))
         return value
+
+    async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Work of the cache: on a thread, unless it is in memory alone."""
+        assert self._cache is not None
+        return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)
 
 
 class _Live:
