@@ -1,14 +1,14 @@
-"""Rows of data files: JSON Lines or a JSON list, plain or gzip, with errors that lead to the row."""
+"""Rows of data files: JSON Lines or a JSON list, plain or compressed, with errors that lead to the row."""
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import pathlib
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+
+from routerl_jax.core.compressed import open_bytes, plain_name
 
 
 class Place(NamedTuple):
@@ -24,29 +24,22 @@ class Place(NamedTuple):
 
 
 def read_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """JSON objects of a file with their places: the items of a list (.json), or else one per line; both may end in .gz.
+    """JSON objects of a file with their places: the items of a list (.json), or else one per line.
 
-    Blank lines are passed over. Only newlines end a line, not what JSON strings may hold (U+2028).
+    Both may be compressed (.gz, .bz2, .xz, .zst). Blank lines are passed over. Only newlines end a line, not what JSON
+    strings may hold (U+2028).
 
     Raises:
       ValueError: while reading: a file that is missing, damaged or not UTF-8, and a row that is not a JSON object.
     """
     path = pathlib.Path(path).expanduser()
     place = Place(path, "line", 0)
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            rows = _items(path, file.read()) if _suffix(path) == ".json" else _lines(path, file)
-            for place, row in rows:
-                if not isinstance(row, dict):
-                    raise place.error(f"expected an object, found {type(row).__name__}")
-                yield place, row
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        what = f"damaged or not gzip after {place.unit} {place.number} ({error})"
-        raise ValueError(f"{path}: {what}. Fetch it again, or drop .gz if it is plain") from error
-    except OSError as error:
-        raise ValueError(
-            f"{path}: {error.strerror}. Give a .jsonl, .jsonl.gz or .json file that can be read"
-        ) from error
+    with open_bytes(path, lambda: f" after {place.unit} {place.number}") as file:
+        rows = _items(path, file.read()) if _suffix(path) == ".json" else _lines(path, file)
+        for place, row in rows:
+            if not isinstance(row, dict):
+                raise place.error(f"expected an object, found {type(row).__name__}")
+            yield place, row
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
@@ -91,4 +84,4 @@ def _parse(content: bytes, start: Place, hint: str) -> Any:
 
 
 def _suffix(path: pathlib.Path) -> str:
-    return pathlib.Path(path.name.removesuffix(".gz")).suffix
+    return pathlib.Path(plain_name(path)).suffix

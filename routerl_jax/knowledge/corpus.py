@@ -1,30 +1,87 @@
-"""Readers of text corpora: JSON Lines (plain or gzip) and HippoRAG's JSON lists, one Passage per row.
+"""Readers of text corpora, one Passage at a time; what a file holds is told by its name.
 
-Rows are `{id, title, text}`, or as FlashRAG and Search-R1 have them `{id, contents: "\\"Title\\"\\ntext"}`, or, in a
-JSON list, HippoRAG's `{title, text, idx?}`. Other keys are ignored. Nothing is skipped: a row that cannot become a
+    .jsonl       a row per line: `{id, title, text}`, or as FlashRAG and Search-R1 have them
+                 `{id, contents: "\\"Title\\"\\ntext"}`, or KILT's pages `{wikipedia_id, wikipedia_title, text: [..]}`
+    wiki_00, ..  what WikiExtractor writes: as .jsonl
+    .json        HippoRAG's list of `{title, text, idx?}`
+    .tsv         DPR's and KILT's passages (corpora.tsv)
+    .xml         a Wikipedia dump (corpora.wikipedia)
+    a directory  all such files in it and below, by name
+
+Each may be compressed (.gz, .bz2, .xz, .zst). Other keys of rows are ignored. No row is skipped: one that cannot become a
 passage is an error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.compressed import plain_name
+from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpora.ids import DistinctIds
+from routerl_jax.knowledge.corpora.splitting import Split
+from routerl_jax.knowledge.corpora.tsv import read_tsv
+from routerl_jax.knowledge.corpora.wikipedia import read_dump
+
+_EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
+_HINT = (
+    "Give .jsonl (a row per line), .json (a list), .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, .xz, "
+    ".zst), or a directory of them"
+)
 
 
-def read_corpus(path: str | pathlib.Path) -> Iterator[Passage]:
-    """Passages of a corpus file, in its order, with scores 0.
+def read_corpus(path: str | pathlib.Path, *, split: Split | None = None) -> Iterator[Passage]:
+    """Passages of a corpus, in its order, with scores 0.
+
+    Args:
+      path: a file, or a directory whose files together are the corpus.
+      split: makes passages of so many words of every text, with ids `id#0`, `id#1`, ...; default: Wikipedia dumps and
+        KILT's pages are split into 100 words each, other texts are left whole.
 
     Raises:
       ValueError: a missing file or unknown extension (at once); while reading, a row that is not JSON, lacks id or
         text, is empty, or repeats an id, and a file without rows. The message names file, line, key and the fix.
     """
-    return _passages(checked_path(path))
+    return _passages(pathlib.Path(path).expanduser(), corpus_files(path), split)
+
+
+def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
+    """The files that are read, sorted by path.
+
+    Raises:
+      ValueError: nothing there, or a file of a kind that can't be read.
+    """
+    path = pathlib.Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist. {_HINT}")
+    if path.is_file():
+        files = [path]
+    else:
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        if not files:
+            raise ValueError(f"{path} is an empty directory. {_HINT}")
+    for file in files:
+        if _kind(file) is None:
+            raise ValueError(f"{file}: unknown extension. {_HINT}")
+    return files
+
+
+def corpus_sha256(path: str | pathlib.Path) -> str:
+    """Hex digest of a file's bytes, or of the names and bytes of a directory's files."""
+    path = pathlib.Path(path).expanduser()
+    if path.is_file():
+        return file_sha256(path)
+    digest = hashlib.sha256()
+    for file in corpus_files(path):
+        digest.update(json.dumps([str(file.relative_to(path)), file_sha256(file)]).encode())
+    return digest.hexdigest()
 
 
 def file_sha256(path: pathlib.Path) -> str:
@@ -39,6 +96,20 @@ def passages_sha256(passages: Iterable[Passage]) -> str:
     for passage in passages:
         digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
     return digest.hexdigest()
+
+
+def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
+    """The passages one by one; ValueError if there are none, one is empty, or an id repeats."""
+    if not passages:
+        raise ValueError("no passages to build a knowledge base from")
+    seen: set[str] = set()
+    for i, passage in enumerate(passages):
+        if not passage.text.strip():
+            raise ValueError(f"passage {i} ({passage.id!r}) is empty")
+        if passage.id in seen:
+            raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
+        seen.add(passage.id)
+        yield passage
 
 
 def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | None = None) -> str:
@@ -68,18 +139,77 @@ def new_id(row_id: str, place: Place, seen: dict[str, int]) -> str:
     return row_id
 
 
-def _passages(path: pathlib.Path) -> Iterator[Passage]:
-    seen: dict[str, int] = {}
+def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | None) -> Iterator[Passage]:
+    ids = DistinctIds()
+    for file in files:
+        for place, passage, page in _READERS[_kind(file) or ""](file):
+            if not passage.text.strip():
+                raise place.error("empty passage: there is no text. Remove the row or fill it in")
+            cut = split or (Split() if page else None)
+            pieces = [passage] if cut is None else list(_pieces(passage, cut))
+            for piece in pieces:
+                ids.add(piece.id, place)
+                yield piece
+    ids.finish()
+    if not len(ids):
+        raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+
+
+def _pieces(page: Passage, split: Split) -> Iterator[Passage]:
+    for number, text in enumerate(split.pieces(page.text)):
+        yield dataclasses.replace(page, id=f"{page.id}#{number}", text=text)
+
+
+_Read = Iterator[
+    tuple[Place, Passage, bool]
+]  # where it stands, the passage, and whether it is a whole page to be split
+
+
+def _from_rows(path: pathlib.Path) -> _Read:
     for place, row in read_rows(path):
+        if "wikipedia_title" in row and isinstance(row.get("text"), list):
+            yield place, _kilt_page(row, place), True
+            continue
         title, text = _title_and_text(row, place)
         if not text.strip():
             key = "text" if "text" in row else "contents"
             raise place.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
         if place.unit == "item":  # HippoRAG's lists number their passages or leave that to the order
             row = {"id": row.get("idx", place.number - 1), **row}
-        yield Passage(id=new_id(string_field(row, "id", place), place, seen), title=title, text=text)
-    if not seen:
-        raise ValueError(f"{path} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+        yield place, Passage(id=string_field(row, "id", place), title=title, text=text), False
+
+
+def _kilt_page(row: dict[str, Any], place: Place) -> Passage:
+    """KILT's knowledge source: a page as a list of paragraphs, headings and list items marked with colons."""
+    paragraphs = [string_field({"text": part}, "text", place) for part in row["text"]]
+    text = re.sub(r"(Section|BULLET)::::", "", "".join(paragraphs))
+    key = "wikipedia_id" if "wikipedia_id" in row else "_id"
+    title = string_field(row, "wikipedia_title", place)
+    return Passage(id=string_field(row, key, place), title=title, text=text)
+
+
+def _from_tsv(path: pathlib.Path) -> _Read:
+    yield from ((place, passage, False) for place, passage in read_tsv(path))
+
+
+def _from_dump(path: pathlib.Path) -> _Read:
+    for place, page in read_dump(path):
+        yield place, Passage(id=page.id, title=page.title, text=page.text), True
+
+
+_READERS = {"rows": _from_rows, "tsv": _from_tsv, "xml": _from_dump}
+
+
+def _kind(path: pathlib.Path) -> str | None:
+    name = plain_name(path)
+    if _EXTRACTED.fullmatch(name):
+        return "rows"
+    suffix = pathlib.Path(name).suffix
+    return {".jsonl": "rows", ".json": "rows", ".tsv": "tsv", ".xml": "xml"}.get(suffix)
+
+
+def _hidden(path: pathlib.Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _title_and_text(row: dict[str, Any], place: Place) -> tuple[str, str]:

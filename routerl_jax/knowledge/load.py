@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
 from routerl_jax.knowledge.kinds import KB_KINDS
 from routerl_jax.knowledge.store import Manifest, Store
@@ -21,23 +21,34 @@ def load_kb(
     mesh: Mesh | None = None,
     index: str | None = None,
     encoder: str | TextEncoder | None = None,
+    token: str | None = None,
 ) -> KnowledgeBase:
-    """Opens a knowledge base that `launch.build_kb` made.
+    """Opens a knowledge base that `launch.build_kb` made, or one that `launch.serve_kb` serves.
 
     Args:
-      path_or_url: its directory.
+      path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them.
       mesh: devices of the encoder and of an exact index; default: all of this process's.
       index: search with this backend (`scann`, `exact`) instead of the one it was built with.
       encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
+      token: of a server that wants one; default: ROUTERL_KB_TOKEN in the environment. `knowledge.client.kb.HttpKB` has
+        further settings: timeouts, retries, hedging, cache, rate limit.
 
     Raises:
       ValueError: no knowledge base there (or a damaged one; the message says how to rebuild it), an unknown kind, index
-        or encoder, an encoder with other weights or another tokenizer than it was built with, or a URL.
+        or encoder, an encoder with other weights or another tokenizer than it was built with; no server at the URL.
     """
     if str(path_or_url).startswith(("http://", "https://")):
-        raise ValueError(
-            f"{path_or_url}: HTTP knowledge bases are not available in this version; give the directory of one"
-        )
+        if not (mesh is None and index is None and encoder is None):
+            raise ValueError(f"{path_or_url}: mesh, index and encoder are those of the server; leave them out")
+        from routerl_jax.knowledge.client.kb import HttpKB
+        from routerl_jax.knowledge.client.policy import Unavailable
+
+        try:
+            return HttpKB([url.strip() for url in str(path_or_url).split(",")], token=token)
+        except Unavailable as error:
+            raise ValueError(f"{error}. Start a server there (launch.serve_kb), or give a directory") from error
+    if token is not None:
+        raise ValueError(f"{path_or_url}: a token is for URLs")
     store = Store(path_or_url)
     try:
         opener = KB_KINDS.get(store.manifest.kind)
@@ -83,4 +94,4 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if passages is not None:
         return passages_sha256(passages) == manifest.corpus_sha256
     path = pathlib.Path(source).expanduser()
-    return not path.is_file() or str(path.resolve()) == manifest.corpus or file_sha256(path) == manifest.corpus_sha256
+    return not path.exists() or str(path.resolve()) == manifest.corpus or corpus_sha256(path) == manifest.corpus_sha256

@@ -5,6 +5,7 @@
     DIR/passages/offsets  int64 [3 N + 1]: where each of those strings begins
     DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors)
     DIR/index             what the search index keeps (backend's own format)
+    DIR/delta-3           what was added since (passages, embeddings) and which rows were deleted (deleted.npy)
 
 A file holds many small chunks, so that one passage or vector is read without its neighbours.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
 
 FORMAT = 1
+DELETED = "deleted.npy"
 MANIFEST, EMBEDDINGS, BYTES, OFFSETS, INDEX = "kb.json", "embeddings", "passages/bytes", "passages/offsets", "index"
 
 
@@ -45,13 +48,22 @@ class Embedding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What was added and deleted since the main part was built; its files are in DIR/delta-GENERATION."""
+
+    generation: int
+    added: int  # passages
+    deleted: int  # passages of the main part
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """kb.json: what the knowledge base is, and all that is needed to build it again."""
 
     format: int = FORMAT
     kind: str
     name: str
-    count: int
+    count: int  # passages of the main part: without those added since, with those deleted since
     corpus: str  # the file it was built from; empty: from passages in memory
     corpus_sha256: str
     config: Mapping[str, Any] = dataclasses.field(
@@ -59,9 +71,12 @@ class Manifest:
     )  # dotted keys of the build that were not defaults
     created: str  # UTC, ISO 8601
     embedding: Embedding | None = None
-    index: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # its `backend`, and the settings to load it with
+    # its `backend`, and the settings to load it with
+    index: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    updates: int = 0  # times that passages were added or deleted since it was built from the corpus
+    delta: Delta | None = None
+    stored: bool = True  # passages lie here; False: a kind that asks others for them
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else the kind is opened with
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> Manifest:
@@ -82,8 +97,13 @@ class Manifest:
             raise ValueError(f"{error}. {rebuild_hint(directory)}") from error
 
     def write(self, directory: pathlib.Path) -> None:
-        """Writes DIR/kb.json."""
-        (directory / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+        """Writes DIR/kb.json in one step: whoever reads it finds the old one or the new one."""
+        unfinished = directory / f"{MANIFEST}.part"
+        with unfinished.open("w") as file:
+            file.write(json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(directory / MANIFEST)
 
 
 def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:
@@ -91,9 +111,11 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     if manifest is not None and not manifest.corpus:
         return f"It was built from passages in memory: delete {directory} and let the program that made it do so again"
     values = {"corpus": manifest.corpus, **manifest.config} if manifest else {"corpus": "FILE"}
+    kind = values.pop("kind", "")
+    config = f"--config=configs/build_kb.py:{kind}" if kind else "--config=configs/build_kb.py"
     flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
     where = shlex.quote(f"--workdir={directory}")
-    return f"Rebuild it: python -m launch.build_kb --config=configs/build_kb.py {where} {flags} --config.overwrite"
+    return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
 
 
 class StoredArray:
@@ -104,7 +126,7 @@ class StoredArray:
             self._array = ts.open(_location(path), open=True, read=True).result()
         except ValueError as error:
             raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
-        self._path, self._hint = path, hint
+        self.path, self._hint = path, hint
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
         self._check_files()
 
@@ -115,6 +137,11 @@ class StoredArray:
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole array."""
         return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of what `read` gives."""
+        return self._array.dtype.numpy_dtype
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
@@ -140,14 +167,14 @@ class StoredArray:
         try:
             return future.result()
         except ValueError as error:
-            raise ValueError(f"{self._path} is damaged ({_brief(error)}). {self._hint}") from error
+            raise ValueError(f"{self.path} is damaged ({_brief(error)}). {self._hint}") from error
 
     def _check_files(self) -> None:
         """zarr reads an absent file as zeros; here it is an error."""
         columns = ["0"] * (len(self.shape) - 1)
         rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
         for shard in range(-(-len(self) // rows_per_file)):
-            file = self._path.joinpath("c", str(shard), *columns)
+            file = self.path.joinpath("c", str(shard), *columns)
             if not file.is_file():
                 raise ValueError(f"{file} is missing. {self._hint}")
 
@@ -176,6 +203,29 @@ class StoredPassages:
         return [_passage(raw, edges[i : i + 4] - edges[0]) for i in range(0, len(edges) - 1, 3)]
 
 
+class JoinedPassages:
+    """The passages of the main part, and after them those that were added; deleted ones keep their row numbers."""
+
+    def __init__(self, main: StoredPassages, added: StoredPassages) -> None:
+        self._main, self._added = main, added
+
+    def __len__(self) -> int:
+        return len(self._main) + len(self._added)
+
+    def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
+        """The passages of the given rows, scores 0."""
+        rows = np.asarray(rows, np.int64).reshape(-1)
+        main = rows < len(self._main)
+        parts = iter(self._main.take(rows[main])), iter(self._added.take(rows[~main] - len(self._main)))
+        return [next(parts[0 if here else 1]) for here in main]
+
+    def read(self, start: int, stop: int) -> list[Passage]:
+        """The passages of rows start..stop."""
+        edge = len(self._main)
+        found = self._main.read(start, min(stop, edge)) if start < edge else []
+        return found + (self._added.read(max(start, edge) - edge, stop - edge) if stop > edge else [])
+
+
 class Store:
     """A knowledge base on disk, opened for reading. Safe to use from several threads.
 
@@ -192,15 +242,22 @@ class Store:
             raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
-        self.passages = StoredPassages(self.directory, memory_limit, self.hint)
-        self._check(OFFSETS, (len(self.passages),), (self.manifest.count,))
         self._embeddings: StoredArray | None = None
+        self.added_embeddings: StoredArray | None = None
+        self.deleted = np.zeros(0, np.int64)  # rows of the main part
+        if not self.manifest.stored:
+            return
+        self.passages: StoredPassages | JoinedPassages = StoredPassages(self.directory, memory_limit, self.hint)
+        self._check(OFFSETS, (len(self.passages),), (self.manifest.count,))
         if self.manifest.embedding is not None:
             self._embeddings = StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
             self._check(EMBEDDINGS, self._embeddings.shape, (self.manifest.count, self.manifest.embedding.dim))
+        if self.manifest.delta is not None:
+            self._open_delta(self.manifest.delta, self.passages, memory_limit)
 
     def __len__(self) -> int:
-        return self.manifest.count
+        """Passages that can be found."""
+        return self.manifest.count + (self.manifest.delta.added if self.manifest.delta else 0) - len(self.deleted)
 
     @property
     def index_directory(self) -> pathlib.Path:
@@ -214,12 +271,39 @@ class Store:
             raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
         return self._embeddings
 
+    def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
+        """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
+        gone = set(self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist())
+        return [(row, passage) for row, passage in enumerate(self.passages.read(start, stop), start) if row not in gone]
+
+    def _open_delta(self, delta: Delta, main: StoredPassages, memory_limit: int) -> None:
+        directory = delta_directory(self.directory, delta.generation)
+        try:
+            self.deleted = np.load(directory / DELETED)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{directory / DELETED} is missing or damaged ({error}). {self.hint}") from error
+        self._check(f"{directory.name}/{DELETED}", (len(self.deleted),), (delta.deleted,))
+        if not delta.added:
+            return
+        added = StoredPassages(directory, memory_limit, self.hint)
+        self._check(f"{directory.name}/{OFFSETS}", (len(added),), (delta.added,))
+        self.passages = JoinedPassages(main, added)
+        if self.manifest.embedding is not None:
+            self.added_embeddings = StoredArray(directory / EMBEDDINGS, memory_limit, self.hint)
+            expected = (delta.added, self.manifest.embedding.dim)
+            self._check(f"{directory.name}/{EMBEDDINGS}", self.added_embeddings.shape, expected)
+
     def _check(self, part: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if found != expected:
             raise ValueError(
                 f"{self.directory / part} holds {_times(found)}, but {self.directory / MANIFEST} calls for "
                 f"{_times(expected)}: they are of different builds. {self.hint}"
             )
+
+
+def delta_directory(directory: pathlib.Path, generation: int) -> pathlib.Path:
+    """Where the files of a generation of changes are."""
+    return directory / f"delta-{generation}"
 
 
 def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: int, chunk: int, compress: bool) -> Any:

@@ -57,7 +57,7 @@ def test_manifest(built: pathlib.Path) -> None:
         "query_prefix": "",
         "passage_prefix": "",
     }
-    assert fields["index"] == {"backend": "exact", "recall_target": 1.0}
+    assert fields["index"] == {"backend": "exact", "dtype": "float32", "recall_target": 1.0, "device_bytes": 0}
     assert fields["config"] == {"name": "test", "index": "exact", "shard_size": 16}
     assert len(fields["corpus_sha256"]) == 64
     assert Manifest.read(built).count == N

@@ -1,0 +1,96 @@
+"""Files as they are downloaded: plain, .gz, .bz2, .xz or .zst, read as one stream of bytes."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, cast
+
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+
+
+def plain_name(path: pathlib.Path) -> str:
+    """The file's name without the extension of its compression."""
+    return path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
+
+
+@contextlib.contextmanager
+def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Iterator[BinaryIO]:
+    """The file's content, decompressed while it is read.
+
+    Args:
+      where: how far the reader is (" after line 7"), for messages.
+
+    Raises:
+      ValueError: also while reading: a file that can't be read, or whose compressed data are damaged.
+    """
+    try:
+        with _open(path) as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _Damaged) as error:
+        raise _damaged(path, where(), error) from error
+    except OSError as error:
+        if error.strerror is None:  # bz2 has no error of its own
+            raise _damaged(path, where(), error) from error
+        raise ValueError(f"{path}: {error.strerror}. Give a file that can be read") from error
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _damaged(path: pathlib.Path, where: str, error: Exception) -> ValueError:
+    kind = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}.get(path.suffix, "gzip")
+    suffix = path.suffix if path.suffix in SUFFIXES else ".gz"
+    return ValueError(
+        f"{path}: damaged or not {kind}{where} ({error}). Fetch it again, or drop {suffix} if it is plain"
+    )
+
+
+def _open(path: pathlib.Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    if path.suffix == ".bz2":
+        return cast(BinaryIO, bz2.open(path))
+    if path.suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path))
+    return _open_zstd(path) if path.suffix == ".zst" else path.open("rb")
+
+
+def _open_zstd(path: pathlib.Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: reading .zst needs the package zstandard. Run `pip install routerl_jax[corpora]`, or decompress it"
+        ) from error
+
+    class Frames(io.RawIOBase):
+        """All frames of the file, one after the other; what zstandard raises becomes _Damaged."""
+
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self._frames = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader(
+                self._file, read_across_frames=True
+            )
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+            try:
+                return self._frames.readinto(buffer)
+            except zstandard.ZstdError as error:
+                raise _Damaged(str(error)) from error
+
+        def close(self) -> None:
+            self._file.close()
+            super().close()
+
+    return cast(BinaryIO, io.BufferedReader(Frames(), 2**20))

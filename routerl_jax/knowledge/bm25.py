@@ -1,0 +1,266 @@
+"""BM25 through bm25s: words instead of vectors, the cheap baseline. Its index is mapped from disk, not loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
+from routerl_jax.knowledge.corpora.splitting import split_of
+from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.store import FORMAT, INDEX, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.writer import StoreWriter
+
+_BLOCK = 8192  # passages read at a time
+_WORD = r"(?u)\b\w\w+\b"  # of two letters or more, as bm25s's own default
+_COST = 0.1  # of a dense search: no encoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+    """What a text's words are, and what they count."""
+
+    stemmer: str = "english"  # a language of PyStemmer (Snowball); "": words as they are
+    stopwords: str = "english"  # bm25s's list of words that are left out; "": none
+    method: str = "lucene"  # which BM25: lucene or atire
+    k1: float = 1.2  # how soon more occurrences of a word stop to matter
+    b: float = 0.75  # how much a long passage is held against it, 0 to 1
+
+    def __post_init__(self) -> None:
+        if self.k1 < 0 or not 0 <= self.b <= 1:
+            raise ValueError(f"k1={self.k1}, b={self.b}: BM25 needs k1 >= 0 and b between 0 and 1")
+        if self.method not in ("lucene", "atire"):  # the others give scores to passages without any of the words
+            raise ValueError(f"method={self.method!r} is not one of lucene, atire")
+
+    def tokenizer(self) -> Any:
+        """bm25s's tokenizer; ValueError for a language that isn't there."""
+        bm25s, stemmers = _libraries()
+        if self.stemmer and self.stemmer not in stemmers.algorithms():
+            raise ValueError(f"stemmer={self.stemmer!r} is not one of {', '.join(stemmers.algorithms())}")
+        return bm25s.tokenization.Tokenizer(
+            splitter=_WORD,
+            stopwords=self.stopwords or None,
+            stemmer=stemmers.Stemmer(self.stemmer) if self.stemmer else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bm25Config:
+    """What `build_bm25` makes."""
+
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
+    kind: str = "bm25"
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    passage_words: int = (
+        0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    )
+    least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
+    words: Words = dataclasses.field(default_factory=Words)
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
+
+    def changes(self) -> dict[str, Any]:
+        """What makes this another knowledge base than the defaults would, under dotted keys."""
+        plain = {key: getattr(self, key) for key in ("kind", "name", "passage_words", "least_words")}
+        defaults = {key: getattr(Bm25Config, key) for key in plain} | {"kind": "dense_text"}
+        words = {f"words.{key}": value for key, value in vars(self.words).items() if value != getattr(Words, key)}
+        return {key: value for key, value in plain.items() if value != defaults[key]} | words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bm25Report:
+    """What a build made and what it took. `str(report)` is a table."""
+
+    name: str
+    directory: str
+    count: int  # passages
+    terms: int  # different words
+    seconds: Mapping[str, float]  # read, index, total
+    bytes: Mapping[str, int]  # on disk: passages, index
+    peak_rss_bytes: int  # of the whole process
+
+    def __str__(self) -> str:
+        rows = {
+            "knowledge base": f"{self.name} (bm25) at {self.directory}",
+            "passages": f"{self.count:,} of {self.terms:,} different words",
+            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
+            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
+            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
+        }
+        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
+
+
+class Bm25KB(KnowledgeBase):
+    """Passages found by the words that they share with the query, title included; none of them, none found.
+
+    Scores are BM25's, ties go to the passage that comes first. A query costs time in proportion to the corpus.
+    """
+
+    cost = _COST
+
+    def __init__(self, store: Store, retriever: Any, words: Words) -> None:
+        self.name = store.manifest.name
+        self.store = store
+        self._retriever = retriever
+        self._words = words
+        self._tokenizer = words.tokenizer()
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Bm25KB:
+        """Opens a built store; it has one index and no encoder, so neither can be replaced."""
+        if index is not None or encoder is not None:
+            raise ValueError(f"{store.directory} is of kind bm25, which has no vectors: leave out index and encoder")
+        bm25s, _ = _libraries()
+        try:
+            retriever = bm25s.BM25.load(str(store.index_directory), mmap=True)
+            found = len(retriever.scores["indptr"]) - 1, retriever.scores["num_docs"]
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise ValueError(f"{store.index_directory} is damaged or missing ({error}). {store.hint}") from error
+        if found[1] != store.manifest.count:
+            raise ValueError(
+                f"{store.index_directory} holds {found[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
+                f"of different builds. {store.hint}"
+            )
+        settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}
+        return cls(store, retriever, Words(**settings))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        found = [self._best(query, k) for query in queries]
+        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
+        return [
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids.tolist(), scores.tolist())]
+            for ids, scores in found
+        ]
+
+    def _best(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
+        terms = self._retriever.get_tokens_ids(self._terms(query))
+        scores = self._retriever.get_scores_from_ids(terms) if terms else np.zeros(0, np.float32)
+        ids = np.flatnonzero(scores > 0)
+        if len(ids) > k:
+            ids = ids[scores[ids] >= np.partition(scores[ids], -k)[-k]]
+        ids = ids[np.lexsort((ids, -scores[ids]))][:k]
+        return ids, scores[ids]
+
+    def _terms(self, query: str) -> list[str]:
+        tokenizer = self._tokenizer
+        words = [word for word in tokenizer.splitter(query.lower()) if word not in (tokenizer.stopwords or ())]
+        return [tokenizer.stemmer(word) for word in words] if tokenizer.stemmer else words
+
+
+def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> Bm25Report:
+    """Builds a BM25 knowledge base from `config.corpus`. Nothing is at `directory` before all is done.
+
+    Raises:
+      ValueError: names the file, row or config key that is at fault, or the package that is missing.
+    """
+    if not config.corpus:
+        raise ValueError("corpus must be set: the file or directory of passages to build from (--config.corpus=FILE)")
+    path = pathlib.Path(config.corpus).expanduser()
+    corpus_files(path)
+    source = str(path.resolve()), corpus_sha256(path)
+    split = split_of(config.passage_words, config.least_words)
+    return _build(config, directory, lambda: read_corpus(path, split=split), source, progress)
+
+
+def build_bm25_from_passages(
+    passages: Sequence[Passage], config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True
+) -> Bm25Report:
+    """As `build_bm25`, from passages in memory (`config.corpus` stays empty)."""
+    if config.corpus:
+        raise ValueError(
+            f"corpus={config.corpus!r} must be empty: the passages are given. Use build_bm25 to read a file"
+        )
+    return _build(config, directory, lambda: checked_passages(passages), ("", passages_sha256(passages)), progress)
+
+
+def _build(
+    config: Bm25Config,
+    directory: str | pathlib.Path,
+    read: Callable[[], Iterable[Passage]],
+    source: tuple[str, str],
+    progress: bool,
+) -> Bm25Report:
+    config.words.tokenizer()  # says what is missing before anything is written
+    clock = Clock()
+    fingerprint = hashlib.sha256(json.dumps([FORMAT, source[1], config.changes()]).encode()).hexdigest()
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
+        there = writer.existing
+        same = there is not None and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        if config.overwrite or not same or (there and there.updates):
+            count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
+            clock.lap("read")
+            index_words(writer.scratch, config.words, progress)
+            clock.lap("index")
+            writer.commit(
+                Manifest(
+                    kind=config.kind,
+                    name=config.name or writer.directory.name,
+                    count=count,
+                    corpus=source[0],
+                    corpus_sha256=source[1],
+                    config=config.changes(),
+                    created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    index={"backend": "bm25s", **dataclasses.asdict(config.words)},
+                )
+            )
+    store = Store(writer.directory)
+    terms = len(Bm25KB.open(store, mesh=None, index=None, encoder=None)._retriever.scores["indptr"]) - 1
+    return Bm25Report(
+        name=store.manifest.name,
+        directory=str(writer.directory),
+        count=len(store),
+        terms=terms,
+        seconds=clock.laps | {"total": sum(clock.laps.values())},
+        bytes={part: size_on_disk(store.directory / part) for part in ("passages", INDEX)},
+        peak_rss_bytes=peak_rss(),
+    )
+
+
+def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
+    """Makes DIRECTORY/index of DIRECTORY/passages. Holds 8 bytes per word of the corpus, and about 20 per different
+    word of each passage."""
+    bm25s, _ = _libraries()
+    tokenizer, passages = words.tokenizer(), StoredPassages(directory, memory_limit=0, hint="")
+    bar = tqdm(_texts(passages), desc="words", unit="passage", total=len(passages), disable=not progress)
+    ids = list(tokenizer.streaming_tokenize(bar))
+    retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)
+    retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=progress, leave_progress=progress)
+    retriever.save(str(directory / INDEX), show_progress=False)
+
+
+def _texts(passages: StoredPassages) -> Iterator[str]:
+    for start in range(0, len(passages), _BLOCK):
+        for passage in passages.read(start, min(start + _BLOCK, len(passages))):
+            yield f"{passage.title}\n{passage.text}"
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import bm25s
+        import bm25s.tokenization
+        import Stemmer
+    except ImportError as error:
+        raise ValueError(
+            f"BM25 needs bm25s and PyStemmer, which can't be imported ({error}). Run `pip install routerl_jax[bm25]`"
+        ) from error
+    return bm25s, Stemmer
+
+
+KB_KINDS.register("bm25")(Bm25KB.open)
+KB_BUILDERS.register("bm25")(Builder(Bm25Config, build_bm25))

@@ -1,0 +1,36 @@
+"""Long pages as passages of so many words that do not overlap, as DPR, KILT and R1-Router's paper have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+WORDS = 100  # of a passage: DPR (Karpukhin et al. 2020, section 4.1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """How pages become passages: `words` words each, without overlap; a last piece of fewer than `least` is dropped.
+
+    A page's only piece is kept however short it is.
+    """
+
+    words: int = WORDS
+    least: int = 7  # R1-Router (section 1.4 of its paper): passages have at least seven words
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.words:
+            raise ValueError(f"a passage of {self.words} words with at least {self.least}: give 1 <= least <= words")
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The passages of a text; words are what white space separates, and are joined by one blank."""
+        words = text.split()
+        for start in range(0, len(words), self.words):
+            piece = words[start : start + self.words]
+            if not start or len(piece) >= self.least:
+                yield " ".join(piece)
+
+
+def split_of(words: int, least: int) -> Split | None:
+    """What a configuration says: None (words=0) leaves it to the format."""
+    return Split(words=words, least=least) if words else None

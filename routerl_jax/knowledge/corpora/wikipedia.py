@@ -1,0 +1,130 @@
+"""Wikipedia's dumps (pages-articles.xml.bz2) as plain text, page by page, through mwxml and mwparserfromhell."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from routerl_jax.core.compressed import open_bytes
+from routerl_jax.core.rows import Place
+
+_ALONE_BELOW = 2**26  # bytes of a dump that one process cleans; larger ones are shared out
+_CHUNK = 64  # pages that are handed to a worker at a time
+_LISTS = ("List of ", "Lists of ", "Index of ", "Outline of ")
+_NO_TEXT = ("ref", "table", "gallery", "math", "chem", "score", "timeline", "syntaxhighlight", "imagemap", "references")
+_NO_LINK = re.compile(r"\s*(file|image|category|datei|media)\s*:", re.IGNORECASE)
+_LEFT = re.compile(r"\[\[|\]\]|\{\{|\}\}|__[A-Z]+__|'{2,}")
+_END = re.compile(r"\n==\s*(See also|References|External links|Further reading|Notes|Bibliography|Sources)\s*==")
+
+
+class Page(NamedTuple):
+    """An article: its number in Wikipedia, its title, and its text without markup."""
+
+    id: str
+    title: str
+    text: str
+
+
+def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, Page]]:
+    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their places (page numbers of the file, from 1).
+
+    Left out: redirects, pages outside the main namespace, disambiguation pages, lists, indexes and outlines (as R1-Router
+    does), pages without text; of an article, its tables, templates, references, pictures, categories, and the sections
+    from "See also" or "References" on.
+
+    Args:
+      workers: processes that take the markup apart; 0: one per core for files of 64 MB and more, else none.
+
+    Raises:
+      ValueError: while reading: not a MediaWiki dump, or a damaged one; the packages are missing.
+    """
+    _libraries()
+    workers = workers or (os.cpu_count() or 1 if path.stat().st_size >= _ALONE_BELOW else 1)
+    sources = _sources(path)
+    if workers == 1:
+        cleaned = ((place, _clean(source)) for place, source in sources)
+        yield from ((place, page) for place, page in cleaned if page.text)
+        return
+    # spawn: this process may hold devices and threads, which a fork would copy
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for place, page in pool.imap(_clean_placed, sources, chunksize=_CHUNK):
+            if page.text:
+                yield place, page
+
+
+def plain_text(markup: str) -> str:
+    """The text of wiki markup: headings stay, templates, tables, notes, pictures and categories go."""
+    code = _libraries()[1].parse(_END.split(markup, maxsplit=1)[0])
+    for node in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _NO_TEXT):
+        _remove(code, node)
+    for node in code.filter_wikilinks(matches=lambda link: bool(_NO_LINK.match(str(link.title)))):
+        _remove(code, node)
+    text = code.strip_code(normalize=True, collapse=True, keep_template_params=False)
+    lines = (" ".join(_LEFT.sub("", line).split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _remove(code: Any, node: Any) -> None:
+    with contextlib.suppress(ValueError):  # it stood in one that is gone already
+        code.remove(node)
+
+
+def _clean(source: Page) -> Page:
+    try:
+        return source._replace(text=plain_text(source.text))
+    except RecursionError:  # thousands of nested braces: vandalism
+        return source._replace(text="")
+
+
+def _clean_placed(item: tuple[Place, Page]) -> tuple[Place, Page]:
+    return item[0], _clean(item[1])
+
+
+def _sources(path: pathlib.Path) -> Iterator[tuple[Place, Page]]:
+    """Articles with their markup."""
+    mwxml, _ = _libraries()
+    place = Place(path, "page", 0)
+    with open_bytes(path, lambda: f" after page {place.number}") as file:
+        try:
+            for number, page in enumerate(mwxml.Dump.from_file(file).pages, 1):
+                place = place._replace(number=number)
+                if page.namespace or page.redirect or page.title.startswith(_LISTS):
+                    continue
+                markup = next((revision.text for revision in page if revision.text), None)
+                if markup and not _is_disambiguation(page.title, markup):
+                    yield place, Page(str(page.id), page.title, markup)
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # mwxml's, and those of the XML parser under it, have no common class
+            if isinstance(error, GeneratorExit | ValueError) and not _is_parse_error(error):
+                raise
+            raise place.error(
+                f"not a MediaWiki XML dump, or a damaged one ({error or type(error).__name__})"
+            ) from error
+
+
+def _is_parse_error(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in {"mwxml", "mwtypes", "xml", "pyexpat", "mwcli", "jsonable"}
+
+
+def _is_disambiguation(title: str, markup: str) -> bool:
+    return title.endswith("(disambiguation)") or bool(
+        re.search(r"\{\{\s*(disambig|hndis|geodis)", markup, re.IGNORECASE)
+    )
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import mwparserfromhell
+        import mwxml
+    except ImportError as error:
+        raise ValueError(
+            f"Wikipedia dumps need mwxml and mwparserfromhell, which can't be imported ({error}). "
+            "Run `pip install routerl_jax[corpora]`"
+        ) from error
+    return mwxml, mwparserfromhell

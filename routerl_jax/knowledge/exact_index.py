@@ -1,0 +1,243 @@
+"""All inner products on the device mesh, in float32, bfloat16 or int8, block by block where the vectors exceed its memory.
+
+Dimensions: Q queries, D width, N vectors, R rows of a shard, C candidates per query.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float32, Int
+
+from routerl_jax.knowledge.encoders import local_mesh
+from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
+
+_QUERY_BUCKETS = (1, 8, 64)  # compiled numbers of queries
+_SHARE = 0.6  # of a device's memory that vectors may take
+# Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
+_DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
+_SETTINGS = ("dtype", "recall_target", "device_bytes")
+
+
+@INDEXES.register("exact")
+class ExactIndex(VectorIndex):
+    """All inner products on this process's accelerators, vectors split by rows over the devices.
+
+    With `dtype="float32"` the result is exact. The other types only choose candidates (twice as many for bfloat16, four
+    times for int8, whose rows have a scale each); what is returned is ranked by the stored float32 vectors.
+
+    Settings:
+      dtype: "float32", "bfloat16" or "int8": 4, 2 or 1 bytes per number on the devices. Default: what the name says,
+        `exact`, `exact_bf16` or `exact_int8`.
+      recall_target: below 1 (default), each device's best are found by `lax.approx_max_k`, which is faster on TPU and
+        exact elsewhere.
+      device_bytes: of vectors on each device; 0 (default): 60 % of its memory, all of them where it doesn't tell (CPU).
+        What is more passes through every search in blocks, of half of that each, from host memory.
+    """
+
+    default_dtype: ClassVar[str] = "float32"
+
+    def __init__(
+        self,
+        vectors: VectorSource,
+        *,
+        dtype: str = "",
+        recall_target: float = 1.0,
+        device_bytes: int = 0,
+        mesh: Mesh | None = None,
+    ) -> None:
+        super().__init__(vectors)
+        dtype = dtype or self.default_dtype
+        if not 0 < recall_target <= 1:
+            raise ValueError(f"recall_target={recall_target} must lie in (0, 1]")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype={dtype!r} is not one of {', '.join(_DTYPES)}")
+        if device_bytes < 0:
+            raise ValueError(f"device_bytes={device_bytes} must not be negative")
+        self.dtype, self.recall_target, self.device_bytes = dtype, recall_target, device_bytes
+        self._mesh = local_mesh(mesh)
+        self._rows = self._rows_per_block()
+        self._kept: dict[int, tuple[np.ndarray, ...]] = {}  # reduced copies of streamed blocks
+        self._resident = self._put(0) if self.blocks == 1 else None
+        self._best: Any = jax.jit(self._best_of_shards, static_argnums=4)
+
+    @property
+    def blocks(self) -> int:
+        """Parts in which the vectors pass through the devices; 1: they stay there."""
+        return -(-len(self) // self._rows)
+
+    @classmethod
+    def build(cls, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None) -> Self:
+        unknown = set(settings) - set(_SETTINGS)
+        if unknown:
+            raise ValueError(f"the exact index has no setting {unknown.pop()!r}; it has {', '.join(_SETTINGS)}")
+        return cls(vectors, mesh=mesh, **settings)
+
+    @classmethod
+    def load(
+        cls, directory: pathlib.Path, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None
+    ) -> Self:
+        return cls.build(vectors, settings, mesh=mesh)
+
+    def save(self, directory: pathlib.Path) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in _SETTINGS}
+
+    def candidates(self, queries: Float32[np.ndarray, "Q D"], count: int) -> Int[np.ndarray, "Q C"]:
+        count *= _DTYPES[self.dtype]
+        width = min(max(32, 1 << (count - 1).bit_length()), len(self))
+        chunks = list(_chunks(queries))
+        best: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in chunks]
+        for start, block in self._blocks():
+            # all chunks are dispatched before the first is read, so that the next block is sent while they are computed
+            pending = [self._best(block, chunk, start, len(self), width) for chunk, _ in chunks]
+            for found, (scores, ids) in zip(best, pending):
+                found[:] = [_merged([*found, (np.asarray(scores), np.asarray(ids))], width)]
+        parts = []
+        for [(scores, ids)], (_, size) in zip(best, chunks):
+            parts.append(np.where(np.isfinite(scores), ids, -1)[:size])
+        return np.concatenate(parts)
+
+    def _blocks(self) -> Iterator[tuple[int, tuple[Array, ...]]]:
+        """First row and content of every block."""
+        if self._resident is not None:
+            yield 0, self._resident
+            return
+        ahead = self._put(0)
+        for i in range(self.blocks):
+            block, ahead = ahead, self._put(i + 1) if i + 1 < self.blocks else ()
+            yield i * self._rows, block
+
+    def _rows_per_block(self) -> int:
+        n, width = self.vectors.shape
+        devices = self._mesh.size
+        whole = -(-n // devices) * devices
+        limit = self.device_bytes or _memory(self._mesh)
+        row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
+        if not limit or whole // devices * row <= limit:
+            return whole
+        return max(1, limit // (2 * row)) * devices  # two blocks at a time
+
+    def _put(self, i: int) -> tuple[Array, ...]:
+        """Block i on the devices: its vectors and, for int8, their scales."""
+        n, width = self.vectors.shape
+        first = i * self._rows
+        sharding = NamedSharding(self._mesh, PartitionSpec("data"))
+        parts: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
+
+        def part(which: int, index: tuple[slice, ...] | None) -> np.ndarray:
+            start, stop, _ = (index or (slice(None),))[0].indices(self._rows)
+            if (start, stop) not in parts:
+                values = self.vectors.read(min(first + start, n), min(first + stop, n))
+                missing = stop - start - len(values)  # only at the end: padding copies
+                padded = np.pad(values, ((0, missing), (0, 0))) if missing else values
+                parts[start, stop] = _reduced(padded, self.dtype)
+            return parts[start, stop][which]
+
+        if i in self._kept:
+            return tuple(jax.device_put(array, sharding) for array in self._kept[i])
+        if self.dtype != "float32" and self.blocks > 1:  # what was reduced once is small enough to be kept
+            part(0, (slice(0, self._rows), slice(None)))
+            self._kept[i] = parts[0, self._rows]
+            return self._put(i)
+        shapes = [(self._rows, width), (self._rows,)][: 2 if self.dtype == "int8" else 1]
+        return tuple(
+            jax.make_array_from_callback(shape, sharding, functools.partial(part, which))
+            for which, shape in enumerate(shapes)
+        )
+
+    def _best_of_shards(
+        self, block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array, count: int
+    ) -> tuple[Array, Array]:
+        """Scores and ids of the best of each shard, side by side. They are merged on the host: without collectives,
+        threads may search while others use the same devices."""
+        rows = self._rows // self._mesh.size
+        local = min(count, rows)
+
+        def best_of_shard(
+            block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array
+        ) -> tuple[Array, Array]:
+            scores_QR = _products(queries_QD, *block)
+            ids_R = first + jax.lax.axis_index("data") * rows + jnp.arange(rows)
+            scores_QR = jnp.where(ids_R < total, scores_QR, -jnp.inf)
+            if self.recall_target < 1:
+                values, columns = jax.lax.approx_max_k(scores_QR, local, recall_target=self.recall_target)
+            else:
+                values, columns = jax.lax.top_k(scores_QR, local)
+            return values, ids_R[columns]
+
+        everywhere, split = PartitionSpec(), PartitionSpec(None, "data")
+        return jax.shard_map(
+            best_of_shard,
+            mesh=self._mesh,
+            in_specs=(PartitionSpec("data"), everywhere, everywhere, everywhere),
+            out_specs=(split, split),
+        )(block, queries_QD, first, total)
+
+
+@INDEXES.register("exact_bf16")
+class ExactBfloat16Index(ExactIndex):
+    """`ExactIndex` with two bytes per number."""
+
+    default_dtype = "bfloat16"
+
+
+@INDEXES.register("exact_int8")
+class ExactInt8Index(ExactIndex):
+    """`ExactIndex` with one byte per number."""
+
+    default_dtype = "int8"
+
+
+def _products(queries_QD: Array, values_RD: Array, scales_R: Array | None = None) -> Array:
+    """Inner products [Q, R] in float32, up to a positive factor per query."""
+    if scales_R is None:
+        # HIGHEST: GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
+        queries_QD = queries_QD.astype(values_RD.dtype)
+        exact = values_RD.dtype == jnp.float32
+        precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+        return jnp.einsum("qd,rd->qr", queries_QD, values_RD, precision=precision, preferred_element_type=jnp.float32)
+    largest_Q = jnp.maximum(jnp.abs(queries_QD).max(1, keepdims=True), 1e-30)
+    whole_QD = jnp.round(queries_QD * (127 / largest_Q)).astype(jnp.int8)
+    sums_QR = jnp.einsum("qd,rd->qr", whole_QD, values_RD, preferred_element_type=jnp.int32)
+    return sums_QR.astype(jnp.float32) * scales_R
+
+
+def _reduced(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
+    """Vectors as they are held: for int8 with a scale per row, the largest number being 127."""
+    if dtype != "int8":
+        return (np.asarray(vectors, _numpy_dtype(dtype)),)
+    scales = np.maximum(np.abs(vectors).max(1), 1e-30) / 127
+    return np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32)
+
+
+def _numpy_dtype(dtype: str) -> Any:
+    return ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+
+
+def _memory(mesh: Mesh) -> int:
+    """Bytes of vectors that each device may hold; 0 where it doesn't say."""
+    stats = [device.memory_stats() or {} for device in mesh.devices.flat]
+    return int(_SHARE * min(stat.get("bytes_limit", 0) for stat in stats))
+
+
+def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """The queries in parts of a few sizes, padded, with how many are real."""
+    for start in range(0, len(queries), _QUERY_BUCKETS[-1]):
+        chunk = queries[start : start + _QUERY_BUCKETS[-1]]
+        bucket = next(b for b in _QUERY_BUCKETS if b >= len(chunk))
+        yield np.pad(chunk, ((0, bucket - len(chunk)), (0, 0))), len(chunk)
+
+
+def _merged(parts: list[tuple[np.ndarray, np.ndarray]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best of several lists of scores and ids."""
+    scores, ids = (np.concatenate(arrays, 1) for arrays in zip(*parts))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :width]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)

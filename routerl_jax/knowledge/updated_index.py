@@ -1,0 +1,78 @@
+"""A main index and what has changed since it was built: vectors that were added, rows that were deleted."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, Float32, Int
+
+from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.vector_index import VectorSource
+
+_SPARE = 16  # deleted vectors that a first search may meet
+_GROWTH = 4
+
+
+class Searcher(Protocol):
+    """What a knowledge base asks of an index."""
+
+    def search(
+        self, queries: Float[np.ndarray, "Q D"], k: int
+    ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
+        """Ids and inner products of the k nearest vectors, best first; id -1 where there are fewer."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class UpdatedIndex:
+    """Searches both parts and joins them; deleted rows are never returned, however many stand before the k-th other one.
+
+    Args:
+      main: over the rows 0 .. N-1.
+      added: the vectors of the rows from N on, compared one by one; None if there are none.
+      deleted: rows of the main part, sorted.
+    """
+
+    def __init__(
+        self, main: Searcher, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
+    ) -> None:
+        self.main = main
+        self.added = None if added is None else ExactIndex(added, mesh=mesh)
+        self.deleted = np.asarray(deleted, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.main) - len(self.deleted) + (len(self.added) if self.added else 0)
+
+    def search(
+        self, queries: Float[np.ndarray, "Q D"], k: int
+    ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
+        """As `VectorIndex.search`; K = min(k, number of vectors that are left)."""
+        ids, scores = self._search_main(np.asarray(queries, np.float32), k)
+        if self.added is not None:
+            more_ids, more_scores = self.added.search(queries, k)
+            ids = np.concatenate([ids, np.where(more_ids >= 0, more_ids + len(self.main), -1)], 1)
+            scores = np.concatenate([scores, more_scores], 1)
+        order = np.lexsort((ids, -scores), axis=-1)[:, : min(k, len(self))]
+        return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+
+    def _search_main(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best rows that are left, -1 and -inf where there are fewer."""
+        n = len(self.main)
+        left = min(k, n - len(self.deleted))
+        all_ids = np.full((len(queries), max(left, 0)), -1, np.int64)
+        all_scores = np.full(all_ids.shape, -np.inf, np.float32)
+        rows, asked = np.arange(len(queries)), min(k + min(_SPARE, len(self.deleted)), n)
+        while left > 0 and len(rows):
+            ids, scores = self.main.search(queries[rows], asked)
+            alive = (ids >= 0) & ~np.isin(ids, self.deleted)
+            order = np.argsort(~alive, axis=1, kind="stable")[:, :left]
+            alive, ids, scores = (np.take_along_axis(part, order, 1) for part in (alive, ids, scores))
+            all_ids[rows, : ids.shape[1]] = np.where(alive, ids, -1)
+            all_scores[rows, : ids.shape[1]] = np.where(alive, scores, -np.inf)
+            if asked == n:
+                break
+            rows, asked = rows[alive.sum(1) < left], min(asked * _GROWTH, n)
+        return all_ids, all_scores

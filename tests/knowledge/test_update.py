@@ -1,0 +1,167 @@
+"""Adding and deleting: results as of a fresh build of the same passages, crashes before and after the change, bad input."""
+
+import itertools
+import os
+import pathlib
+import random
+
+import numpy as np
+import pytest
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge import update as update_module
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25_from_passages
+from routerl_jax.knowledge.build import BuildConfig, build_from_passages
+from routerl_jax.knowledge.dense import DenseKB
+from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.store import Manifest
+from routerl_jax.knowledge.update import add, delete, update
+from routerl_jax.knowledge.updated_index import UpdatedIndex
+from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages
+
+ENCODER = HashEncoder()
+
+
+def new(*numbers: int) -> list[Passage]:
+    return [Passage(id=f"n{i}", title="New", text=f"Fresh text number {i}") for i in numbers]
+
+
+def build(kind: str, passages: list[Passage], directory: pathlib.Path) -> KnowledgeBase:
+    if kind == "bm25":
+        build_bm25_from_passages(passages, Bm25Config(name="kb"), directory, progress=False)
+        return load_kb(directory)
+    build_from_passages(passages, BuildConfig(name="kb", index=kind), directory, progress=False, encoder=ENCODER)
+    return load_kb(directory, encoder=ENCODER)
+
+
+def opened(kind: str, directory: pathlib.Path) -> KnowledgeBase:
+    return load_kb(directory) if kind == "bm25" else load_kb(directory, encoder=ENCODER)
+
+
+QUERIES = ["New\nFresh text number 3", "Tïtle 7\nText № 7 — end", "Text № 11", "number 2 word"]
+
+
+@pytest.mark.parametrize(("kind", "compact_above"), [("scann", 100.0), ("scann", 0.2), ("exact", 100.0), ("bm25", 0.2)])
+def test_as_a_fresh_build(tmp_path: pathlib.Path, kind: str, compact_above: float) -> None:
+    """After several changes every search gives what a knowledge base built of the same passages gives."""
+    build(kind, make_passages(60), tmp_path / "kb")
+    now = {p.id: p for p in make_passages(60)}
+    steps = [
+        ([], ["p3", "p7"]),
+        (new(1, 2, 3), []),
+        (new(4), ["n2", "p11"]),
+        ([Passage(id="p5", title="Tïtle", text="replaced")], ["p5"]),
+        (new(*range(10, 30)), []),
+    ]
+    compacted = []
+    for number, (adds, deletes) in enumerate(steps, 1):
+        report = update(tmp_path / "kb", add=adds, delete=deletes, compact_above=compact_above, encoder=ENCODER)
+        compacted.append(report.compacted)
+        for name in deletes:
+            del now[name]
+        now |= {p.id: p for p in adds}
+        assert (report.count, report.added, report.deleted) == (len(now), len(adds), len(deletes))
+        kb = opened(kind, tmp_path / "kb")
+        fresh = build(kind, list(now.values()), tmp_path / f"fresh-{number}")
+        assert len(kb) == len(now)
+        for query, k in itertools.product(QUERIES, (1, 100)):
+            found, expected = kb.search([query], k)[0], fresh.search([query], k)[0]
+            assert {p.id for p in found} <= set(now)
+            np.testing.assert_allclose([p.score for p in found], [p.score for p in expected], rtol=1e-6)
+            if kind != "bm25":  # whose ties are many
+                assert [(p.id, p.text) for p in found] == [(p.id, p.text) for p in expected]
+    expected = {100.0: [kind == "bm25"] * 5, 0.2: [kind == "bm25"] * 4 + [True]}
+    assert compacted == expected[compact_above]
+    assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name or "replaced" in path.name]
+    assert len(list((tmp_path / "kb").glob("delta-*"))) <= 2
+
+
+def test_most_of_it_deleted() -> None:
+    """Rows that were deleted stand before the first that is left, by hundreds; equal vectors go by id."""
+    vectors = clustered(1000, 16)
+    vectors[500:] = vectors[0]
+    main = ExactIndex(InMemory(vectors))
+    deleted = np.array(sorted(random.Random(0).sample(range(1, 1000), 900)))
+    added = clustered(7, 16, seed=3)
+    index = UpdatedIndex(main, InMemory(added), deleted)
+    everything = np.concatenate([vectors, added])
+    scores = (everything[[0, 3, 600]].astype(np.float64) @ everything.astype(np.float64).T).astype(np.float32)
+    scores[:, deleted] = -np.inf
+    order = np.argsort(-scores, axis=1, kind="stable")
+    assert len(index) == 107
+    for k in (1, 30, 107, 500):
+        ids, found = index.search(everything[[0, 3, 600]], k)
+        np.testing.assert_array_equal(ids, order[:, : min(k, 107)])
+        np.testing.assert_allclose(found, np.take_along_axis(scores, ids, 1), rtol=2e-7)
+
+
+BAD = {
+    "there already": (
+        {"add": [make_passages(4)[3]]},
+        r"has a passage 'p3' already\. Give the new one another id, or delete",
+    ),
+    "twice": ({"add": new(1, 1)}, "id 'n1' occurs twice"),
+    "empty": ({"add": [Passage(id="x", title="", text=" ")]}, r"\('x'\) is empty"),
+    "not there": ({"delete": ["p1", "zzz", "y"]}, "has no passage 'zzz', 'y', which should be deleted"),
+    "all": ({"delete": [f"p{i}" for i in range(20)]}, "nothing would be left"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_changes_nothing(tmp_path: pathlib.Path, case: str) -> None:
+    build("exact", make_passages(20), tmp_path / "kb")
+    before = (tmp_path / "kb" / "kb.json").read_bytes()
+    arguments, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        update(tmp_path / "kb", encoder=ENCODER, **arguments)
+    assert (tmp_path / "kb" / "kb.json").read_bytes() == before
+    assert not list((tmp_path / "kb").glob("*delta*"))
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("where", ["write_passages", "_sync", "Manifest.write"])
+def test_a_crash_changes_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """At every stage before kb.json is replaced the old state stands, and the update can simply be run again."""
+    kb = build("exact", make_passages(20), tmp_path / "kb")
+    expected = kb.search(["anything"], 20)
+    target = Manifest if where == "Manifest.write" else update_module
+    with monkeypatch.context() as patch:
+        patch.setattr(target, where.rpartition(".")[2], lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            add(tmp_path / "kb", new(1), encoder=ENCODER)
+    assert opened("exact", tmp_path / "kb").search(["anything"], 20) == expected
+    add(tmp_path / "kb", new(1), encoder=ENCODER)
+    after = opened("exact", tmp_path / "kb")
+    assert isinstance(after, DenseKB)
+    assert after.search(["New\nFresh text number 1"], 1)[0][0].id == "n1"
+
+
+def test_a_crash_while_compacting(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change itself is in place; the next update compacts."""
+    build("exact", make_passages(20), tmp_path / "kb")
+    with monkeypatch.context() as patch:
+        patch.setattr(update_module.StoreWriter, "commit", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            update(tmp_path / "kb", add=new(*range(8)), encoder=ENCODER)
+    assert len(opened("exact", tmp_path / "kb")) == 28
+    assert delete(tmp_path / "kb", ["n5"]).compacted
+    kb = opened("exact", tmp_path / "kb")
+    assert len(kb) == 27
+    assert isinstance(kb, DenseKB)
+    assert kb.store.manifest.delta is None
+    assert kb.store.manifest.updates == 2
+
+
+def test_damage_and_rebuild(tmp_path: pathlib.Path) -> None:
+    build("exact", make_passages(20), tmp_path / "kb")
+    delete(tmp_path / "kb", ["p1"])
+    with pytest.raises(ValueError, match="already holds a knowledge base"):  # the same corpus is not the same any more
+        build("exact", make_passages(20), tmp_path / "kb")
+    os.unlink(tmp_path / "kb" / "delta-1" / "deleted.npy")
+    with pytest.raises(ValueError, match=r"delta-1/deleted\.npy is missing or damaged"):
+        load_kb(tmp_path / "kb", encoder=ENCODER)
