@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import dataclasses
 import email.utils
 import json
 import random
 import time
 import urllib.parse
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+from routerl_jax.core.background import shared_loop
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up
@@ -123,9 +128,7 @@ class HttpClient:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
             connector = aiohttp.TCPConnector(limit=self._concurrency)
-            self._session = aiohttp.ClientSession(
-                connector=connector, trust_env=True, timeout=aiohttp.ClientTimeout(total=None)
-            )
+            self._session = open_session(connector=connector, trust_env=True, timeout=aiohttp.ClientTimeout(total=None))
             self._slots = asyncio.Semaphore(self._concurrency)
         assert self._slots is not None
         content_kind = "data" if isinstance(body, bytes) else "json"
@@ -170,6 +173,23 @@ class _Failed:
     status: int = 0
     passing: bool = False  # may be gone at the next attempt
     retry_after: float | None = None
+
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def open_session(**settings: Any) -> Any:
+    """An aiohttp session of the running loop, which is closed at the end of the process if nobody has."""
+    session = import_aiohttp().ClientSession(**settings)
+    _sessions.add(session)
+    return session
+
+
+@atexit.register
+def _close_sessions() -> None:
+    for session in [session for session in _sessions if not session.closed]:
+        with contextlib.suppress(Exception):
+            shared_loop().run(session.close(), 1.0)
 
 
 def import_aiohttp() -> Any:

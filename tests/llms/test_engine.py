@@ -14,7 +14,7 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def engine():
-    made = Engine(tiny.model(), rows=4, max_length=96)
+    made = Engine(tiny.model(layers=1), rows=4, max_length=96)
     turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     made.tokenizer.hf.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
     yield made

@@ -9,13 +9,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.store import BYTES, MANIFEST, OFFSETS, Manifest, Store, create_array
+from routerl_jax.knowledge.store import MANIFEST, Manifest, Store
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
 
@@ -46,20 +45,15 @@ def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: boo
             raise ValueError(f"{directory} holds a knowledge base of kind {found.kind!r}: give another directory")
     directory.mkdir(parents=True, exist_ok=True)
     changes = _changes(WebConfig(), config)
-    create_array(directory / BYTES, (0,), "uint8", 1, 1, compress=False)
-    array = create_array(directory / OFFSETS, (1,), "int64", 1, 1, compress=False)
-    array[:].write(np.zeros(1, np.int64)).result()
-    # zarr leaves out files of nothing but zeros, which a store takes for damage
-    zeros = directory / OFFSETS / "c" / "0"
-    if not zeros.is_file():
-        zeros.parent.mkdir(parents=True, exist_ok=True)
     Manifest(
         kind="web",
         name=config.name,
         count=0,
         corpus="",
         corpus_sha256="",
-        config=changes,
+        config={"kind": "web", **changes},
+        settings=changes,
+        stored=False,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     ).write(directory)
     return WebReport(name=config.name, directory=str(directory), changes=changes)
@@ -76,13 +70,13 @@ def open_web(
     if index is not None or encoder is not None:
         raise ValueError(f"{store.directory}: a web knowledge base has neither index nor encoder")
     nested: dict[str, Any] = {}
-    for key, value in store.manifest.config.items():
+    for key, value in store.manifest.settings.items():
         *sections, last = key.split(".")
         place = nested
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = value
-    return web_kb(from_config_dict(WebConfig, nested, path=f"{store.directory / MANIFEST}: config"))
+    return web_kb(from_config_dict(WebConfig, nested, path=f"{store.directory / MANIFEST}: settings"))
 
 
 def _changes(default: Any, config: Any, prefix: str = "") -> dict[str, Any]:

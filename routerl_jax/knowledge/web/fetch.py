@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from routerl_jax.core.http import import_aiohttp
+from routerl_jax.core.http import import_aiohttp, open_session
 from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_host, networks
 from routerl_jax.knowledge.web.charset import decode
 from routerl_jax.knowledge.web.search import WebError
@@ -121,7 +121,7 @@ class Fetcher:
         connector = aiohttp.TCPConnector(
             resolver=CheckedResolver(self._allowed), use_dns_cache=False, limit=self._concurrency, limit_per_host=8
         )
-        self._session = aiohttp.ClientSession(
+        self._session = open_session(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._timeout)),

@@ -9,7 +9,7 @@ import io
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from absl import logging
 
@@ -53,7 +53,7 @@ class WebKB(KnowledgeBase):
       ValueError: an environment variable with a key is not set, or the snapshot does not fit.
     """
 
-    reads: ClassVar[frozenset[str]] = frozenset({"text"})
+    reads: frozenset[str] = frozenset({"text"})
 
     def __init__(self, config: WebConfig, model: ChatModel | None = None) -> None:
         self.name, self.cost, self.config = config.name, config.cost, config
@@ -209,7 +209,7 @@ class WebImageKB(WebKB):
     A picture given by its URL is searched for under it; any other is put where `config.upload` says first.
     """
 
-    reads: ClassVar[frozenset[str]] = frozenset({"image"})
+    reads: frozenset[str] = frozenset({"image"})
 
     def _asked(self, query: Query) -> str:
         picture = query.image if isinstance(query, TextAndImage) else None
@@ -218,7 +218,8 @@ class WebImageKB(WebKB):
         try:
             return f"sha256:{image_digest(picture)}"  # type: ignore[arg-type]
         except ValueError as error:
-            raise WebError(str(error)) from error
+            name = f"{picture!r}: " if isinstance(picture, str) else ""
+            raise WebError(f"{name[:200]}{error}") from error
 
     async def _target(self, query: Query, asked: str) -> str:
         if not asked.startswith("sha256:"):

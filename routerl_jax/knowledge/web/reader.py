@@ -13,7 +13,6 @@ from routerl_jax.core.http import HttpClient, HttpError
 from routerl_jax.knowledge.web.fetch import Document, Fetcher
 from routerl_jax.knowledge.web.search import WebError
 
-_SPACES = re.compile(r"[^\S\n]+")
 _GAPS = re.compile(r"\n{3,}")
 
 
@@ -132,7 +131,7 @@ def main_text(document: Document) -> tuple[str, str]:
 
 def page_of(url: str, title: str, text: str, max_chars: int) -> Page:
     """A page with its white space put in order and its text cut. Raises WebError if there is no text."""
-    lines = (_SPACES.sub(" ", line).strip() for line in text.splitlines())
+    lines = (" ".join(line.split()) for line in text[: 4 * max_chars].splitlines())
     text = _GAPS.sub("\n\n", "\n".join(lines)).strip()
     if not text:
         raise WebError(f"{url}: no text was found on the page")

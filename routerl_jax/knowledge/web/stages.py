@@ -155,7 +155,7 @@ class Stages:
                 return _value(record)
         value = None
         if self._cache is not None:
-            known = await asyncio.to_thread(self._cache.get, key)
+            known = await self._apart(self._cache.get, key)
             value = None if known is None else json.loads(known)
         if value is None:
             try:
@@ -165,10 +165,15 @@ class Stages:
                     self.snapshot.put(table, key, about, Record(error=str(error)))
                 raise
             if self._cache is not None and keep(value):
-                await asyncio.to_thread(self._cache.set, key, json.dumps(value).encode(), ttl)
+                await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
         if self.snapshot is not None:
             self.snapshot.put(table, key, about, Record(value))
         return value
+
+    async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Work of the cache: on a thread, unless it is in memory alone."""
+        assert self._cache is not None
+        return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)
 
 
 class _Live:
@@ -187,8 +192,9 @@ class _Live:
         reads = config.mode == "text" and config.snippets != "only"
         self.reader: Reader = _reader(config.reader, self.fetcher, redis) if reads else _NoReader()
         summary = config.summary
+        self._own_model: Any = None
         if model is None and reads and summary.kind == "model":
-            model = chat_model(summary.model)
+            model = self._own_model = chat_model(summary.model)
         self.summariser = Summariser(
             model if summary.kind == "model" else None,
             sentences=summary.sentences,
@@ -220,6 +226,8 @@ class _Live:
         await self.fetcher.close()
         await self._upload.close()
         self.summariser.close()
+        if hasattr(self._own_model, "close"):
+            await asyncio.to_thread(self._own_model.close)
 
 
 class _NoReader:

@@ -84,21 +84,23 @@ class Summariser:
 
     async def summarise(self, query: str, page: Page) -> Summary:
         """The summary of a page; never raises for what the model does."""
-        extract = leading_extract(page.text, self._sentences, self._extract_chars)
         if self._model is None:
-            return Summary(text=extract)
+            return self._instead(page, "")
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._ask(self.prompt(query, page))
         except TimeoutError:
-            return Summary(text=extract, problem=f"the summariser took longer than {self._timeout:g} s")
+            return self._instead(page, f"the summariser took longer than {self._timeout:g} s")
         if answer.error is not None:
-            return Summary(text=extract, problem=f"the summariser failed: {answer.error}")
+            return self._instead(page, f"the summariser failed: {answer.error}")
         text = " ".join(without_thinking(answer.text).split())
         problem = nonsense(text)
         if problem:
-            return Summary(text=extract, problem=f"the summariser wrote {problem}")
+            return self._instead(page, f"the summariser wrote {problem}")
         return Summary(text=leading_extract(text, self._sentences, self._extract_chars))
+
+    def _instead(self, page: Page, problem: str) -> Summary:
+        return Summary(text=leading_extract(page.text, self._sentences, self._extract_chars), problem=problem)
 
     def prompt(self, query: str, page: Page) -> list[Message]:
         """What the model is asked."""
@@ -109,7 +111,7 @@ class Summariser:
         ]
 
     def close(self) -> None:
-        """Ends the threads, and the model's connections."""
+        """Ends the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, prompt: list[Message]) -> Completion:

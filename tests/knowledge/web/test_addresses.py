@@ -54,5 +54,5 @@ def test_allowed_networks():
         check_address("10.0.0.1", networks(["127.0.0.0/8"]))
     found = asyncio.run(CheckedResolver(networks(["127.0.0.1", "::1"])).resolve("localhost", 80))
     assert {one["host"] for one in found} <= {"127.0.0.1", "::1"}
-    with pytest.raises(ValueError, match="allow_networks.*10.0.0.0/33"):
+    with pytest.raises(ValueError, match=r"allow_networks.*10.0.0.0/33"):
         networks(["10.0.0.0/33"])
