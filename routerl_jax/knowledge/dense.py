@@ -84,7 +84,7 @@ class DenseKB(KnowledgeBase):
                 f"than kb.json says of {built_with!r}. Give the old one "
                 f"(load_kb(..., encoder=DIRECTORY)). {store.hint}"
             )
-        return cls(store, model, _open_index(store, index, mesh))
+        return cls(store, model, open_index(store, index, mesh))
 
     def __len__(self) -> int:
         return len(self.store)
@@ -119,7 +119,8 @@ class DenseKB(KnowledgeBase):
         ]
 
 
-def _open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:
+def open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:
+    """The index of a built store over its embeddings, or another backend (`name`) made of them."""
     settings = dict(store.manifest.index)
     built = settings.pop("backend", None)
     name = name or built

@@ -13,7 +13,8 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -234,7 +235,7 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
         flush()
 
 
-def finish(marker: pathlib.Path, content: dict[str, int]) -> None:
+def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
     unfinished = marker.with_suffix(".part")
     unfinished.write_text(json.dumps(content))
