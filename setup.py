@@ -14,6 +14,7 @@ REQUIRED = [
     "flax>=0.12.8",
     "gguf>=0.19",
     "grain>=0.2.18",
+    "httpx2>=2.0",  # the client of served knowledge bases
     "huggingface_hub>=1.0",
     "importlib_resources>=6.0",  # tensorflow-datasets needs it and does not say so
     "jax>=0.10.2",
@@ -38,18 +39,36 @@ REQUIRED = [
 # The TPU compiler; no TPU needed. Pinned to jax 0.10.2: an older one may not know its kernels.
 LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
 
+SERVE = [
+    "httptools>=0.6",
+    "mcp>=2.0",
+    "orjson>=3.10",
+    "prometheus-client>=0.20",
+    "starlette>=0.45",
+    "uvicorn>=0.34",
+    "uvloop>=0.21; sys_platform != 'win32'",
+]
+
+# Web search, language models behind HTTP, caches and rate limits in Redis.
+WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
+
 EXTRAS = {
+    "serve": SERVE,
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
     "bm25": ["bm25s>=0.3.16", "PyStemmer>=3.0"],
     "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
     "tpu": ["jax[tpu]>=0.10.2"],
+    "web": WEB,
     "cuda": ["jax[cuda12]>=0.10.2"],
     "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
+        *SERVE,
+        *WEB,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks only
+        "fastapi>=0.115",  # benchmarks only
         LIBTPU,
         "mwparserfromhell>=0.7.2",
         "mwxml>=0.3.8",
@@ -58,6 +77,7 @@ EXTRAS = {
         "pytest>=8.0",
         "pytest-xdist>=3.6",
         "PyStemmer>=3.0",
+        "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
         "zstandard>=0.23",
@@ -72,7 +92,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["routerl_jax*", "launch*", "configs*"]),
-    package_data={"routerl_jax.data.atlas": ["facts.json", "warm_start/*"]},
+    package_data={
+        "routerl_jax.data.atlas": ["facts.json", "warm_start/*"],
+        "routerl_jax.knowledge.serving": ["page.html"],
+    },
     python_requires=">=3.11",
     install_requires=REQUIRED,
     extras_require=EXTRAS,

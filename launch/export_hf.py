@@ -37,6 +37,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.models.huggingface import save_pretrained
     from routerl_jax.models.peft import save_adapter
+    from routerl_jax.models.vision_language import VisionLanguageModel
     from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.training.load import adapter_base, load_config, load_policy
 
@@ -54,10 +55,18 @@ def main(_: Sequence[str]) -> None:
         save_pretrained(model, output, dtype=FLAGS.dtype)
     size = sum(file.stat().st_size for file in output.iterdir())
     if FLAGS.json:
-        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.config.model_type}))
+        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}))
     else:
-        loader = "peft.AutoPeftModelForCausalLM" if alone else "AutoModelForCausalLM"
-        print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {loader}.from_pretrained({str(output)!r})")
+        call = _call(output, alone, isinstance(model, VisionLanguageModel))
+        print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {call}")
+
+
+def _call(output: pathlib.Path, adapter: bool, sees: bool) -> str:
+    """What loads the directory in Python."""
+    if adapter and sees:  # peft finds the bases of text models only
+        return f"peft.PeftModel.from_pretrained(base, {str(output)!r})"
+    loader = "peft.AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM"
+    return f"{'AutoModelForImageTextToText' if sees else loader}.from_pretrained({str(output)!r})"
 
 
 if __name__ == "__main__":

@@ -35,3 +35,14 @@ def small_run(tmp_path_factory) -> pathlib.Path:
     make_config(home)
     finish(start("tests.training.small_run", home, home / "whole", JAX_NUM_CPU_DEVICES="1"))
     return home
+
+
+@pytest.fixture
+def redis_server(tmp_path):
+    """A redis-server of the test's own: `.url`, `.kill()`, `.start()`. Skips the test where none is installed."""
+    from tests.redis import RedisServer, needs_redis
+
+    needs_redis()
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()

@@ -118,9 +118,9 @@ class R1RouterGrammar(Grammar):
             return Action(kind="search", tool=NO_TOOL, thought=thought)
         if not query:
             return Action(kind="invalid", thought=thought, error="the sub-question is missing or empty")
-        by_label = {self.label(tool): tool for tool in self.tools}
+        by_label = {self.label(tool).lower(): tool for tool in self.tools}
         if name.lower() not in by_label:
-            known = ", ".join(by_label)
+            known = ", ".join(map(self.label, self.tools))
             return Action(
                 kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
             )

@@ -105,7 +105,8 @@ class Engine:
       cache: `paged` (pages.py) or `segment` (segments.py); auto: what suits the mesh's devices.
 
     Raises:
-      ValueError: max_length exceeds the model's context, there is no tokenizer, or no such layout or cache.
+      ValueError: a size with which nothing would ever be generated, max_length exceeds the model's context, there is no
+        tokenizer, or no such layout or cache.
     """
 
     def __init__(
@@ -122,6 +123,10 @@ class Engine:
         layout: str = "",
         cache: CacheKind = "auto",
     ) -> None:
+        if min(rows, max_length, segment) < 1:
+            raise ValueError(f"rows={rows}, max_length={max_length} and segment={segment} must be at least 1")
+        if not 0 <= leave_fraction < 1:
+            raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
         if max_length > model.config.max_length:
             raise ValueError(
                 f"max_length={max_length} exceeds the model's context of {model.config.max_length} tokens; lower max_length"
@@ -231,12 +236,18 @@ class Engine:
     def request(
         self, stream: Stream, *, stops: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling = GREEDY
     ) -> None:
-        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit."""
+        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
+
+        Raises:
+          ValueError: a turn is under way, nothing may be sampled, or the stop strings can't be used.
+        """
         if stream.request is not None:
             raise ValueError("the conversation has a turn under way already")
         room = self.room(stream)
         if room < 1:
             raise ValueError("the conversation is full; check `room` before asking for a turn")
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining)
@@ -367,7 +378,7 @@ class Engine:
 
     def _extend_all(self, running: list[Stream]) -> None:
         """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""
-        leaders: dict[tuple[int, tuple[int, ...], tuple[str, ...]], Stream] = {}
+        leaders: dict[tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]], Stream] = {}
         followers: list[tuple[Stream, Stream]] = []
         pending: list[Stream] = []
         for stream in running:
@@ -376,7 +387,7 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                seen = tuple(image.digest for image in pending_images(stream))
+                seen = tuple((first, image.digest) for first, image in stream.ledger.images)
                 key = (stream.row[0], tuple(stream.ledger.tokens[:target]), seen)
                 if key in leaders:
                     followers.append((leaders[key], stream))

@@ -57,9 +57,14 @@ class StopTables:
         self._built: tuple[StopAutomaton, jax.Array, jax.Array] | None = None
 
     def add(self, stops: Sequence[str]) -> None:
-        """Makes sure that the automaton knows these stop strings."""
+        """Makes sure that the automaton knows these stop strings.
+
+        Raises:
+          ValueError: an empty one, or more than `MAX_STOPS` different ones so far; nothing is added then.
+        """
         new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
         if new:
+            _check(self._stops + new)
             self._stops += new
             self._built = None
 
@@ -84,8 +89,7 @@ def build_automaton(
       size: vocabulary size of the model (may exceed the tokenizer's; the rest match nothing).
     """
     stops = tuple(stops)
-    if len(stops) > MAX_STOPS or any(not stop for stop in stops) or len(set(stops)) != len(stops):
-        raise ValueError(f"stop strings must be distinct, not empty and at most {MAX_STOPS}; got {stops}")
+    _check(stops)
     byte_next, byte_hits = _aho_corasick([stop.encode() for stop in stops])
     states = len(byte_next)
     padded = -(-states // STATE_BUCKET) * STATE_BUCKET
@@ -106,6 +110,11 @@ def build_automaton(
         if token < size:
             hits[:, token] |= EOS_BIT
     return StopAutomaton(stops=stops, transition=transition, hits=hits)
+
+
+def _check(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS or any(not stop for stop in stops) or len(set(stops)) != len(stops):
+        raise ValueError(f"stop strings must be distinct, not empty and at most {MAX_STOPS}; got {stops}")
 
 
 def _aho_corasick(patterns: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,5 +4,9 @@ from __future__ import annotations
 
 from routerl_jax.knowledge import bm25, build, dense, hybrid  # noqa: F401 - they register themselves
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS
+from routerl_jax.knowledge.graph import build as _graph  # noqa: F401
+from routerl_jax.knowledge.pages import build as _pages_build  # noqa: F401
+from routerl_jax.knowledge.pages import kb as _pages  # noqa: F401
+from routerl_jax.knowledge.web import build as _web  # noqa: F401
 
 __all__ = ["KB_BUILDERS", "KB_KINDS"]

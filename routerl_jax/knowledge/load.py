@@ -21,23 +21,34 @@ def load_kb(
     mesh: Mesh | None = None,
     index: str | None = None,
     encoder: str | TextEncoder | None = None,
+    token: str | None = None,
 ) -> KnowledgeBase:
-    """Opens a knowledge base that `launch.build_kb` made.
+    """Opens a knowledge base that `launch.build_kb` made, or one that `launch.serve_kb` serves.
 
     Args:
-      path_or_url: its directory.
+      path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them.
       mesh: devices of the encoder and of an exact index; default: all of this process's.
       index: search with this backend (`scann`, `exact`) instead of the one it was built with.
       encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
+      token: of a server that wants one; default: ROUTERL_KB_TOKEN in the environment. `knowledge.client.kb.HttpKB` has
+        further settings: timeouts, retries, hedging, cache, rate limit.
 
     Raises:
       ValueError: no knowledge base there (or a damaged one; the message says how to rebuild it), an unknown kind, index
-        or encoder, an encoder with other weights or another tokenizer than it was built with, or a URL.
+        or encoder, an encoder with other weights or another tokenizer than it was built with; no server at the URL.
     """
     if str(path_or_url).startswith(("http://", "https://")):
-        raise ValueError(
-            f"{path_or_url}: HTTP knowledge bases are not available in this version; give the directory of one"
-        )
+        if not (mesh is None and index is None and encoder is None):
+            raise ValueError(f"{path_or_url}: mesh, index and encoder are those of the server; leave them out")
+        from routerl_jax.knowledge.client.kb import HttpKB
+        from routerl_jax.knowledge.client.policy import Unavailable
+
+        try:
+            return HttpKB([url.strip() for url in str(path_or_url).split(",")], token=token)
+        except Unavailable as error:
+            raise ValueError(f"{error}. Start a server there (launch.serve_kb), or give a directory") from error
+    if token is not None:
+        raise ValueError(f"{path_or_url}: a token is for URLs")
     store = Store(path_or_url)
     try:
         opener = KB_KINDS.get(store.manifest.kind)

@@ -138,6 +138,11 @@ class StoredArray:
         """Shape of the whole array."""
         return self._array.shape
 
+    @property
+    def dtype(self) -> np.dtype:
+        """Of what `read` gives."""
+        return self._array.dtype.numpy_dtype
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
         return self._memory[start:stop] if self._small else self._get(self._array[start:stop].read())

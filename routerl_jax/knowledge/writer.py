@@ -15,7 +15,8 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -109,6 +110,11 @@ class StoreWriter:
             return None
 
     @property
+    def progress(self) -> pathlib.Path:
+        """Where finished stages leave their markers."""
+        return self._progress
+
+    @property
     def index_directory(self) -> pathlib.Path:
         """Where the index may put its files."""
         return self.scratch / INDEX
@@ -123,12 +129,7 @@ class StoreWriter:
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
-        self._progress.mkdir(parents=True, exist_ok=True)
-        marker = self._progress / "passages"
-        if not marker.is_file():
-            with explained(self.scratch):
-                _finish(marker, {"count": write_passages(self.scratch, passages)})
-        return self.count()
+        return _passages(self.scratch, self._progress, passages)
 
     def count(self) -> int:
         """How many passages `passages` has written."""
@@ -138,6 +139,18 @@ class StoreWriter:
         """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
         own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
         return Shards(self.scratch, self._progress, dim, shard_size, own)
+
+    def part(self, name: str) -> Part:
+        """A part with texts and vectors of its own, in the directory of that name; after `passages`."""
+        return Part(self.scratch / name, self._progress / name)
+
+    def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
+        marker = self._progress / f"stage-{stage}"
+        if not marker.is_file():
+            with explained(self.scratch):
+                finish(marker, work())
+        return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and moves everything into place."""
@@ -167,11 +180,26 @@ class StoreWriter:
             )
 
 
+class Part:
+    """Texts and vectors beside those of the passages, as a graph's entities: written in the same way."""
+
+    def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
+        self.directory, self._progress = directory, progress
+
+    def passages(self, passages: Iterable[Passage]) -> int:
+        """Writes all texts in one go, or finds them written; returns their number."""
+        return _passages(self.directory, self._progress, passages)
+
+    def embeddings(self, dim: int, shard_size: int) -> Shards:
+        """Their matrix of embeddings, as `StoreWriter.embeddings`."""
+        return Shards(self.directory, self._progress, dim, shard_size)
+
+
 class Shards:
     """The embedding matrix while it is written, shard by shard; of several processes each writes its share of them."""
 
     def __init__(
-        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int]
+        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int] = (0, 1)
     ) -> None:
         self.passages = StoredPassages(directory, memory_limit=0, hint="")
         self.dim = dim
@@ -181,7 +209,7 @@ class Shards:
         marker = progress / "embeddings"
         if not marker.is_file():
             create_array(self._path, (count, dim), "float32", size, math.gcd(_ROWS_CHUNK, size), compress=False)
-            _finish(marker, {"count": count, "dim": dim})
+            finish(marker, {"count": count, "dim": dim})
         self._size = size
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
         bounds = bounds[own[0] :: own[1]]
@@ -204,7 +232,7 @@ class Shards:
         for start, stop in self.todo:
             with explained(self._path, f"{start:,} of {len(self.passages):,} vectors are kept"):
                 array[start:stop].write(vectors(start, stop)).result()
-                _finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
+                finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
 
     def _checked(self, embed: Embed, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
         vectors = np.asarray(embed(passages), np.float32)
@@ -234,6 +262,15 @@ class Shards:
 
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
+
+
+def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+    progress.mkdir(parents=True, exist_ok=True)
+    marker = progress / "passages"
+    if not marker.is_file():
+        with explained(directory):
+            finish(marker, {"count": write_passages(directory, passages)})
+    return json.loads(marker.read_text())["count"]
 
 
 @contextlib.contextmanager
@@ -298,7 +335,7 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
         flush()
 
 
-def _finish(marker: pathlib.Path, content: dict[str, int]) -> None:
+def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
     unfinished = marker.with_suffix(".part")
     unfinished.write_text(json.dumps(content))

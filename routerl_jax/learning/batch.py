@@ -141,22 +141,28 @@ class BatchLayout:
         vision = self._vision
         if vision is None:
             raise ValueError("sequences hold images, but the batch layout is for a text model: give it the model")
-        groups: dict[tuple[int, int], list[ImagePatches]] = {}
+        groups: dict[tuple[int, int], dict[str, ImagePatches]] = {}  # each image once, however many sequences show it
         image_index = np.full(shape, -1, np.int32)
         used: dict[tuple[int, int], int] = {}  # patches
+        begins: dict[tuple[int, int, str], int] = {}  # the first patch of each image
         for sequence, (micro, shard, start) in zip(sequences, places):
             for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
-                groups.setdefault((micro, shard), []).append(image)
-                before = used.get((micro, shard), 0)
+                group = groups.setdefault((micro, shard), {})
+                if image.digest not in group:
+                    group[image.digest] = image
+                    begins[micro, shard, image.digest] = used.get((micro, shard), 0)
+                    used[micro, shard] = used.get((micro, shard), 0) + len(image.patches)
                 tokens = slice(start + first, start + first + image.tokens)
-                image_index[micro, shard, tokens] = image.slots + before // vision.group
-                used[micro, shard] = before + len(image.patches)
+                image_index[micro, shard, tokens] = image.slots + begins[micro, shard, image.digest] // vision.group
         size = _LEAST_PATCHES
         while size < max(used.values()):
             size *= 2
         size = -(-size // vision.window_patches) * vision.window_patches
         empty = blank(size, vision.patch_dim, group=vision.group)
-        rows = [concatenate(groups[place], [size]) if place in groups else empty for place in np.ndindex(*shape[:2])]
+        rows = [
+            concatenate(list(groups[place].values()), [size]) if place in groups else empty
+            for place in np.ndindex(*shape[:2])
+        ]
 
         def stack(*parts: np.ndarray) -> np.ndarray:
             stacked = np.stack(parts).reshape(*shape[:2], *parts[0].shape)

@@ -1,6 +1,7 @@
 """Checkpoints of a whole run: weights, optimiser, step, stage, data iterator; the one file that knows orbax.
 
-Of a model with an adapter they hold the adapter (what the learner trains), and what it belongs to, not the frozen weights.
+Frozen weights are not in them (config.model.freeze, or all but the adapter of a model that has one): they hold what the
+learner trains, and a digest of what it belongs to.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Checkpoints:
         Args:
           reference: weights of the KL reference, None if there is none.
           extra: JSON-serialisable state (data iterator, ...); must hold "model", the architecture's fields, and of a model
-            with an adapter "lora", `models.lora.lora_fields`.
+            with an adapter "lora", `models.lora.lora_fields`, of one with frozen parts "frozen", their `models.lora.digest`.
         """
         items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state, reference).items()}
         self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
@@ -56,16 +57,18 @@ class Checkpoints:
         reference: nnx.State | None,
         model: DecoderConfig,
         lora: dict[str, Any] | None = None,
+        frozen: str = "",
     ) -> tuple[LearnerState, nnx.State | None, dict[str, Any]]:
         """Restores a step into the shardings of `like` (and `reference`).
 
         Args:
-          model, lora: what the weights belong to: the architecture and, with an adapter, `models.lora.lora_fields`.
+          model, lora, frozen: what the weights belong to: the architecture and, with an adapter, `models.lora.lora_fields`,
+            with frozen parts, their `models.lora.digest`.
 
         Raises:
           ValueError: there is no such step, or it belongs to another architecture, adapter or base (names what differs).
         """
-        extra = self._check(step, model, lora)
+        extra = self._check(step, model, lora, frozen)
         restored = self._restore(step, _items(like, reference))
         optimizer = restored["optimizer"]
         state = LearnerState(
@@ -79,13 +82,18 @@ class Checkpoints:
         return state, reference, extra
 
     def restore_params(
-        self, step: int, like: nnx.State, model: DecoderConfig, lora: dict[str, Any] | None = None
+        self,
+        step: int,
+        like: nnx.State,
+        model: DecoderConfig,
+        lora: dict[str, Any] | None = None,
+        frozen: str = "",
     ) -> nnx.State:
-        """Only the weights of a step (of an adapter, only that), in the shardings of `like`."""
-        self._check(step, model, lora)
+        """Only the trained weights of a step, in the shardings of `like`."""
+        self._check(step, model, lora, frozen)
         return _refill(like, self._restore(step, {"params": nnx.to_pure_dict(like)})["params"])
 
-    def _check(self, step: int, model: DecoderConfig, lora: dict[str, Any] | None) -> dict[str, Any]:
+    def _check(self, step: int, model: DecoderConfig, lora: dict[str, Any] | None, frozen: str) -> dict[str, Any]:
         if step not in self._manager.all_steps():
             raise ValueError(
                 f"{self.directory} has no checkpoint of step {step}; it has {sorted(self._manager.all_steps())}"
@@ -93,6 +101,11 @@ class Checkpoints:
         extra = self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
         check_same_model(extra["model"], model, f"{self.directory} step {step}")
         check_same_adapter(extra.get("lora"), lora, f"{self.directory} step {step}")
+        if extra.get("frozen", "") != frozen:
+            raise ValueError(
+                f"{self.directory} step {step} was trained beside other frozen weights than these; use the base model, in the "
+                f"dtype, that it was trained on, and config.model.freeze as it was"
+            )
         return extra
 
     def _restore(self, step: int, trees: dict[str, Any]) -> Any:

@@ -41,6 +41,9 @@ class LossConfig:
         0.0  # nats; below it a token takes part in the KL but not in the policy gradient (decisions only)
     )
 
+    def __post_init__(self) -> None:
+        POLICY_LOSSES.get(self.kind)  # raises ValueError for an unknown one
+
 
 # (trained params, frozen params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
 Score = Callable[[nnx.State, nnx.State, dict[str, Any]], tuple[Array, Array]]
@@ -63,14 +66,15 @@ class Learner:
     whole mini-batch, so neither micro-batches nor sharding change the result.
 
     Args:
-      model: initial weights; their sharding is kept. The learner works on a copy of those that it trains.
+      model: initial weights; their sharding is kept. The learner works on a copy of those that it trains, and the reference
+        is these very arrays.
       optimizer: gradient transformation.
       loss: objective.
       layout: how sequences are cut into micro-batches.
       temperature: of the sampling that produced the sequences; log-probabilities are taken at it.
       remat: what the backward pass recomputes.
-      keep_reference: keep a copy of the initial weights (implied by a KL term in the loss), of those that are trained: the
-        frozen ones are the reference's too.
+      keep_reference: keep the initial weights (implied by a KL term in the loss), of those that are trained: the frozen
+        ones are the reference's too.
       trainable: which parameters are trained (a filter of flax.nnx); the others get neither gradients nor optimiser state.
         Default: the adapter of a model that has one (models/lora.py), else all.
 
@@ -96,13 +100,13 @@ class Learner:
             raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.loss = loss
         self.layout = layout
-        copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.state = LearnerState(
-            params=copy(params),
+            params=jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params),
             opt_state=jax.jit(optimizer.init, out_shardings=_optimizer_homes(optimizer, params, layout.mesh))(params),
             updates=jax.device_put(jnp.int32(0), replicated(layout.mesh)),
         )
-        self.reference = copy(params) if loss.kl_coef or keep_reference else None
+        # The same arrays in variables of their own: the model's may be given other values.
+        self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
         self._programs = jit_programs(
             model,
             trainable,
@@ -119,10 +123,6 @@ class Learner:
         """Current weights, the frozen ones included; valid until the next update."""
         return nnx.merge_state(self.state.params, self.frozen)
 
-    def set_reference(self) -> None:
-        """Makes the current weights the reference of the KL term."""
-        self.reference = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(self.state.params)
-
     def update(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
         """One optimiser step on a mini-batch.
 
@@ -133,14 +133,22 @@ class Learner:
         host = jax.device_get(metrics)
         return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
 
-    def logprobs(self, sequences: Sequence[TokenSequence], params: nnx.State | None = None) -> list[np.ndarray]:
+    def logprobs(
+        self, sequences: Sequence[TokenSequence], params: nnx.State | None = None, *, portion: int | None = None
+    ) -> list[np.ndarray]:
         """Per sequence, the log-probability of each token ([T], 0 for the first) under `params`.
 
         Args:
           params: trained weights, such as `reference`; default: the current ones.
+          portion: sequences of one batch; default: all. Batches that are larger than the updates' would enlarge the arrays
+            of those, too, from then on (`BatchLayout`).
         """
-        batch, index = self.layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * len(sequences))
-        return self.batch_logprobs(batch, index, params)
+        result = []
+        for start in range(0, len(sequences), portion or len(sequences) or 1):
+            part = sequences[start : start + (portion or len(sequences))]
+            batch, index = self.layout.build(part, [s.loss_mask for s in part], [0.0] * len(part))
+            result += self.batch_logprobs(batch, index, params)
+        return result
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
         """`logprobs` of a batch that is laid out already."""
@@ -170,9 +178,11 @@ def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:
     Raises:
       ValueError: the model has no such part.
     """
+    parts = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     for name in frozen:
-        if not hasattr(model, name):
-            raise ValueError(f"config.model.freeze: a {model.architecture.model_type} model has no part {name!r}")
+        if name not in parts:
+            kind, known = model.architecture.model_type, ", ".join(sorted(map(str, parts)))
+            raise ValueError(f"config.model.freeze: a {kind} model has no part {name!r}; it has {known}")
     if adapters(model):
         return nnx.LoRAParam
     return nnx.All(nnx.Param, lambda path, _: path[0] not in frozen) if frozen else nnx.Param

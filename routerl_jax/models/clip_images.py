@@ -116,7 +116,7 @@ def processor_from_hf(config: Mapping[str, Any], source: str = "preprocessor_con
                 f"{source}: size={dict(size)} is not supported; supported: shortest_edge, or height and width"
             )
     if isinstance(crop, Mapping):
-        if crop.get("height") != crop.get("width"):
+        if set(crop) != {"height", "width"} or crop["height"] != crop["width"]:
             raise UnsupportedModelError(f"{source}: crop_size={dict(crop)} is not supported; supported: a square")
         crop = crop["height"]
     mean, std = (config.get(key) or getattr(default, key[6:]) for key in ("image_mean", "image_std"))

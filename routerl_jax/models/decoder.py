@@ -1,4 +1,4 @@
-"""One decoder for Llama 3, SmolLM2, Qwen2.5 and Qwen3.
+"""One decoder for Llama 3, SmolLM2, Mistral, Qwen2.5 and Qwen3.
 
 Parameters of all layers are stacked on a leading `layers` axis: scanned in training and prefill, indexed in decoding.
 Dimensions: B batch, T time, D residual stream, L layers, N query heads, K key/value heads, H head width, F feed-forward,

@@ -94,7 +94,13 @@ class Encoder(Embedder):
     def __call__(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
     ) -> Float[Array, "B T D"]:
-        """Token vectors; `mask` is True on real tokens, which may begin anywhere in a row."""
+        """Token vectors; `mask` is True on real tokens, which may begin anywhere in a row.
+
+        Raises:
+          ValueError: rows are longer than there are positions.
+        """
+        if tokens.shape[1] > self.config.max_length:  # JAX would take the last position for all that lie beyond
+            raise ValueError(f"rows of {tokens.shape[1]} tokens; this encoder has {self.config.max_length} positions")
         attention = attention or Attention.where(self.word[...])
         with matmul_precision(self.word[...].dtype):
             return self._hidden(jnp.asarray(tokens), jnp.asarray(mask, bool), attention)

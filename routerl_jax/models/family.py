@@ -47,6 +47,8 @@ class Family:
       rules: configuration -> which tensor holds which parameter.
       spellings: (how a rule's name begins, what stands there in some checkpoints): of models with or without heads, of
         other versions of transformers.
+      modules: (how a rule's name begins, what transformers' module is called there), where these differ: of an adapter's
+        tensors, which transformers does not rename as it does with a model's.
       complete: (configuration, its directory, config.json) -> the configuration with what the directory's other files say
         (pooling, prompts, image processing).
       finish: reads what else a directory says about a model, into the model.
@@ -59,9 +61,17 @@ class Family:
     create: Callable[..., Any]
     rules: Callable[[Any], Rules]
     spellings: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, str] = ("", "")
     complete: Callable[[Any, pathlib.Path, Mapping[str, Any]], Any] = lambda config, directory, said: config
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
+
+    def architecture(self, config: Mapping[str, Any], source: str) -> Any:
+        """`read`, where a key that config.json lacks is a ValueError that names it."""
+        try:
+            return self.read(config, source)
+        except KeyError as error:
+            raise ValueError(f"{source}: {error} is missing; a {config.get('model_type')} needs it") from error
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -71,8 +81,11 @@ def family_of(config: Mapping[str, Any], source: str) -> Family:
     """The family of a config.json: of its class, where that makes another model of a known `model_type`, else of the type.
 
     Raises:
+      ValueError: no JSON object.
       UnsupportedModelError: any other; the message lists all there are.
     """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{source}: holds no JSON object; expected a model's configuration")
     for name in config.get("architectures") or ():
         if name in FAMILIES:
             return FAMILIES.get(name)

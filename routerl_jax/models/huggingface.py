@@ -91,11 +91,8 @@ def load_pretrained(
     if family.role == "decoder" and generation_path.is_file():
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
-    try:
-        architecture = family.complete(family.read(config, str(config_path)), directory, config)
-    except KeyError as error:
-        raise ValueError(f"{config_path}: {error} is missing; a {config['model_type']} needs it") from error
-    dtypes = {"param_dtype": jnp.dtype(dtype), "compute_dtype": jnp.dtype(compute_dtype) if compute_dtype else None}
+    architecture = family.complete(family.architecture(config, str(config_path)), directory, config)
+    dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     mesh = mesh or single_device_mesh()
     fill(model, family.rules(architecture), Checkpoint(as_safetensors(directory), family.spellings), mesh, layout)
@@ -105,6 +102,17 @@ def load_pretrained(
     model.tokenizer = Tokenizer.load(directory) if has_tokenizer else None
     family.finish(model, directory)
     return model
+
+
+def _floating(dtype: str) -> np.dtype:
+    """The dtype of weights by its name; ValueError for what can't hold them."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise ValueError(f"dtype={dtype!r} can't hold weights; choose float32, bfloat16 or float16")
+    return found
 
 
 def _load_with_adapter(
@@ -228,7 +236,7 @@ def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         rule, value = rules[path], variable.get_value()
         for place in np.ndindex(*value.shape[: rule.outer]):
-            parts[rule.name_at(place)] = _Part(rule, value, place, np.dtype(jnp.dtype(dtype or value.dtype)))
+            parts[rule.name_at(place)] = _Part(rule, value, place, np.dtype(_floating(dtype) if dtype else value.dtype))
     return parts
 
 

@@ -16,7 +16,7 @@ from routerl_jax.models.patches import ImagePatches
 if TYPE_CHECKING:
     from routerl_jax.models.vision_language import VisionLanguageConfig
 
-_KEPT = 256  # processed images
+_KEPT_BYTES = 2**30  # of processed pictures; a page of four megapixels takes 100 MB
 
 
 class ImageTokens:
@@ -31,6 +31,7 @@ class ImageTokens:
         self.config = config
         self.processor = processor
         self._processed: collections.OrderedDict[int, tuple[ImageSource, ImagePatches]] = collections.OrderedDict()
+        self._bytes = 0  # of the patches among them
 
     @property
     def marker(self) -> list[int]:
@@ -38,7 +39,9 @@ class ImageTokens:
         return [self.config.vision_start_id, self.config.image_id, self.config.vision_end_id]
 
     def process(self, source: ImageSource | ImagePatches, name: str | None = None) -> ImagePatches:
-        """Patches of a picture. The last few are kept, so that a group of samples processes its picture once.
+        """Patches of a picture. The last ones are kept, so that a group of samples processes its picture once.
+
+        Pictures are told apart by identity: change a copy, not one that has been used.
 
         Raises:
           ValueError: it can't be used; names it.
@@ -47,9 +50,11 @@ class ImageTokens:
             return source
         key = id(source)  # which stays its own for as long as it is kept here
         if key not in self._processed:
-            self._processed[key] = source, self.processor(source, name=name)
-            if len(self._processed) > _KEPT:
-                self._processed.popitem(last=False)
+            image = self.processor(source, name=name)
+            self._processed[key] = source, image
+            self._bytes += image.patches.nbytes
+            while len(self._processed) > 1 and self._bytes > _KEPT_BYTES:
+                self._bytes -= self._processed.popitem(last=False)[1][1].patches.nbytes
         self._processed.move_to_end(key)
         return self._processed[key][1]
 

@@ -32,6 +32,8 @@ from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLangu
 
 _PATCHES = 1024  # of an input; counts are rounded up to multiples of this, doubled until they fit
 
+_BATCHES_READ = 2  # batches of pages whose patches the host holds at a time: a page takes 15 MB and more
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LateInteractionConfig:
@@ -112,13 +114,15 @@ class LateInteraction(Embedder):
         """
         if options.get("kind") not in (None, "query", "passage"):
             raise ValueError(f"unknown kind {options['kind']!r}; use 'query' or 'passage'")
+        if options.get("prefix") is None:
+            options["kind"] = "query"  # which is what strings are
         return super().embed(inputs, **options)  # type: ignore[return-value]
 
     def encode(self, text: str, prefix: str = "") -> list[int]:
         """The ids of a query: prefix, text, pad tokens, a line feed."""
         tokenizer = self._tokenizer()
         padding = tokenizer.decode([tokenizer.pad_id]) * self.config.query_padding
-        ids = tokenizer.encode(f"{prefix or self.config.prompts.query}{text}{padding}\n")
+        ids = tokenizer.encode(f"{prefix}{text}{padding}\n")
         if len(ids) > self.longest_text:
             raise ValueError(f"a query of {len(ids)} tokens; this model reads {self.longest_text}: {text[:60]!r}...")
         return ids
@@ -138,8 +142,9 @@ class LateInteraction(Embedder):
         if ids:
             fill = functools.partial(self._token_batch, ids)
             collect(queries, lengths, self._run(_queries, lengths, fill, batch_size, self.longest_text))
-        pages = [i for i, one in enumerate(inputs) if not isinstance(one, str)]
-        if pages:
+        every = [i for i, one in enumerate(inputs) if not isinstance(one, str)]
+        for start in range(0, len(every), _BATCHES_READ * batch_size):
+            pages = every[start : start + _BATCHES_READ * batch_size]
             read = [self._page(inputs[i], i) for i in pages]
             lengths = [len(tokens) for tokens, _ in read]
             fill = functools.partial(self._page_batch, read)

@@ -184,6 +184,7 @@ def merged(model: M, dtype: Any = None) -> M:
             if hasattr(plain.blocks, name + suffix):
                 delattr(plain.blocks, name + suffix)
         setattr(plain.blocks, name, new["blocks"][name])
+    plain.base_identity = ""  # a next adapter has these weights as its base
     return plain
 
 

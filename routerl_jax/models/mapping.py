@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,13 @@ class Rule:
     def to_theirs(self, value: np.ndarray) -> np.ndarray:
         """Our parameter (of one layer) in their shape."""
         return value.transpose(sum(self.axes, ())).reshape(self.their_shape(value.shape))
+
+
+def spelled(name: str, spellings: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The names that a tensor may be stored under: its own, then those by (how it begins, what may stand there)."""
+    for old, new in (("", ""), *spellings):
+        if name.startswith(old):
+            yield new + name[len(old) :]
 
 
 # our parameter path (as flax.nnx gives it) -> rule

@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import jax
@@ -20,8 +20,9 @@ from safetensors.numpy import load_file, save_file
 
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.family import FAMILIES
+from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.lora import adapters, attach, base_digest
+from routerl_jax.models.mapping import spelled
 from routerl_jax.models.projection import MODULES
 from routerl_jax.models.reading import read_json
 from routerl_jax.parallel import multihost
@@ -42,7 +43,11 @@ _UNSUPPORTED = {
     "layer_replication": ([], None),
     "target_parameters": ([], None),
     "trainable_token_indices": ([], {}, None),
+    "alora_invocation_tokens": ([], None),
 }
+# How an adapter began that took nothing from its base: after other ways (pissa, olora, corda, ...) peft changes the base's
+# weights whenever it loads the adapter.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype: str | None = None) -> None:
@@ -62,18 +67,24 @@ def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype
     found = adapters(model)
     if not found:
         raise ValueError("the model has no adapter; save_pretrained writes all its weights")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"{directory} is not empty; give a directory that can be written afresh")
+    multihost.on_main(lambda: _refuse_filled(directory))
     tensors: dict[str, np.ndarray] = {}
     for name in found:
         a, b = (multihost.to_host(getattr(model.blocks, f"{name}_lora_{side}")[...]) for side in "ab")
         a, b = (array if dtype is None else array.astype(jax.numpy.dtype(dtype)) for array in (a, b))
         for layer in range(a.shape[0]):
-            stem = _PREFIX + _their_name(model, name).format(layer)
+            stem = _PREFIX + _module(model, name).format(layer)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, a.shape[-1]).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(b.shape[1], -1).T)
-    if not multihost.is_main():
-        return
+    multihost.on_main(lambda: _write(model, directory, base, tensors))
+
+
+def _refuse_filled(directory: pathlib.Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} is not empty; give a directory that can be written afresh")
+
+
+def _write(model: Decoder, directory: pathlib.Path, base: str, tensors: dict[str, np.ndarray]) -> None:
     scratch = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -108,7 +119,7 @@ def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = No
         raise ValueError(f"{directory}: the model has an adapter already")
     model.base_identity = base_digest(model)
     for name, inputs in MODULES.items():
-        stems = [_their_name(model, name).format(layer) for layer in range(model.config.layers)]
+        stems = _stems(model, name, tensors)
         keys = [f"{_PREFIX}{stem}.lora_{side}.weight" for side in "AB" for stem in stems]
         missing = [key for key in keys if key not in tensors]
         if len(missing) == len(keys):
@@ -138,7 +149,9 @@ def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = No
         )
     if tensors:
         shown = ", ".join(sorted(tensors)[:5])
-        raise ValueError(f"{directory}: {len(tensors)} tensors do not belong to a {model.config.model_type}: {shown}")
+        raise ValueError(
+            f"{directory}: {len(tensors)} tensors do not belong to a {model.architecture.model_type}: {shown}"
+        )
     if not adapters(model):
         raise ValueError(f"{directory / _TENSORS} holds no tensors")
     state = nnx.state(model, nnx.LoRAParam)
@@ -163,13 +176,19 @@ def _read_config(directory: pathlib.Path) -> dict[str, Any]:
     for key, allowed in _UNSUPPORTED.items():
         if config.get(key) not in allowed:
             raise UnsupportedModelError(f"{path}: {key}={config[key]!r} is not supported; supported: {allowed[0]!r}")
+    if config.get("init_lora_weights") not in _INITS:
+        raise UnsupportedModelError(
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} changes the base; give peft's save_pretrained "
+            f"path_initial_model_for_weight_conversion, which makes it a plain one"
+        )
     return config
 
 
 def _config(model: Decoder, base: str) -> dict[str, Any]:
     """adapter_config.json: rank and alpha of most modules, and patterns for the others."""
     found = adapters(model)
-    theirs = {name: _their_name(model, name).rpartition(".")[2] for name in found}
+    theirs = {name: _module(model, name).rpartition(".")[2] for name in found}
+    beginning = _family(model).modules[1]  # other modules may have equal names
     rank = Counter(adapter.rank for adapter in found.values()).most_common(1)[0][0]
     alpha = Counter(adapter.alpha for adapter in found.values()).most_common(1)[0][0]
     return {
@@ -180,7 +199,9 @@ def _config(model: Decoder, base: str) -> dict[str, Any]:
         "lora_alpha": alpha,
         "rank_pattern": {theirs[name]: one.rank for name, one in found.items() if one.rank != rank},
         "alpha_pattern": {theirs[name]: one.alpha for name, one in found.items() if one.alpha != alpha},
-        "target_modules": list(theirs.values()),
+        "target_modules": rf"{re.escape(beginning)}.*\.({'|'.join(theirs.values())})"
+        if beginning
+        else list(theirs.values()),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -188,11 +209,29 @@ def _config(model: Decoder, base: str) -> dict[str, Any]:
     }
 
 
-def _their_name(model: Decoder, name: str) -> str:
-    """The module that holds matrix `name`, with `{}` for the layer."""
-    rule = FAMILIES.get(model.architecture.model_type).rules(model.architecture)[("blocks", name)]
+def _family(model: Decoder) -> Family:
+    return FAMILIES.get(model.architecture.model_type)
+
+
+def _stored(model: Decoder, name: str) -> str:
+    """What matrix `name` is called in a checkpoint, with `{}` for the layer."""
+    rule = _family(model).rules(model.architecture)[("blocks", name)]
     assert rule.axes[1] == tuple(range(MODULES[name])), "theirs are [outputs, inputs], merged in our order"
     return rule.name.removesuffix(".weight")
+
+
+def _module(model: Decoder, name: str) -> str:
+    """The module that holds matrix `name` in transformers, with `{}` for the layer."""
+    old, new = _family(model).modules
+    return new + _stored(model, name).removeprefix(old)
+
+
+def _stems(model: Decoder, name: str, tensors: Container[str]) -> list[str]:
+    """The modules that hold matrix `name` in each layer, as an adapter spells them."""
+    layers = range(model.config.layers)
+    ways = [[way.format(i) for i in layers] for way in spelled(_stored(model, name), _family(model).spellings)]
+    used = (stems for stems in ways if any(f"{_PREFIX}{stem}.lora_A.weight" in tensors for stem in stems))
+    return next(used, ways[0])
 
 
 def _alpha(config: Mapping[str, Any], stem: str, rank: int) -> float:

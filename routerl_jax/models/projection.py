@@ -127,15 +127,19 @@ def merge(
     weight: Array, scale: Array | None, a: Array | None, b: Array | None, *, alpha: float, qtype: str, dtype: Any
 ) -> Float[Array, "*D"]:
     """A stack of matrices with its adapter added, summed in float32 (or wider) and then rounded to `dtype`."""
-    whole = weight if scale is None else dequantize(weight, scale, qtype)
     if a is None or b is None:
-        return whole.astype(dtype)
+        return (weight if scale is None else dequantize(weight, scale, qtype)).astype(dtype)
     rank = a.shape[-1]
-    wide = jnp.promote_types(whole.dtype, jnp.float32)
-    low_a, low_b = (
-        a.reshape(a.shape[0], -1, rank).astype(wide),
-        b.reshape(b.shape[0], rank, math.prod(b.shape[2:])).astype(wide),
-    )
-    with jax.default_matmul_precision("highest"):
-        delta = jnp.einsum("LIR,LRO->LIO", low_a, low_b) * (alpha / rank)
-    return (whole.astype(wide) + delta.reshape(whole.shape)).astype(dtype)
+
+    def one(
+        layer: tuple[Array, Array | None, Array, Array],
+    ) -> Array:  # by layer: all deltas at once take float32 copies
+        weight, scale, a, b = layer
+        whole = weight if scale is None else dequantize(weight, scale, qtype)
+        wide = jnp.promote_types(whole.dtype, jnp.float32)
+        low_a, low_b = a.reshape(-1, rank).astype(wide), b.reshape(rank, math.prod(b.shape[1:])).astype(wide)
+        with jax.default_matmul_precision("highest"):
+            delta = jnp.einsum("IR,RO->IO", low_a, low_b) * (alpha / rank)
+        return (whole.astype(wide) + delta.reshape(whole.shape)).astype(dtype)
+
+    return jax.lax.map(one, (weight, scale, a, b))

@@ -133,7 +133,7 @@ def architecture_of(path_or_id: str) -> Any:
     """The architecture of a model: of its directory where there is one, else of the table; its weights are not touched.
 
     Raises:
-      ValueError: there is neither, or an unsupported architecture.
+      ValueError: there is neither, an incomplete config.json, or an unsupported architecture.
     """
     directory = pathlib.Path(path_or_id).expanduser()
     directory = pretrained.PACKAGED_MODELS.get(path_or_id, directory)
@@ -150,4 +150,4 @@ def architecture_of(path_or_id: str) -> Any:
             f"no directory {path_or_id!r} here, and its architecture is not in the table of published ones: "
             f"{', '.join(PUBLISHED)}. Give a directory that holds its config.json (weights are not needed)"
         )
-    return family_of(config, source).read(config, source)
+    return family_of(config, source).architecture(config, source)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, Sharding
 from tqdm.auto import tqdm
 
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.mapping import Rule, Rules
+from routerl_jax.models.mapping import Rule, Rules, spelled
 from routerl_jax.models.stored import DTYPES, Stored, tensors_of
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.sharding import shardings
@@ -94,13 +94,13 @@ class Checkpoint:
     def __init__(self, directory: pathlib.Path, spellings: Sequence[tuple[str, str]] = ()) -> None:
         self.directory = directory
         self.bytes_read = 0
-        self._spellings = (("", ""), *spellings)
+        self._spellings = tuple(spellings)
         self._stored: dict[str, Stored] = {}
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
             self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
             return
-        places = _weight_map(index)
+        places = weight_map(index)
         for file in sorted(set(places.values())):
             # What else lies in a file is not part of this model.
             found = {stored.name: stored for stored in tensors_of(directory / file) if places.get(stored.name) == file}
@@ -174,12 +174,12 @@ class Checkpoint:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
     def _find(self, name: str) -> Stored | None:
-        names = (new + name[len(old) :] for old, new in self._spellings if name.startswith(old))
+        names = spelled(name, self._spellings)
         return next((self._stored[name] for name in names if name in self._stored), None)
 
 
-def _weight_map(index: pathlib.Path) -> dict[str, str]:
-    """Which file an index says that a tensor is in."""
+def weight_map(index: pathlib.Path) -> dict[str, str]:
+    """Which file an index says that a tensor is in. Raises ValueError if it does not say, or names files elsewhere."""
     content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):

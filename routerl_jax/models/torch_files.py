@@ -22,7 +22,7 @@ from absl import logging
 from safetensors.numpy import save_file
 
 from routerl_jax.models.pretrained import cache_directory
-from routerl_jax.models.reading import read_json
+from routerl_jax.models.reading import weight_map
 
 _INDEX, _WHOLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 _DTYPES = {
@@ -43,16 +43,18 @@ def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
     """The directory to read weights from: this one or, if it has none but pickled ones, their conversion in the cache.
 
     Raises:
-      ValueError: a file that torch can't have written, or holds something else than tensors by name.
+      ValueError: a file that is missing, that torch can't have written, or holds something else than tensors by name.
     """
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return directory
     if (directory / _INDEX).is_file():
-        files = sorted({directory / name for name in read_json(directory / _INDEX)["weight_map"].values()})
+        files = sorted({directory / name for name in weight_map(directory / _INDEX).values()})
     elif (directory / _WHOLE).is_file():
         files = [directory / _WHOLE]
     else:
         return directory
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise ValueError(f"{directory}: {', '.join(absent)} missing, which {_INDEX} names; download the model again")
     from filelock import FileLock
 
     states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]

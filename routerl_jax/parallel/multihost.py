@@ -20,11 +20,17 @@ def initialize() -> None:
 
     On TPU pods, Slurm, Kubernetes and MPI, JAX finds them by itself; elsewhere it reads JAX_COORDINATOR_ADDRESS
     (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Raises:
+      ValueError: one of these three is set and another is not.
     """
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if address is None:
         jax.distributed.initialize()
         return
+    missing = [name for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID") if name not in os.environ]
+    if missing:
+        raise ValueError(f"JAX_COORDINATOR_ADDRESS is set, but {missing[0]} is not; set both for every process")
     jax.distributed.initialize(
         coordinator_address=address,
         num_processes=int(os.environ["JAX_NUM_PROCESSES"]),

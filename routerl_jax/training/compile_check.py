@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -72,8 +74,13 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
     Raises:
-      ValueError: an unknown slice, model or program, or a mesh that the slice can't form.
+      ValueError: an unknown slice, model or program, a mesh that the slice can't form, or a run that trains an adapter.
     """
+    if config.model.lora.rank:
+        raise ValueError(
+            "config.model.lora: runs that train an adapter can't be checked yet; with config.model.lora.rank=0 the check "
+            "says what training all weights takes, which is more"
+        )
     unknown = set(programs) - set(PROGRAMS)
     if unknown or not programs:
         raise ValueError(f"--programs={','.join(programs)}: choose some of {', '.join(PROGRAMS)}")
@@ -179,7 +186,9 @@ def _compile(
     """Compiles and weighs one program. `weights`: what a gathered weight would look like; empty where that is as it should."""
     started = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        with tempfile.TemporaryDirectory() as dump:
+            compiled = lowered.compile(compiler_options={"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
+            text = _text(compiled, pathlib.Path(dump))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -192,9 +201,8 @@ def _compile(
             problems=("the compiler runs out of memory: " + " ".join(str(error).split())[:200],),
         )
     seconds = time.perf_counter() - started
-    memory, text = compiled.memory_analysis(), compiled.as_text()
-    assert memory is not None, "the TPU compiler gives both"
-    assert text is not None
+    memory = compiled.memory_analysis()
+    assert memory is not None, "the TPU compiler knows"
     parts = {
         "arguments_gib": memory.argument_size_in_bytes / _GIB,
         "outputs_gib": (memory.output_size_in_bytes - memory.alias_size_in_bytes) / _GIB,
@@ -215,6 +223,16 @@ def _compile(
         problems=tuple(problems),
         **parts,
     )
+
+
+def _text(compiled: jax.stages.Compiled, dump: pathlib.Path) -> str:
+    """The compiled program, from libtpu's own dump: jaxlib can't read all of it (asynchronous collectives on v5p)."""
+    files = sorted(dump.glob("*.after_codegen.txt"), key=lambda path: path.stat().st_size)
+    if files:
+        return files[-1].read_text()
+    text = compiled.as_text()
+    assert text is not None
+    return text
 
 
 def _kernels(text: str) -> dict[str, int]:

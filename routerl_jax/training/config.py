@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -125,6 +126,9 @@ class LearnerConfig:
     length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
     remat: Remat = "none"
 
+    def __post_init__(self) -> None:
+        ADVANTAGES.get(self.advantage)  # raises ValueError for an unknown one
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
@@ -204,8 +208,13 @@ class TrainConfig:
             (
                 self.kind == "sft"
                 or self.rollout.samples > 1
-                or self.learner.advantage not in ("grpo", "dr_grpo", "rloo"),
+                or self.learner.advantage not in ("grpo", "dr_grpo", "rloo", "batch_std"),
                 f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
+            ),
+            (
+                self.kind == "sft" or self.rollout.samples > 1 or not self.learner.drop_no_signal,
+                "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
+                "config.rollout.samples above 1",
             ),
             (
                 not self.model.lora.rank or self.learner.optimizer.kind == "adamw",

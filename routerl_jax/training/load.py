@@ -19,6 +19,7 @@ from routerl_jax.models.lora import lora_fields
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.run import frozen_digest
 from routerl_jax.training.setup import build_mesh, build_policy
 
 
@@ -73,7 +74,8 @@ def load_policy(
     model = build_policy(config, mesh)
     lora = lora_fields(model)
     trained = trained_parameters(model, config.model.freeze)
-    params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora)
+    frozen = frozen_digest(model, config.model.freeze)
+    params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora, frozen)
     nnx.update(model, params)
     checkpoints.close()
     return model

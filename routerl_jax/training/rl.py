@@ -22,7 +22,7 @@ from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine, EngineStats
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.learning.advantages import ADVANTAGES
+from routerl_jax.learning.advantages import ADVANTAGES, groups_without_signal
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
@@ -186,10 +186,11 @@ def _train_step(
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
     owner = [i for i, episode in enumerate(episodes) for _ in episode.sequences]
     rewards = np.asarray([episode.rewards["total"] for episode in episodes])
+    portion = -(-len(sequences) // settings.minibatches)
     reference = None
     if learner.reference is not None:
         with clock("reference"):
-            reference = learner.logprobs(sequences, learner.reference)
+            reference = learner.logprobs(sequences, learner.reference, portion=portion)
         if settings.reward_kl_coef:
             divergence = np.zeros(len(episodes))
             for i, sequence, logprobs in zip(owner, sequences, reference):
@@ -200,7 +201,7 @@ def _train_step(
 
     keep = np.arange(len(sequences))
     if settings.drop_no_signal:
-        flat = np.asarray([np.ptp(rewards[groups == group]) < 1e-9 for group in groups])
+        flat = groups_without_signal(rewards, groups)[groups]
         keep = np.asarray([i for i in keep if not flat[owner[i]]], int)
     order = np.random.default_rng([config.seed, step]).permutation(keep)
     behaviour, current, gap = [], [], {}
@@ -227,7 +228,7 @@ def _train_step(
             for name, value in update_metrics.items():
                 sums.setdefault(f"actor/{name}", []).append(value)
     if not len(keep):  # nothing to learn from; sampler and learner are compared all the same
-        scored = learner.logprobs(sequences)
+        scored = learner.logprobs(sequences, portion=portion)
         gap = gap_metrics(
             [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
         )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
-from routerl_jax.models.lora import lora_fields, merge_state
+from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.writer import MetricWriter
@@ -77,13 +78,15 @@ class Run:
         self.start = 0
         self.restored: dict[str, Any] = {}
         self._lora = lora_fields(model)
+        self._frozen = frozen_digest(model, config.model.freeze)
         latest = self.checkpoints.latest() if resume else None
         if latest is not None:
             state, reference, self.restored = self.checkpoints.restore(
-                latest, self.learner.state, self.learner.reference, model.config, self._lora
+                latest, self.learner.state, self.learner.reference, model.config, self._lora, self._frozen
             )
             self.learner.state, self.learner.reference = state, reference
             self.start = latest
+        self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
         if multihost.is_main():  # of an earlier sitting: checkpoints are newer from here on
             shutil.rmtree(workdir / "policy", ignore_errors=True)
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
@@ -93,6 +96,8 @@ class Run:
         extra["model"] = model_fields(self.model.config)
         if self._lora is not None:
             extra["lora"] = self._lora
+        if self._frozen:
+            extra["frozen"] = self._frozen
         self.checkpoints.save(step, self.learner.state, self.learner.reference, extra)
 
     def due(self, step: int) -> bool:
@@ -106,7 +111,7 @@ class Run:
         return merge_state(params, self.model.compute_dtype) if self.config.engine.lora == "merged" else params
 
     def policy(self) -> Decoder:
-        """The model with the learner's current weights."""
+        """The model with the learner's current weights; valid until the next update."""
         nnx.update(self.model, self.learner.params)
         return self.model
 
@@ -116,6 +121,17 @@ class Run:
         self.writer.close()
         save_pretrained(self.policy(), self.workdir / "policy")
         multihost.barrier("policy saved")
+
+
+def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
+    """What a checkpoint says of the weights that config.model.freeze keeps out of it; "" if none, or with an adapter.
+
+    Every process must call this.
+    """
+    if not parts or adapters(model):  # an adapter's checkpoint says more: lora_fields
+        return ""
+    _, _, frozen = nnx.split(model, trained_parameters(model, parts), ...)
+    return digest(frozen)
 
 
 def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:

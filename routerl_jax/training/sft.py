@@ -121,11 +121,12 @@ def _validate(run: Run, agent: SearchAgent, held_out: DemonstrationSource) -> di
     """Loss per written token on held-out demonstrations."""
     assert run.model.tokenizer is not None
     sequences = [agent.demonstrate(held_out[i], run.model.tokenizer) for i in range(_HELD_OUT)]
-    logprobs = run.learner.logprobs(sequences)
+    portion = run.config.warm_start.examples
+    logprobs = run.learner.logprobs(sequences, portion=portion)
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
     metrics = {"held_out/nll": float(-written.mean())}
     source = ReadingDrills(seed=run.config.seed + 1)
     drills = [demonstrated((), source[i], run.model.tokenizer) for i in range(_HELD_OUT // 4)]
-    logprobs = run.learner.logprobs(drills)
+    logprobs = run.learner.logprobs(drills, portion=portion)
     metrics["held_out/drill_nll"] = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, drills)]).mean())
     return metrics

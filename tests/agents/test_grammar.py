@@ -23,6 +23,9 @@ def test_r1_router_reads_its_three_kinds_of_turns():
     assert ROUTER.parse("<think>x</think><ret> None </ret>").tool == "none"
     assert ROUTER.parse("<think>x</think><answer> Accra </answer>").answer == "Accra"
     assert ROUTER.parse("nothing").kind == "invalid"
+    capitals = R1RouterGrammar(tools=("Wiki", "table"))
+    action = capitals.parse(capitals.write_search("t", "q", "Wiki"))
+    assert (action.kind, action.tool) == ("search", "Wiki")
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,11 @@ def test_bad_requests_are_refused():
     model = tiny.model()
     with pytest.raises(ValueError, match="exceeds the model's context of 256 tokens"):
         Engine(model, max_length=300)
+    for size in ("rows", "max_length", "segment"):
+        with pytest.raises(ValueError, match=f"{size}=0.* must be at least 1"):
+            Engine(model, **{size: 0})
+    with pytest.raises(ValueError, match=r"leave_fraction=1\.0 must be in"):
+        Engine(model, max_length=32, leave_fraction=1.0)
     engine = Engine(model, rows=2, max_length=32)
     with pytest.raises(ValueError, match="prompt of example 'q7' has 40 tokens, but a conversation may hold 32"):
         engine.open([1] * 40, "q7")
@@ -300,6 +305,12 @@ def test_bad_requests_are_refused():
     with pytest.raises(ValueError, match="13 tokens do not fit: the conversation has room for 12"):
         engine.feed(stream, [1] * 13)
     assert len(stream.ledger) == 20
+    with pytest.raises(ValueError, match="max_tokens=0 must be at least 1"):
+        engine.request(stream, max_tokens=0)
+    with pytest.raises(ValueError, match="stop strings must be distinct, not empty"):
+        engine.request(stream, stops=["Day", ""])
+    engine.request(stream, max_tokens=1)  # what was refused left nothing behind
+    assert len(finish(engine)[id(stream)].tokens) == 1
     engine.request(stream, max_tokens=1)
     with pytest.raises(ValueError, match="a turn under way already"):
         engine.request(stream)

@@ -76,6 +76,23 @@ def start(engine: Engine, rounds: int = 2) -> list:
     return streams
 
 
+def test_equal_tokens_and_pictures_in_other_places_are_not_shared() -> None:
+    """A picture and, as text, its tokens; and the other way round: equal ids, which are fed in one call."""
+    model = seeing.model()
+    engine = Engine(model, rows=2, max_length=128)
+    picture, image = seeing.picture(0), model.vl_config.image_id
+    as_text = [image] * model.image_tokens.process(picture).tokens
+    first = engine.open([1, image, 2], images=[picture])
+    engine.feed(first, [*as_text, 3])
+    second = engine.open([1, *as_text, 2])
+    engine.feed(second, [image, 3], [picture])
+    assert first.ledger.tokens == second.ledger.tokens
+    for stream in (first, second):
+        engine.request(stream, max_tokens=4, sampling=SAMPLING)
+    finish(engine)
+    check(model, [first, second])
+
+
 def test_prompts_and_observations_with_pictures_and_without() -> None:
     model = seeing.model()
     engine = Engine(model, rows=8, max_length=256)

@@ -87,7 +87,7 @@ def test_a_crash_at_any_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
         return wrapped
 
     with monkeypatch.context() as patch:
-        for name in ("_finish", "create_array"):
+        for name in ("finish", "create_array"):
             patch.setattr(writer_module, name, crash_at(getattr(writer_module, name)))
         patch.setattr(writer_module, "open_array", lambda path: CrashingArray(open_array(path), crash_at))
         patch.setattr(StoreWriter, "commit", crash_at(StoreWriter.commit))

@@ -18,7 +18,7 @@ from routerl_jax.models import huggingface
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
-from tests import tiny
+from tests import seeing, tiny
 from tests.programs import launch_here, refusal
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -79,6 +79,19 @@ def test_shards_of_another_type(
     assert tokenizer("It is not there.").input_ids == tiny.tokenizer().encode("It is not there.")
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Ghana"}], tokenize=False)
     assert chat == "<user>Ghana"
+
+
+def test_a_policy_that_sees(workdir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is called by its own type, not by its text part's, and the line printed loads it in transformers."""
+    save_pretrained(seeing.model(), tmp_path / "policy")
+    (tmp_path / "config.json").write_text((workdir / "config.json").read_text())
+    output = tmp_path / "exported"
+    assert not launch_here("export_hf", f"--workdir={tmp_path}", f"--output={output}")
+    called, _, _ = capsys.readouterr().out.partition("load it with ")[2].partition("(")
+    loader, _, method = called.partition(".")
+    assert getattr(getattr(transformers, loader), method)(output).config.model_type == "qwen2_5_vl"
+    assert not launch_here("export_hf", f"--workdir={tmp_path}", f"--output={tmp_path / 'again'}", "--json")
+    assert json.loads(capsys.readouterr().out)["model_type"] == "qwen2_5_vl"
 
 
 def test_the_output_is_a_new_directory(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -64,6 +64,18 @@ def test_sampler_and_learner_agree(sequences: list) -> None:
         np.testing.assert_allclose(alone, together, rtol=0, atol=1e-5)
 
 
+def test_a_picture_that_several_sequences_show_is_encoded_once(sequences: list) -> None:
+    """As a group's samples do. 1e-5: float32 sums in another order."""
+    ours = learner(seeing.model())
+    group = [sequences[1]] * 3
+    made, index = ours.layout.build(group, [s.loss_mask for s in group], [0.0] * 3)
+    assert made.images is not None
+    assert [len(np.unique(row)) - 1 for row in np.asarray(made.images.segments).reshape(-1, 1024)] == [1]
+    [alone] = ours.logprobs([sequences[1]])
+    for logprobs in ours.batch_logprobs(made, index):
+        np.testing.assert_allclose(logprobs, alone, rtol=0, atol=1e-5)
+
+
 def test_an_update_moves_the_tower(sequences: list) -> None:
     """And a frozen one, not by a bit: it has no gradients and no optimiser state."""
     for frozen in ((), ("visual",)):

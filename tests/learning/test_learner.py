@@ -265,6 +265,15 @@ def test_number_of_compilations():
     assert made.compilations == 3
 
 
+def test_scores_in_portions_do_not_enlarge_the_updates():
+    """They are those of one large batch (1e-5: float32 sums in another order)."""
+    parts, whole = learner(), learner()
+    scored = parts.logprobs(SEQUENCES, portion=4), whole.logprobs(SEQUENCES)
+    for got, expected in zip(*scored, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert build(parts, SEQUENCES[:1])[0].tokens.shape[0] < build(whole, SEQUENCES[:1])[0].tokens.shape[0] == 4
+
+
 def test_metrics_say_what_happened():
     made = learner(loss=dataclasses.replace(LOSS, entropy_coef=0.01))
     metrics, _ = made.update(build(made)[0])

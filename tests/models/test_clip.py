@@ -317,6 +317,7 @@ def test_vit_l_14_as_published() -> None:
         ({"do_center_crop": False}, "do_center_crop=false is not supported"),
         ({"size": {"longest_edge": 5}}, r"size=\{'longest_edge': 5\} is not supported"),
         ({"crop_size": {"height": 3, "width": 4}}, "crop_size=.* is not supported; supported: a square"),
+        ({"crop_size": {"shortest_edge": 3}}, "crop_size=.* is not supported; supported: a square"),
         ({"image_processor_type": "ViTImageProcessor"}, "image_processor_type 'ViTImageProcessor' is not supported"),
     ],
 )

@@ -1,5 +1,6 @@
 """config.json: what is not implemented is refused by name, with what is; what is implemented is read as it is meant."""
 
+import pathlib
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from routerl_jax.models.config import DecoderConfig, RopeScaling, UnsupportedMod
 from routerl_jax.models.families.bert import encoder_from_hf
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_to_hf
 from routerl_jax.models.family import FAMILIES, family_of
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.published import architecture_of
 
 LLAMA = {
     "model_type": "llama",
@@ -64,6 +67,19 @@ def test_unknown_families(kind: Any) -> None:
         f"dir/config.json: model_type {kind!r} is not supported; decoders: llama, mistral, "
     )
     assert all(name in str(error.value) for name in FAMILIES)
+
+
+def test_what_is_no_model_configuration(tmp_path: pathlib.Path) -> None:
+    """Also where weights are not touched."""
+    path = tmp_path / "config.json"
+    for content, message in (
+        ("[]", "holds no JSON object"),
+        ('{"model_type": "llama"}', "'.*' is missing; a llama needs"),
+    ):
+        path.write_text(content)
+        for read in (architecture_of, load_pretrained):
+            with pytest.raises(ValueError, match=f"^{path}: {message}"):
+                read(str(tmp_path))
 
 
 def test_windows() -> None:

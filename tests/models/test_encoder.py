@@ -150,6 +150,13 @@ def test_no_compute_dtype(tmp_path: pathlib.Path) -> None:
         load(tmp_path, compute_dtype="bfloat16")
 
 
+def test_rows_longer_than_there_are_positions() -> None:
+    config = EncoderConfig(model_type="bert", vocab_size=9, embed=8, layers=1, heads=2, mlp=8, max_length=8)
+    rows = jnp.ones((2, 9), int)
+    with pytest.raises(ValueError, match="rows of 9 tokens; this encoder has 8 positions"):
+        Encoder(config, jax.random.key(0))(rows, rows > 0)
+
+
 def test_embed_needs_a_tokenizer() -> None:
     config = EncoderConfig(model_type="bert", vocab_size=9, embed=8, layers=1, heads=2, mlp=8, max_length=8)
     with pytest.raises(ValueError, match="this encoder has no tokenizer"):

@@ -462,3 +462,12 @@ def test_missing_and_damaged_files(saved: Models, tmp_path: pathlib.Path) -> Non
     (directory / "config.json").write_text('{"model_type": "llama",')
     with pytest.raises(ValueError, match=rf"^{directory}/config\.json is not JSON"):
         load(directory)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float31"])
+def test_dtypes_that_hold_no_weights(saved: Models, tmp_path: pathlib.Path, dtype: str) -> None:
+    directory = saved("qwen2").directory
+    with pytest.raises(ValueError, match=f"dtype='{dtype}' can't hold weights"):
+        load(directory, dtype=dtype)
+    with pytest.raises(ValueError, match=f"dtype='{dtype}' can't hold weights"):
+        save_pretrained(load(directory), tmp_path / "ours", dtype=dtype)

@@ -7,6 +7,7 @@ them out when it is not told. 1e-4: float32 in another order.
 import functools
 import json
 import pathlib
+import weakref
 from typing import Any
 
 import jax
@@ -105,6 +106,36 @@ def test_queries_and_pages(saved: Any, kind: str) -> None:
         assert vectors.shape == expected.shape == (len(ids), 24)
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-4)
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_the_prefix_of_queries(saved: Any) -> None:
+    """The authors' unless another one is given, which may be empty; what kind the inputs are called does not matter."""
+    model = load(saved("qwen2_vl")[1])
+    usual = model.embed(["x"])[0]
+    for options in ({"kind": "query"}, {"kind": "passage"}, {"prefix": "Query: "}):
+        np.testing.assert_array_equal(model.embed(["x"], **options)[0], usual)
+    bare = model.embed(["x"], prefix="")[0]
+    assert len(usual) - len(bare) == len(tokenizer().encode("Query: x")) - len(tokenizer().encode("x"))
+
+
+def test_pages_are_read_as_they_are_needed(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the host never holds the patches of a whole collection."""
+    model = load(saved("qwen2_vl")[1])
+    together = model.embed(pages())
+    read, alive = LateInteraction._page, []
+
+    def counted(self: LateInteraction, source: Any, number: int) -> Any:
+        tokens, image = read(self, source, number)
+        alive.append(weakref.ref(image))
+        held.append(sum(one() is not None for one in alive))
+        return tokens, image
+
+    held: list[int] = []
+    monkeypatch.setattr(LateInteraction, "_page", counted)
+    for one, other in zip(model.embed(pages() * 3, batch_size=1), together * 3, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    assert len(held) == 12
+    assert max(held) <= 4  # two that are read, and two that were
 
 
 def test_scores(saved: Any) -> None:

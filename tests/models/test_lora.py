@@ -150,6 +150,9 @@ def test_identity_of_the_base():
     seen.add(base_digest(tiny.model(dtype=jnp.bfloat16)))
     assert len(seen) == 4
     assert base_digest(with_b(lora(tiny.model()))) in seen
+    again = lora(merged(with_b(lora(tiny.model()))))
+    assert again.base_identity == base_digest(again)
+    assert again.base_identity not in seen
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def edited(adapted, tmp_path, config=None, tensors=None) -> pathlib.Path:
         ({"use_dora": True}, "use_dora=True is not supported; supported: False"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=.'lm_head'. is not supported"),
         ({"bias": "all"}, "bias='all' is not supported; supported: 'none'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' changes the base"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens=.1. is not supported"),
         ({"base_model_name_or_path": ""}, "has no base_model_name_or_path"),
     ],
 )

@@ -115,6 +115,19 @@ def test_files_that_are_refused(tmp_path: pathlib.Path, make: object, message: s
         read_state(path)
 
 
+def test_an_index_without_its_files(tmp_path: pathlib.Path) -> None:
+    """As an interrupted download leaves it."""
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "pytorch_model-1-of-2.bin"}}))
+    with pytest.raises(
+        ValueError, match=r"pytorch_model-1-of-2\.bin missing, which pytorch_model\.bin\.index\.json names"
+    ):
+        as_safetensors(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="weight_map is missing"):
+        as_safetensors(tmp_path)
+
+
 def _cut(path: pathlib.Path) -> None:
     torch.save({"a": torch.ones(300)}, path)
     path.write_bytes(path.read_bytes()[:900])

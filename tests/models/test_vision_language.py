@@ -3,6 +3,7 @@
 Tolerance 1e-4: both sides work in float32 and differ in the order of their sums; logits here reach 5.
 """
 
+import copy
 import functools
 import json
 import pathlib
@@ -11,20 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
 from flax import nnx
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from routerl_jax.models import image_tokens
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Features
 from routerl_jax.models.families.qwen_vl import vision_language_from_hf, vision_language_rules
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+from routerl_jax.models.lora import LoraConfig, LoraRule, apply_lora
 from routerl_jax.models.patches import concatenate
+from routerl_jax.models.peft import save_adapter
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import randomize
+from tests.models.test_lora import with_b
 
 START, IMAGE, END = 120, 121, 122
 _TEXT = {
@@ -269,6 +275,48 @@ def test_published_config(saved: Any) -> None:
     flat["rope_scaling"] = None
     with pytest.raises(UnsupportedModelError, match=r"^config\.json: rope_parameters without mrope_section"):
         vision_language_from_hf(flat)
+
+
+def test_adapters_of_the_text_part(saved: Any, tmp_path: pathlib.Path) -> None:
+    """Both ways beside peft, which leaves the tower alone though its modules have names of the decoder's."""
+    hf, directory = saved("qwen2_5_vl")
+    model = load(directory)
+    apply_lora(model, LoraConfig(rank=4, rules={"up": LoraRule(modules="up", rank=2)}).build(), jax.random.key(0))
+    with_b(model)
+    save_adapter(model, tmp_path / "ours", str(directory))
+    tokens = np.arange(3, 20)[None]
+    text = {"input_ids": torch.as_tensor(tokens), "mm_token_type_ids": torch.zeros(tokens.shape, dtype=torch.int)}
+    twin = peft.PeftModel.from_pretrained(copy.deepcopy(hf), tmp_path / "ours").eval()
+    assert not [name for name, _ in twin.named_parameters() if "lora" in name and "visual" in name]
+    with torch.no_grad():
+        np.testing.assert_allclose(model(jnp.asarray(tokens)), twin(**text).logits, rtol=0, atol=1e-4)
+        assert np.abs(twin(**text).logits - hf(**text).logits).max() > 0.5
+    again = load(tmp_path / "ours")
+    np.testing.assert_array_equal(again(jnp.asarray(tokens)), model(jnp.asarray(tokens)))
+
+    settings = peft.LoraConfig(r=3, target_modules=r".*language_model.*\.(q_proj|up_proj)", init_lora_weights=False)
+    theirs: Any = peft.get_peft_model(copy.deepcopy(hf), settings).eval()
+    theirs.peft_config["default"].base_model_name_or_path = str(directory)
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            load(tmp_path / "theirs")(jnp.asarray(tokens)), theirs(**text).logits, rtol=0, atol=1e-4
+        )
+
+
+def test_processed_pictures_are_kept_as_far_as_memory_goes(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last used ones; and one that is larger than what may be kept is still processed once for its group."""
+    host = load(saved("qwen2_vl")[1]).image_tokens
+    first, second, third = (np.full((56, 56, 3), level, np.uint8) for level in range(3))
+    size = host.process(first).patches.nbytes
+    monkeypatch.setattr(image_tokens, "_KEPT_BYTES", 2 * size)
+    kept, old = host.process(first), host.process(second)
+    assert host.process(first) is kept
+    host.process(third)
+    assert host.process(first) is kept
+    assert host.process(second) is not old
+    monkeypatch.setattr(image_tokens, "_KEPT_BYTES", size - 1)
+    assert host.process(third) is host.process(third)
 
 
 def test_bad_prompts(saved: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.lora import LoraConfig
 from routerl_jax.models.published import PUBLISHED, architecture_of
 from routerl_jax.parallel import topology
 from routerl_jax.training.compile_check import Report, _results, check
@@ -114,6 +115,10 @@ def test_bad_input() -> None:
             check(small_policy(), name)
     with pytest.raises(ValueError, match="choose some of update, encode, prefill, decode"):
         check(small_policy(), SLICE, ["train"])
+    run = small_policy()
+    adapted = dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4)))
+    with pytest.raises(ValueError, match="runs that train an adapter can't be checked yet"):
+        check(adapted, SLICE)
     with pytest.raises(ValueError, match="published ones"):
         architecture_of("Qwen/Qwen9-1T")
 

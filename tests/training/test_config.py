@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from configs import atlas_warm_start, quickstart, smollm2_search
@@ -53,6 +54,22 @@ def test_shipped_configurations_are_valid(module) -> None:
     assert again == config  # what a workdir's config.json holds is the same configuration
 
 
+def as_they_are(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """An advantage that compares no attempts."""
+    return rewards
+
+
+def test_unknown_parts_of_the_objective_are_named() -> None:
+    """When the configuration is read, not after the first rollouts."""
+    fields = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
+    for learner, message in (
+        ({"advantage": "grop"}, "config.learner: unknown advantage 'grop'; did you mean 'grpo'?"),
+        ({"loss": {"kind": "ppo"}}, "config.learner.loss: unknown policy loss 'ppo'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            from_config_dict(schema.TrainConfig, {**fields, "learner": learner})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -61,6 +78,13 @@ def test_shipped_configurations_are_valid(module) -> None:
         ({"steps": -1}, "config.steps must not be negative"),
         ({"rollout": schema.RolloutConfig(samples=0)}, "needs examples and samples"),
         ({"rollout": schema.RolloutConfig(samples=1)}, "set config.rollout.samples above 1"),
+        (
+            {
+                "rollout": schema.RolloutConfig(samples=1),
+                "learner": schema.LearnerConfig(advantage="tests.training.test_config:as_they_are"),
+            },
+            "config.learner.drop_no_signal would leave out every group of one attempt",
+        ),
         ({"learner": schema.LearnerConfig(minibatches=1000)}, "exceeds the episodes of a step"),
         (
             {

@@ -1,8 +1,10 @@
 """Which policy of a run is opened, and where."""
 
 import dataclasses
+import gc
 import json
 import pathlib
+import weakref
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
@@ -80,3 +83,37 @@ def test_a_run_of_eight_devices_opens_on_one(config: TrainConfig, tmp_path: path
             for ours, theirs in zip(jax.tree.leaves(nnx.state(model, nnx.Param)), jax.tree.leaves(expected)):
                 np.testing.assert_array_equal(ours, theirs)
     assert json.loads((workdir / "config.json").read_text())["mesh"]["fsdp"] == 8
+
+
+def test_frozen_weights_are_those_it_was_trained_beside(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """They are not in the checkpoint: a model directory that has changed since is refused."""
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, freeze=("embedding",)))
+    run = sitting(config, tmp_path / "run", make_mesh({"fsdp": 8}), resume=False)
+    run.save(1)
+    run.checkpoints.close()
+    run.writer.close()
+    np.testing.assert_array_equal(load_policy(tmp_path / "run", config).embedding[...], run.model.embedding[...])
+    save_pretrained(tiny.model(seed=1), tmp_path / "initial")
+    with pytest.raises(ValueError, match="was trained beside other frozen weights than these"):
+        load_policy(tmp_path / "run", config)
+
+
+def test_initial_weights_are_not_kept(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Unless a reference needs them, which then is these arrays and no copy; the first update changes neither."""
+    mesh = make_mesh({"fsdp": 8})
+    for kl_coef in (0.0, 0.1):
+        model = tiny.model(mesh=mesh, layout="fsdp")
+        initial = weakref.ref(model.embedding[...])
+        values = np.asarray(model.embedding[...])
+        loss = dataclasses.replace(config.learner.loss, kl_coef=kl_coef)
+        run = Run(config, tmp_path / str(kl_coef), model, mesh, loss, 4, resume=False)
+        gc.collect()
+        assert (initial() is not None) == bool(kl_coef)
+        sequences = tiny.random_sequences(3, turns=1)
+        weights = token_weights([s.loss_mask for s in sequences], "token")
+        run.learner.update(run.layout.build(sequences, weights, [1.0, -1.0, 1.0])[0])
+        assert not np.array_equal(np.asarray(run.policy().embedding[...]), values)
+        if run.learner.reference is not None:
+            np.testing.assert_array_equal(np.asarray(run.learner.reference["embedding"].get_value()), values)
+        run.checkpoints.close()
+        run.writer.close()

@@ -218,6 +218,7 @@ for _kind in VISION_TYPES:
                 ("model.", "language_model.model."),
                 ("lm_head.", "language_model.lm_head."),
             ),
+            modules=("model.", "model.language_model."),
             finish=read_processor,
             save=save_processor,
         )

@@ -56,7 +56,7 @@ def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, 
     settings = published(directory, said) | read_texts(directory, config.max_length)
     modules, pooling = directory / "modules.json", directory / "1_Pooling" / "config.json"
     if modules.is_file():
-        kinds = [module["type"].rpartition(".")[-1] for module in read_json(modules)]
+        kinds = [str(module.get("type")).rpartition(".")[-1] for module in read_json(modules)]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise UnsupportedModelError(
                 f"{modules}: modules {', '.join(kinds)} are not supported; supported: Transformer, Pooling and, optionally, "

@@ -1,0 +1,17 @@
+"""Serving knowledge bases; every key can be given on the command line, the most usual ones as flags of their own."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.knowledge.serving.config import ServeConfig
+
+
+def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:
+    """A server of the knowledge bases named after a colon, NAME=DIRECTORY with commas between them.
+
+    python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/wiki,tables=kb/tables --config.port=8000
+
+    `knowledge.serving.config.ServeConfig` explains the keys.
+    """
+    pairs = (pair.partition("=") for pair in knowledge_bases.split(",") if pair)
+    return to_config_dict(ServeConfig(knowledge_bases={name: directory for name, _, directory in pairs}))

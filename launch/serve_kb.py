@@ -1,0 +1,85 @@
+r"""Serves knowledge bases over HTTP: our schema, the endpoints of Search-R1, SkyRL, RouteRAG, VRAG and R1-Searcher, MCP.
+
+    python -m launch.serve_kb --kb=wiki=kb/hotpotqa --kb=tables=kb/tables --host=0.0.0.0 --port=8000 --token_file=token.txt
+    python -m launch.serve_kb --kb=wiki:passage=kb/dense --kb=wiki:graph=kb/graph     # one knowledge base, two modes
+    python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/hotpotqa --config.limits.k=100
+    python -m launch.serve_kb --kb=wiki=kb/hotpotqa --mcp=stdio                        # for an MCP client to start
+
+SIGTERM or Ctrl-C: no new connections, what is running is finished.
+"""
+
+from __future__ import annotations
+
+from routerl_jax.parallel.platform import tune_process
+
+if __name__ == "__main__":
+    tune_process()
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from launch.command import read_config_as, start
+
+if TYPE_CHECKING:
+    from routerl_jax.knowledge.serving.config import ServeConfig
+
+FLAGS = flags.FLAGS
+_OVERRIDES = ("host", "port", "token_file", "max_batch", "max_wait_ms", "max_queue", "mcp")
+
+
+def define_flags() -> None:
+    """Defines this program's flags."""
+    config_flags.DEFINE_config_file("config", None, "configs/serve_kb.py; keys as --config.key=value.")
+    flags.DEFINE_multi_string("kb", [], "NAME=DIRECTORY, or NAME:MODE=DIRECTORY; may be repeated.")
+    flags.DEFINE_string("host", None, "Interface to listen at (127.0.0.1).")
+    flags.DEFINE_integer("port", None, "Port (8000); 0 takes a free one.")
+    flags.DEFINE_string("token_file", None, "File with the token that clients must give.")
+    flags.DEFINE_integer("max_batch", None, "Queries in one call of a knowledge base (64).")
+    flags.DEFINE_float("max_wait_ms", None, "How long an idle knowledge base waits for further queries (0).")
+    flags.DEFINE_integer("max_queue", None, "Queries that may wait; more are refused (4096).")
+    flags.DEFINE_enum("mcp", None, ["off", "http", "stdio"], "Offer the knowledge bases as MCP tools.")
+    for name in ("token_file", "max_batch", "max_wait_ms", "max_queue"):
+        flags.DEFINE_alias(name.replace("_", "-"), name)
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.knowledge.serving.config import open_served
+    from routerl_jax.knowledge.serving.run import serve
+
+    config = read_serve_config()
+    served = open_served(config)
+    if config.mcp == "stdio":
+        from routerl_jax.knowledge.mcp import serve_stdio
+
+        serve_stdio(served)
+    else:
+        serve(served, config)
+
+
+def read_serve_config() -> ServeConfig:
+    """The configuration file, if one is given, with the flags in its place where they are given."""
+    from routerl_jax.knowledge.serving.config import ServeConfig
+
+    config = read_config_as(ServeConfig) if _given("config") else ServeConfig()
+    changes: dict[str, Any] = {key: FLAGS[key].value for key in _OVERRIDES if FLAGS[key].value is not None}
+    if FLAGS.kb:
+        pairs = dict(config.knowledge_bases)
+        for pair in FLAGS.kb:
+            name, equals, directory = pair.partition("=")
+            if not (name and equals and directory):
+                raise ValueError(f"--kb={pair}: write --kb=NAME=DIRECTORY")
+            pairs[name] = directory
+        changes["knowledge_bases"] = pairs
+    return dataclasses.replace(config, **changes)
+
+
+def _given(name: str) -> bool:
+    return FLAGS[name].present > 0
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

@@ -1,0 +1,226 @@
+"""A knowledge base that `launch.serve_kb` serves elsewhere, searched as if it were here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import threading
+import urllib.parse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from routerl_jax.core.types import Passage, Query
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.cache import Cache
+from routerl_jax.knowledge.client.background import run
+from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.client.transport import Transport
+from routerl_jax.knowledge.limits import RateLimiter
+from routerl_jax.knowledge.query import query_key
+from routerl_jax.knowledge.serving.schema import data_uri, passage_json, passage_of
+from routerl_jax.models.images import ImageSource, decode_image, image_bytes
+
+
+class HttpKB(KnowledgeBase):
+    """A served knowledge base. Safe to use from several threads.
+
+    Args:
+      urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first. A mode may
+        be named as `?mode=graph`.
+      token: default: ROUTERL_KB_TOKEN in the environment.
+      timeouts, retries: how patient it is.
+      hedge: ask a second time when an answer takes longer than 95 % of them do.
+      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
+      cache: answers are looked up there first, and kept for `ttl` seconds (None: for good). They are known by the URL, its
+        number of passages, mode, k and query.
+      limiter: asked for as many permits as queries are sent, under the key `kb:NAME`.
+      breaker: makes the circuit breaker of a server.
+
+    Raises:
+      ValueError: not a URL, nothing of that name or mode there, or the wrong token.
+      Unavailable: no server answered.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        hedge: bool = False,
+        batch: int = 64,
+        concurrency: int = 8,
+        cache: Cache | None = None,
+        ttl: float | None = 86_400.0,
+        limiter: RateLimiter | None = None,
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+    ) -> None:
+        places = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not places or batch < 1 or concurrency < 1:
+            raise ValueError(f"HttpKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
+        modes = {mode for _, mode in places}
+        if len(modes) > 1:
+            raise ValueError(f"the URLs name different modes: {', '.join(map(str, sorted(modes, key=str)))}")
+        self._bases = [base for base, _ in places]
+        self._mode: str | None = modes.pop()
+        self._batch, self._concurrency = batch, concurrency
+        self._timeouts = timeouts or Timeouts()
+        self._cache, self._ttl, self._limiter = cache, ttl, limiter
+        self._settings: dict[str, Any] = {
+            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
+            "timeouts": self._timeouts,
+            "retries": retries or Retries(),
+            "hedge": hedge,
+            "connections": max(concurrency * 4, 16),
+            "breaker": breaker,
+        }
+        self._transport: Transport | None = None
+        self._lock = threading.Lock()
+        self._describe(run(self._request("GET", "/v1/kbs")))
+
+    def __len__(self) -> int:
+        if self._size is None:
+            raise TypeError(f"{self._bases[0]}: nobody knows how many passages it has")
+        return self._size
+
+    def close(self) -> None:
+        """Closes the connections; the next search opens new ones."""
+        with self._lock:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            run(transport.close())
+
+    def _describe(self, said: Any) -> None:
+        if isinstance(said, dict) and "kbs" in said:  # the URL named a server: its first one
+            said = next(iter(said["kbs"]), None)
+        try:
+            self.name = str(said["name"])
+            mode = self._mode or said["default_mode"]
+            if mode not in said["modes"]:
+                raise ValueError(f"{self._bases[0]} has no mode {mode!r}; it has: {', '.join(said['modes'])}")
+            about = said["modes"][mode]
+            self._size: int | None = about["size"]
+            self.cost = float(about["cost"])
+            vars(self)["reads"] = frozenset(about["reads"])  # of the class elsewhere; here each has its own
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
+            ) from error
+
+    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        keys = [self._key(query, k) for query in queries]
+        distinct = dict(zip(keys, queries))
+        found = self._cached(list(distinct))
+        missing = [key for key in distinct if key not in found]
+        if missing:
+            fresh = self._ask([distinct[key] for key in missing], k)
+            found |= dict(zip(missing, fresh))
+            if self._cache is not None:
+                packed = {key: _pack(passages) for key, passages in zip(missing, fresh)}
+                self._cache.set_many(packed, self._ttl)
+        return [list(found[key]) for key in keys]
+
+    def _key(self, query: Query, k: int) -> str:
+        parts = json.dumps([self._bases[0], self._size, self._mode, k, query_key(query)])
+        return f"kb:{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+    def _cached(self, keys: list[str]) -> dict[str, list[Passage]]:
+        if self._cache is None:
+            return {}
+        found = {}
+        for key, packed in self._cache.get_many(keys).items():
+            try:
+                found[key] = [passage_of(fields) for fields in json.loads(packed)]
+            except (ValueError, TypeError):  # somebody else's entry; asked for anew
+                continue
+        return found
+
+    def _ask(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
+        for chunk in chunks:
+            self._permit(len(chunk))
+        replies = run(self._send_all([self._body(chunk, k) for chunk in chunks]))
+        return [passages for chunk, reply in zip(chunks, replies) for passages in self._results(reply, len(chunk))]
+
+    def _permit(self, n: int) -> None:
+        if self._limiter is None:
+            return
+        if not self._limiter.acquire(f"kb:{self.name}", n, timeout=self._timeouts.total):
+            raise Unavailable(f"{self.name}: no permit for {n} queries within {self._timeouts.total:g} s (rate limit)")
+
+    def _body(self, queries: list[Query], k: int) -> dict[str, Any]:
+        body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}
+        return body if self._mode is None else {**body, "mode": self._mode}
+
+    async def _send_all(self, bodies: list[dict[str, Any]]) -> list[Any]:
+        slots = asyncio.Semaphore(self._concurrency)
+
+        async def send(body: dict[str, Any]) -> Any:
+            async with slots:
+                return await self._request("POST", "/v1/search", body)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(send(body)) for body in bodies]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _request(self, method: str, path: str, body: Any = None) -> Any:
+        with self._lock:
+            if self._transport is None:
+                self._transport = Transport(self._bases, **self._settings)
+            transport = self._transport
+        return await transport.request(method, path, body)
+
+    def _results(self, reply: Any, count: int) -> list[list[Passage]]:
+        try:
+            results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error
+        if len(results) != count:
+            raise Unavailable(f"{self._bases[0]}: {len(results)} results for {count} queries")
+        return results
+
+
+def _parse(url: str) -> tuple[str, str | None]:
+    """(URL without query string, mode)."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not the URL of a served knowledge base: http://host:port/NAME")
+    options = urllib.parse.parse_qs(parts.query, strict_parsing=bool(parts.query))
+    unknown = sorted(set(options) - {"mode"})
+    if unknown or parts.fragment:
+        raise ValueError(f"{url}: only ?mode=.. may follow the name, not {unknown[0] if unknown else parts.fragment!r}")
+    base = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    return base, options["mode"][-1] if "mode" in options else None
+
+
+def _query_json(query: Query) -> Any:
+    if isinstance(query, str):
+        return query
+    body = {} if query.text is None else {"text": query.text}
+    return {**body, "image": image_uri(query.image)}
+
+
+def image_uri(image: ImageSource) -> str:
+    """A picture as a data URI: its encoded bytes as they are, pixels as PNG."""
+    if isinstance(image, Image.Image | np.ndarray):
+        buffer = io.BytesIO()
+        decode_image(image).save(buffer, format="PNG")
+        return data_uri(buffer.getvalue(), "image/png")
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    return data_uri(image_bytes(image), "application/octet-stream")
+
+
+def _pack(passages: Sequence[Passage]) -> bytes:
+    return json.dumps([passage_json(passage) for passage in passages]).encode()

@@ -1,0 +1,64 @@
+"""How patient a client is, and what it raises when it gives up."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+
+class Unavailable(RuntimeError):
+    """No replica answered: the message says what was tried and what came last."""
+
+
+class RequestRefused(ValueError):
+    """The server understood the request and does not want it (4xx): trying again would not help."""
+
+
+class Failed(Exception):
+    """One attempt failed in a way that another may not.
+
+    Attributes:
+      retry_after: seconds that the server asked to be left alone, 0 if it did not.
+      overload: the server is well, but has too much to do.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 0.0, overload: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after, self.overload = retry_after, overload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Seconds: to connect, between two pieces of a reply, and for a whole call with all its attempts."""
+
+    connect: float = 5.0
+    read: float = 30.0
+    total: float = 60.0
+
+    def __post_init__(self) -> None:
+        if min(self.connect, self.read, self.total) <= 0:
+            raise ValueError(f"timeouts must be positive: {self}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retries:
+    """Attempts, and the pauses between them: uniform in [0, min(cap, base 2^n)] ("full jitter", AWS Architecture Blog 2015).
+
+    Attributes:
+      attempts: in all, the first included.
+      base, cap: seconds.
+      seed: of the jitter, for tests.
+    """
+
+    attempts: int = 5
+    base: float = 0.1
+    cap: float = 5.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.base < 0 or self.cap < self.base:
+            raise ValueError(f"retries need attempts >= 1 and 0 <= base <= cap: {self}")
+
+    def pause(self, failures: int, rng: random.Random) -> float:
+        """Seconds to wait after so many failures."""
+        return rng.uniform(0, min(self.cap, self.base * 2 ** min(failures, 30)))

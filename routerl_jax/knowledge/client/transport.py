@@ -1,0 +1,254 @@
+"""JSON over HTTP to any of several equal servers: retries with jitter, fail-over, circuit breakers, hedging."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import email.utils
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx2
+
+from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
+
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_SAMPLES = 20  # latencies that a percentile needs
+
+
+@dataclasses.dataclass(eq=False)
+class Replica:
+    """One of the servers. `rest_until`: it asked to be left alone till then (monotonic seconds)."""
+
+    url: str
+    breaker: CircuitBreaker
+    rest_until: float = 0.0
+
+
+class Transport:
+    """Sends requests that may be repeated without harm. All methods run on one event loop.
+
+    Args:
+      urls: of the replicas; requests go to them in turn.
+      token: for `Authorization: Bearer`, "" for none.
+      hedge: when a reply takes longer than 95 % of the recent ones, ask a second time and take what comes first.
+      connections: kept open at most.
+      breaker: makes the circuit breaker of a replica.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str = "",
+        timeouts: Timeouts,
+        retries: Retries,
+        hedge: bool = False,
+        connections: int = 32,
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+    ) -> None:
+        self.replicas = [Replica(url.rstrip("/"), breaker()) for url in urls]
+        self._timeouts, self._retries, self._hedge = timeouts, retries, hedge
+        self._rng = random.Random(retries.seed)
+        self._turn = itertools.count()
+        self._latencies: collections.deque[float] = collections.deque(maxlen=200)
+        self.hedged = 0
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(timeouts.read, connect=timeouts.connect),
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
+            follow_redirects=False,
+        )
+
+    async def request(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON of the reply.
+
+        Raises:
+          RequestRefused: 4xx; the server's own message.
+          Unavailable: all attempts failed, the time is up, or no server takes requests now.
+        """
+        started = time.monotonic()
+        deadline = started + self._timeouts.total
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        last: Exception | None = None
+        for attempt in range(self._retries.attempts):
+            replica = self._pick()
+            if replica is None:
+                wait = min(one.breaker.wait for one in self.replicas)
+                if attempt == 0 or time.monotonic() + wait >= deadline:
+                    raise Unavailable(self._closed(wait, last))
+                await asyncio.sleep(max(wait, 0.05))
+                continue
+            try:
+                return await self._attempt(replica, method, path, content, deadline)
+            except Failed as error:
+                last = error
+            if attempt + 1 == self._retries.attempts:
+                break
+            pause = self._pause(attempt)
+            if time.monotonic() + pause >= deadline:
+                break
+            await asyncio.sleep(pause)
+        seconds = time.monotonic() - started
+        raise Unavailable(
+            f"{self._names()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
+        )
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._client.aclose()
+
+    def _pick(self, but: Replica | None = None) -> Replica | None:
+        """The next replica in turn among those that take requests; those that asked for rest only if all did."""
+        ready = [one for one in self.replicas if one.breaker.passes and one is not but]
+        now = time.monotonic()
+        rested = [one for one in ready if one.rest_until <= now]
+        choice = rested or ready
+        return choice[next(self._turn) % len(choice)] if choice else None
+
+    def _pause(self, failures: int) -> float:
+        """Jittered, and as long as every replica wants to rest."""
+        now = time.monotonic()
+        rest = min((max(0.0, one.rest_until - now) for one in self.replicas if one.breaker.passes), default=0.0)
+        return rest + self._retries.pause(failures, self._rng)
+
+    async def _attempt(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
+        first = asyncio.ensure_future(self._send(replica, method, path, content, deadline))
+        patience = self._patience()
+        if patience is None:
+            return await _or_cancel(first)
+        try:
+            done, _ = await asyncio.wait({first}, timeout=patience)
+            other = None if done else self._pick(but=replica) or self._pick()
+            if other is None:
+                return await first
+            self.hedged += 1
+            second = asyncio.ensure_future(self._send(other, method, path, content, deadline))
+            return await _first_success(first, second)
+        finally:
+            first.cancel()
+
+    def _patience(self) -> float | None:
+        """The 95th percentile of recent latencies, None where nothing is to be hedged."""
+        if not self._hedge or len(self._latencies) < _SAMPLES:
+            return None
+        ordered = sorted(self._latencies)
+        return ordered[int(0.95 * (len(ordered) - 1))]
+
+    async def _send(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
+        """One request to one replica, whose circuit breaker learns the outcome."""
+        started = time.monotonic()
+        left = deadline - started
+        if left <= 0:
+            raise Failed("the time was up")
+        replica.breaker.begin()
+        try:
+            async with asyncio.timeout(left):
+                reply = await self._client.request(
+                    method,
+                    replica.url + path,
+                    content=content,
+                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{left:.3f}"},
+                )
+            value = _read(reply)
+        except RequestRefused:
+            replica.breaker.succeeded()
+            raise
+        except Failed as error:
+            if error.overload:
+                replica.rest_until = time.monotonic() + error.retry_after
+                replica.breaker.dropped()
+            else:
+                replica.breaker.failed()
+            raise
+        except (httpx2.TransportError, TimeoutError) as error:
+            replica.breaker.failed()
+            what = (
+                "no answer in time"
+                if isinstance(error, httpx2.TimeoutException | TimeoutError)
+                else "connection failed"
+            )
+            raise Failed(
+                f"{replica.url}: {what} ({type(error).__name__}{': ' if str(error) else ''}{error})"
+            ) from error
+        except BaseException:
+            replica.breaker.dropped()
+            raise
+        replica.breaker.succeeded()
+        self._latencies.append(time.monotonic() - started)
+        return value
+
+    def _closed(self, wait: float, last: Exception | None) -> str:
+        reason = f"; the last error: {last}" if last else ""
+        return f"{self._names()}: failed too often, not asked again for {wait:.1f} s{reason}"
+
+    def _names(self) -> str:
+        return " or ".join(replica.url for replica in self.replicas)
+
+
+def _read(reply: httpx2.Response) -> Any:
+    """A reply's JSON. Raises Failed where another attempt may help, RequestRefused where not."""
+    url = str(reply.request.url)
+    if reply.is_success:
+        try:
+            return json.loads(reply.content)
+        except ValueError as error:
+            raise Failed(f"{url}: the reply is not JSON ({reply.content[:80]!r})") from error
+    message = f"{url}: HTTP {reply.status_code}: {_message(reply)}"
+    if reply.status_code in _RETRIED:
+        after = retry_after(reply.headers.get("retry-after", ""))
+        overload = reply.status_code == 429 or (reply.status_code == 503 and "retry-after" in reply.headers)
+        raise Failed(message, retry_after=after, overload=overload)
+    if reply.status_code in (401, 403):
+        message += " (the token: ROUTERL_KB_TOKEN in the environment, or token=..)"
+    raise RequestRefused(message)
+
+
+def _message(reply: httpx2.Response) -> str:
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:200].strip() or reply.reason_phrase
+
+
+def retry_after(header: str) -> float:
+    """Seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3); 0 if it holds neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0
+
+
+async def _or_cancel(task: asyncio.Task[Any]) -> Any:
+    try:
+        return await task
+    finally:
+        task.cancel()
+
+
+async def _first_success(*tasks: asyncio.Task[Any]) -> Any:
+    """The result of the first task that has one; the others are cancelled. Where all fail, the first failure is raised."""
+    waiting, failure = set(tasks), None
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.exception() is None:
+                    return task.result()
+                failure = failure or task.exception()
+        assert failure is not None
+        raise failure
+    finally:
+        for task in tasks:
+            task.cancel()

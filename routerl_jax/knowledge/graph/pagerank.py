@@ -1,0 +1,200 @@
+"""Personalised PageRank of many queries at once, on an undirected weighted graph; on the host or on a device.
+
+With A the adjacency matrix, P = A D^-1 its columns divided by their sums (the nodes' degrees), d the damping and v a query's
+reset distribution, the ranks are x = d (P x + v * x(nodes without edges)) + (1 - d) v: a walk that is stuck goes where resets
+go, as igraph has it. So x is y / sum(y) with (I - d P) y = v.
+
+D^-1/2 P D^1/2 is symmetric with eigenvalues in [-1, 1], so the system is solved by Chebyshev's iteration (Golub and Van Loan,
+Matrix Computations, 11.2.8), of which each step is one product of the sparse matrix with the block of all queries. With
+r = d / (1 + sqrt(1 - d^2)) (0.27 at d = 0.5, where plain iteration gains 0.5 a step) the error of any rank after k steps is at
+most 2 d r^k sqrt(largest degree / smallest degree): the number of steps follows from the tolerance and the graph, and what
+comes out for a query does not depend on its company.
+
+Dimensions: N nodes, Q queries.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import math
+import os
+from typing import Protocol
+
+import jax
+import jax.experimental.sparse
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Array, Float, Int
+
+_COLUMNS = 32  # queries that a thread works on at a time
+_FLOAT32_TOLERANCE = 2e-7  # what float32's rounding leaves; below it float64 is used
+_DEVICE_COLUMNS, _PRODUCTS = 64, 2**28  # queries of a device program, and products of matrix and block that it may hold
+
+
+class PageRank(Protocol):
+    """Ranks of all nodes for a block of reset distributions."""
+
+    def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
+        """Ranks, of which every column sums to one.
+
+        Raises:
+          ValueError: another number of rows than nodes, or a column that is not finite, has a negative value or is all zero.
+        """
+        ...
+
+
+def adjacency(
+    nodes: int,
+    sources: Int[np.ndarray, " M"],
+    targets: Int[np.ndarray, " M"],
+    weights: Float[np.ndarray, " M"] | None = None,
+) -> scipy.sparse.csr_array:
+    """The symmetric matrix of an undirected graph: parallel edges add up, a loop counts at both of its ends, as in igraph.
+
+    Raises:
+      ValueError: an end outside of 0..nodes, or weights that are not finite and positive.
+    """
+    ends = np.concatenate([sources, targets]).astype(np.int32 if max(nodes, 2 * len(sources)) < 2**31 else np.int64)
+    if len(ends) and not (ends.min() >= 0 and ends.max() < nodes):
+        raise ValueError(f"edges must lead from 0..{nodes - 1} to there, found {ends.min()} and {ends.max()}")
+    values = np.ones(len(sources)) if weights is None else np.asarray(weights, np.float64)
+    if not np.isfinite(values).all() or (values <= 0).any():
+        raise ValueError("weights of edges must be finite and above 0")
+    half = scipy.sparse.coo_array((values, (ends[: len(sources)], ends[len(sources) :])), shape=(nodes, nodes))
+    return (half + half.T).tocsr()
+
+
+class HostPageRank:
+    """On the host: compressed rows times a dense block, threads over the queries.
+
+    Args:
+      matrix: symmetric adjacency with values above 0.
+      damping: probability of going on, in [0, 1).
+      tolerance: bound on the error of a rank; from 2e-7 on float32 is enough, below it all is done in float64.
+      threads: default: one per core, up to 16.
+    """
+
+    def __init__(
+        self,
+        matrix: scipy.sparse.csr_array,
+        *,
+        damping: float = 0.5,
+        tolerance: float = 1e-6,
+        threads: int | None = None,
+    ) -> None:
+        self.damping, self.nodes = damping, len(matrix.indptr) - 1
+        self.steps = steps(_degrees(matrix), damping, tolerance)
+        self.dtype = np.dtype(np.float32 if tolerance >= _FLOAT32_TOLERANCE else np.float64)
+        self._threads = threads or min(os.cpu_count() or 1, 16)
+        self._matrix = (damping * _transition(matrix)).astype(self.dtype)
+
+    def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
+        reset = _checked(reset, self.nodes)
+        blocks = np.array_split(reset, max(1, -(-reset.shape[1] // _COLUMNS)), axis=1)
+        if len(blocks) == 1:
+            return self._solve(reset)
+        with concurrent.futures.ThreadPoolExecutor(min(self._threads, len(blocks))) as pool:
+            return np.concatenate(list(pool.map(self._solve, blocks)), axis=1)
+
+    def _solve(self, reset: np.ndarray) -> np.ndarray:
+        v = (reset / reset.sum(0, dtype=np.float64)).astype(self.dtype, order="C")
+        before, now = np.zeros_like(v), v
+        for weight in weights_of_steps(self.damping, self.steps):
+            after = self._matrix @ now
+            after += v
+            after -= before
+            after *= self.dtype.type(weight)
+            after += before
+            before, now = now, after
+        return now / now.sum(0, dtype=np.float64).astype(self.dtype)
+
+
+class DevicePageRank:
+    """On JAX's default device, in float32: the matrix as coordinates (BCOO).
+
+    On a CPU this takes a third of the time of rows padded to powers of two, and less than a segment sum; on others it was not
+    measured. GPUs add in no fixed order, so that ranks may differ by rounding from call to call.
+    """
+
+    def __init__(self, matrix: scipy.sparse.csr_array, *, damping: float = 0.5, tolerance: float = 1e-6) -> None:
+        if tolerance < _FLOAT32_TOLERANCE:
+            raise ValueError(
+                f"tolerance={tolerance} needs float64: use the host, or a tolerance from {_FLOAT32_TOLERANCE}"
+            )
+        self.damping, self.nodes = damping, len(matrix.indptr) - 1
+        self.steps = steps(_degrees(matrix), damping, tolerance)
+        self._matrix = jax.experimental.sparse.BCOO.from_scipy_sparse(
+            (damping * _transition(matrix)).astype(np.float32).tocoo()
+        )
+        self._columns = max(1, min(_DEVICE_COLUMNS, _PRODUCTS // max(matrix.nnz, 1)))
+        self._solve = jax.jit(functools.partial(_chebyshev, weights=weights_of_steps(damping, self.steps)))
+
+    def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
+        reset = _checked(reset, self.nodes)
+        v = (reset / reset.sum(0, dtype=np.float64)).astype(np.float32)
+        blocks = []
+        for start in range(0, v.shape[1], self._columns):
+            block = v[:, start : start + self._columns]
+            missing = self._columns - block.shape[1]  # one width, one program
+            blocks.append(
+                np.asarray(self._solve(self._matrix, np.pad(block, ((0, 0), (0, missing)))))[:, : block.shape[1]]
+            )
+        return np.concatenate(blocks, axis=1) if blocks else v
+
+
+def steps(degrees: Float[np.ndarray, " N"], damping: float, tolerance: float) -> int:
+    """Steps of the iteration after which no rank is off by more than the tolerance (module docstring).
+
+    Raises:
+      ValueError: a damping outside of [0, 1), or a tolerance outside of [1e-14, 1).
+    """
+    if not 0 <= damping < 1:
+        raise ValueError(f"damping={damping} must lie in [0, 1)")
+    if not 1e-14 <= tolerance < 1:
+        raise ValueError(f"tolerance={tolerance} must lie in [1e-14, 1)")
+    joined = degrees[degrees > 0]
+    if damping == 0 or not len(joined):
+        return 0
+    rate = damping / (1 + math.sqrt(1 - damping**2))
+    spread = math.sqrt(joined.max() / joined.min())
+    return max(1, math.ceil(math.log(2 * damping * spread / tolerance) / -math.log(rate)))
+
+
+def weights_of_steps(damping: float, count: int) -> list[float]:
+    """Chebyshev's weights: y' = y_before + weight (v + d P y - y_before)."""
+    weights: list[float] = []
+    for i in range(count):
+        weights.append(1.0 if i == 0 else 1 / (1 - damping**2 * weights[-1] / (2 if i == 1 else 4)))
+    return weights
+
+
+def _degrees(matrix: scipy.sparse.csr_array) -> np.ndarray:
+    return np.asarray(matrix.sum(0)).reshape(-1)
+
+
+def _transition(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    degrees = _degrees(matrix).astype(np.float64)
+    inverse = np.divide(1.0, degrees, out=np.zeros_like(degrees), where=degrees > 0)
+    result = scipy.sparse.csr_array(matrix, dtype=np.float64, copy=True)
+    result.data *= inverse[result.indices]
+    return result
+
+
+def _checked(reset: np.ndarray, nodes: int) -> np.ndarray:
+    reset = np.asarray(reset)
+    if reset.ndim != 2 or len(reset) != nodes:
+        raise ValueError(f"reset must be [{nodes}, Q], a column per query, got {reset.shape}")
+    smallest, sums = reset.min(0, initial=0), reset.sum(0, dtype=np.float64)
+    bad = ~np.isfinite(sums) | (smallest < 0) | (sums <= 0)
+    if bad.any():
+        raise ValueError(f"reset column {int(bad.argmax())} must be finite, not negative, and not all zero")
+    return reset
+
+
+def _chebyshev(matrix: jax.experimental.sparse.BCOO, v: Array, *, weights: list[float]) -> Array:
+    before, now = jnp.zeros_like(v), v
+    for weight in weights:
+        before, now = now, before + weight * (matrix @ now + v - before)
+    return now / now.sum(0)

@@ -1,0 +1,96 @@
+"""JSON in what a language model says: whole if possible, or the parts of it that are whole."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
+_INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
+_TRAILING_COMMA = re.compile(r",(\s*[\]}])")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LONGEST = 200_000  # characters that are looked at
+
+
+def json_value(text: str) -> Any:
+    """The JSON value in a text, with or without prose, a code fence or reasoning around it; None if there is none.
+
+    Trailing commas are forgiven. Nothing that was cut off is completed.
+    """
+    for part in _candidates(text):
+        for attempt in (part, _TRAILING_COMMA.sub(r"\1", part)):
+            value = _first_value(attempt)
+            if value is not None:
+                return value
+    return None
+
+
+def whole_items(text: str) -> list[Any]:
+    """The innermost lists and objects of a text that are whole and can be read, as JSON or as Python writes them.
+
+    This is what is left of an answer that breaks off, has stray brackets, or mixes quotes.
+    """
+    found = []
+    for match in _INNERMOST.finditer(_answer(text)):
+        value = _literal(_TRAILING_COMMA.sub(r"\1", match[0]))
+        if value is not None:
+            found.append(value)
+    return found
+
+
+def whole_strings(text: str, key: str) -> list[str]:
+    """The strings of the list under `key` in a text that breaks off, as far as they are whole."""
+    _, there, rest = _answer(text).partition(f'"{key}"')
+    if not there:
+        return []
+    rest = rest.partition("[")[2].partition("]")[0]
+    strings = (_literal(match[0]) for match in _STRING.finditer(rest))
+    return [value for value in strings if isinstance(value, str)]
+
+
+def _answer(text: str) -> str:
+    return _THINKING.sub("", text[:_LONGEST])
+
+
+def _candidates(text: str) -> Iterator[str]:
+    answer = _answer(text).strip()
+    yield answer
+    for match in _FENCE.finditer(answer):
+        yield match[1].strip()
+
+
+def _first_value(text: str) -> Any:
+    """The first list or object that begins in the text and is whole."""
+    decoder = json.JSONDecoder()
+    position, tries = 0, 0
+    while (
+        tries < 64
+        and (start := min((p for p in (text.find("{", position), text.find("[", position)) if p >= 0), default=-1)) >= 0
+    ):
+        try:
+            return decoder.raw_decode(text, start)[0]
+        except (ValueError, RecursionError):
+            # what is inside of something broken is not the value that was meant, unless it was mere prose
+            if _opens(text, start):
+                return None
+            position, tries = start + 1, tries + 1
+    return None
+
+
+def _opens(text: str, start: int) -> bool:
+    return bool(re.match(r'[{\[]\s*["{\[]', text[start:]))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None

@@ -1,0 +1,181 @@
+"""What is extracted from a passage, how phrases become nodes, and the reader of triples that are given.
+
+Files of triples are rows (JSON Lines or a JSON list, plain or gzip), each for a passage of that id:
+
+    {"passage_id": "p7", "entities": ["Paris", ..], "triples": [["Paris", "is the capital of", "France"], ..]}
+
+or the JSON object that HippoRAG writes (`openie_results_ner_*.json`), whose rows hold the passage's text instead:
+
+    {"docs": [{"idx": .., "passage": "Title\\ntext", "extracted_entities": [..], "extracted_triples": [[..], ..]}, ..]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.types import Passage
+
+Triple = tuple[str, str, str]
+
+_LONGEST = 500  # characters of a subject, predicate or object; what is longer is no phrase
+_NOT_ASCII_WORD = re.compile("[^A-Za-z0-9 ]")
+_NOT_WORD = re.compile(r"[^\w ]|_")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extraction:
+    """What a passage says.
+
+    Attributes:
+      entities: the named entities that were found, as they are written; for inspection, the graph is made of triples.
+      triples: (subject, predicate, object), as they are written, each once.
+      dropped: items that were no triples and are left out.
+      error: why there is nothing, where extraction failed.
+    """
+
+    entities: tuple[str, ...] = ()
+    triples: tuple[Triple, ...] = ()
+    dropped: int = 0
+    error: str | None = None
+
+
+def passage_text(passage: Passage) -> str:
+    """Title and text, as extractors and encoders read them."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+def normalised(phrase: str) -> str:
+    """The node that a phrase stands for, as HippoRAG has it: lower case, spaces for what is neither letter nor digit.
+
+    HippoRAG keeps ASCII alone, so that all phrases of other scripts would be one; here these keep their own letters.
+    """
+    lower = phrase.lower()
+    kept = _NOT_ASCII_WORD.sub(" ", lower).strip()
+    return kept or _NOT_WORD.sub(" ", lower).strip()
+
+
+def checked_triples(items: Iterable[Any]) -> tuple[tuple[Triple, ...], int]:
+    """The triples among what a model or a file calls so, each once, and how many items were none.
+
+    A triple is three strings (or numbers) of which the first and the last hold letters or digits, or an object with such
+    values under subject, predicate (or relation), object.
+    """
+    found: dict[Triple, None] = {}
+    dropped = 0
+    for item in items:
+        triple = _triple(item)
+        if triple is None:
+            dropped += 1
+        else:
+            found[triple] = None
+    return tuple(found), dropped
+
+
+def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
+    """The non-empty strings (or numbers) among the items, each once."""
+    phrases = (_phrase(item) for item in items)
+    return tuple(dict.fromkeys(phrase for phrase in phrases if phrase and normalised(phrase)))
+
+
+class GivenTriples:
+    """Triples that were extracted before, looked up by a passage's id or, as HippoRAG's, by its text.
+
+    Raises:
+      ValueError: a file that can't be read, a row without id or triples, or two for one passage; names file and row.
+    """
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = checked_path(path)
+        self._by_id: dict[str, Extraction] = {}
+        self._by_text: dict[str, Extraction] = {}
+        docs = _hipporag(self.path)
+        if docs is None:
+            for place, row in read_rows(self.path):
+                key = _field(row, "passage_id", place)
+                _add(self._by_id, str(key), _extraction(row, "entities", "triples", place), place)
+        else:
+            for number, row in enumerate(docs, 1):
+                place = Place(self.path, "item", number)
+                if not isinstance(row, dict):
+                    raise place.error(f"expected an object, found {type(row).__name__}")
+                text = str(_field(row, "passage", place))
+                _add(self._by_text, text, _extraction(row, "extracted_entities", "extracted_triples", place), place)
+        if not self:
+            raise ValueError(
+                f"{self.path} holds no rows. Expected {{passage_id, triples}} or HippoRAG's {{docs: [..]}}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._by_id) + len(self._by_text)
+
+    def of(self, passage: Passage) -> Extraction | None:
+        """What is given for a passage; None if nothing is."""
+        if passage.id in self._by_id:
+            return self._by_id[passage.id]
+        return self._by_text.get(passage_text(passage)) or self._by_text.get(passage.text)
+
+
+def to_row(passage_id: str, extraction: Extraction) -> dict[str, Any]:
+    """The row of a file of triples."""
+    return {"passage_id": passage_id, "entities": extraction.entities, "triples": extraction.triples}
+
+
+def _triple(item: Any) -> Triple | None:
+    if isinstance(item, Mapping):
+        lower = {str(key).lower(): value for key, value in item.items()}
+        item = [lower.get("subject"), lower.get("predicate", lower.get("relation")), lower.get("object")]
+    if not isinstance(item, list | tuple) or len(item) != 3:
+        return None
+    subject, predicate, object_ = (_phrase(part) for part in item)
+    if subject is None or predicate is None or object_ is None or not normalised(subject) or not normalised(object_):
+        return None
+    return subject, predicate, object_
+
+
+def _phrase(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    phrase = " ".join(str(value).encode("utf-8", "replace").decode().split())  # half a surrogate pair can't be stored
+    return phrase if len(phrase) <= _LONGEST else None
+
+
+def _hipporag(path: pathlib.Path) -> list[Any] | None:
+    if not path.name.removesuffix(".gz").endswith(".json"):
+        return None
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = json.loads(file.read())
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: not JSON, or damaged ({error})") from error
+    if not isinstance(content, dict):
+        return None  # a list of rows
+    if not isinstance(content.get("docs"), list):
+        raise ValueError(f"{path}: an object without a list under 'docs'. Expected HippoRAG's {{docs: [..]}}, or rows")
+    return content["docs"]
+
+
+def _field(row: Mapping[str, Any], key: str, place: Place) -> Any:
+    if row.get(key) is None or isinstance(row[key], bool | list | dict):
+        raise place.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
+    return row[key]
+
+
+def _extraction(row: Mapping[str, Any], entities: str, triples: str, place: Place) -> Extraction:
+    for key in (entities, triples):
+        if not isinstance(row.get(key, [] if key == entities else None), list):
+            raise place.error(f"key {key!r} must hold a list")
+    found, dropped = checked_triples(row[triples])
+    return Extraction(entities=checked_entities(row.get(entities, [])), triples=found, dropped=dropped)
+
+
+def _add(known: dict[str, Extraction], key: str, extraction: Extraction, place: Place) -> None:
+    if key in known:
+        raise place.error(f"a second row for the passage {key[:60]!r}. Join them")
+    known[key] = extraction

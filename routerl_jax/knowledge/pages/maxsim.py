@@ -1,0 +1,186 @@
+"""MaxSim on devices: the late-interaction score of every query for every page (ColBERT, arXiv 2004.12832, equation 3).
+
+score(query, page) = sum over the query's vectors of the largest inner product with a vector of the page.
+
+No masks and little padding: a page is filled up to a length of a short ladder with copies of its last vector, which can't
+change a maximum, and the vectors of all queries stand one below the other, so that one matrix product per page serves them all.
+Sums are float32. So are products; where pages are bfloat16 and the queries are representable in it, bfloat16 units make them,
+which is exact too and faster.
+Dimensions: N vectors of all queries, D width, P pages, L vectors of a page, Q queries.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Float32
+
+from routerl_jax.knowledge.encoders import local_mesh
+
+_MOST_VECTORS = 1024  # of queries, in one call of the device
+_FEW_VECTORS = 64  # up to here a block's products are made in one piece, beyond it page by page, to stay in the cache
+_STEPS = (16, 32, 64)  # numbers of query vectors are rounded up to these, and to multiples of the last
+_BLOCK_BYTES = 2**24  # of pages that one call reads
+_TOGETHER = 64  # pages of one product on an accelerator
+
+
+class Block(NamedTuple):
+    """Pages of one padded length on one device; those beyond `rows` are copies that fill it up."""
+
+    rows: np.ndarray  # which pages they are
+    values: Array  # [P, L, D]
+
+
+class MaxSim:
+    """Pages on this process's devices, spread over them block by block, to be scored for any queries.
+
+    Args:
+      pages: each [m, D], m >= 1, of float32, bfloat16 or another dtype; it is kept in that dtype.
+      mesh: devices; default: all of this process's.
+
+    Raises:
+      ValueError: no page, a page without vectors, or widths that differ.
+    """
+
+    def __init__(self, pages: Sequence[np.ndarray], *, mesh: Mesh | None = None) -> None:
+        if not len(pages):
+            raise ValueError("MaxSim needs at least one page")
+        self.count, self.width = len(pages), pages[0].shape[-1]
+        for i, page in enumerate(pages):
+            if page.ndim != 2 or page.shape[1] != self.width or not len(page):
+                raise ValueError(f"page {i} has shape {page.shape}, expected [at least 1, {self.width}]")
+        self._devices = list(local_mesh(mesh).devices.flat)
+        self._blocks = [
+            Block(rows, jax.device_put(values, self._devices[i % len(self._devices)]))
+            for i, (rows, values) in enumerate(_blocks(pages, _BLOCK_BYTES))
+        ]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def scores(self, queries: Sequence[Float[np.ndarray, "n D"]]) -> Float32[np.ndarray, "Q P"]:
+        """Scores of all queries for all pages. A query's do not depend on the others of the call beyond float32 rounding.
+
+        Raises:
+          ValueError: a query of another width.
+        """
+        for i, query in enumerate(queries):
+            if query.ndim != 2 or query.shape[1] != self.width:
+                raise ValueError(
+                    f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors"
+                )
+        found = np.zeros((len(queries), self.count), np.float32)
+        for which in _calls([len(query) for query in queries]):
+            self._score([queries[i] for i in which], found, which)
+        return found
+
+    def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int]) -> None:
+        lengths = [len(query) for query in queries]
+        starts = np.cumsum([0, *lengths[:-1]])
+        dtype = self._blocks[0].values.dtype
+        vectors = np.zeros((_rounded(sum(lengths)), self.width), np.float32)
+        vectors[: sum(lengths)] = np.concatenate(queries)
+        if dtype == jnp.bfloat16 and np.array_equal(vectors, short := vectors.astype(dtype)):
+            vectors = short
+        placed = {device: jax.device_put(vectors, device) for device in self._devices}
+        best = functools.partial(_best, self._together(len(vectors)))
+
+        def one(block: Block) -> None:
+            (device,) = block.values.devices()
+            best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
+            found[np.ix_(which, block.rows)] = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32).T
+
+        list(_threads().map(one, self._blocks))
+
+    def _together(self, vectors: int) -> int:
+        """Pages of one matrix product."""
+        if self._devices[0].platform == "cpu":
+            return 1 if vectors > _FEW_VECTORS else 0
+        return _TOGETHER
+
+
+def maxsim(
+    queries: Sequence[Float[np.ndarray, "n D"]], pages: Sequence[Float[np.ndarray, "m D"]], *, mesh: Mesh | None = None
+) -> Float32[np.ndarray, "Q P"]:
+    """Scores of all queries for all pages, once; `MaxSim` keeps the pages on the devices for the next queries."""
+    return MaxSim(pages, mesh=mesh).scores(queries)
+
+
+def padded_length(length: int) -> int:
+    """The length of the ladder that a page of so many vectors is filled up to: at most 1/16 more, or 15 vectors."""
+    step = 16
+    while step * 32 < length:
+        step *= 2
+    return -(-length // step) * step
+
+
+def _blocks(pages: Sequence[np.ndarray], most_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(which pages, [P, L, D]) with pages of one padded length; P is a power of two, or whatever fits."""
+    lengths = np.asarray([padded_length(len(page)) for page in pages])
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        page_bytes = int(length) * pages[0].shape[1] * pages[0].dtype.itemsize
+        most = 1 << max(0, (most_bytes // page_bytes).bit_length() - 1)
+        for start in range(0, len(rows), most):
+            part = rows[start : start + most]
+            size = most if len(rows) > most else 1 << (len(part) - 1).bit_length()
+            values = np.empty((size, length, pages[0].shape[1]), pages[0].dtype)
+            for place, row in zip(values, part):
+                place[: len(pages[row])], place[len(pages[row]) :] = pages[row], pages[row][-1]
+            values[len(part) :] = values[0]
+            yield part, values
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Each waits for the program of one block: devices work at the same time, and a CPU runs several programs at once."""
+    return ThreadPoolExecutor(max(jax.local_device_count(), os.cpu_count() or 1), thread_name_prefix="maxsim")
+
+
+def _calls(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Which queries are scored together: as many as their vectors allow. Those without vectors score 0 everywhere."""
+    which, total = [], 0
+    for i, length in enumerate(lengths):
+        if not length:
+            continue
+        if which and total + length > _MOST_VECTORS:
+            yield which
+            which, total = [], 0
+        which.append(i)
+        total += length
+    if which:
+        yield which
+
+
+def _rounded(count: int) -> int:
+    return next((step for step in _STEPS if count <= step), -(-count // _STEPS[-1]) * _STEPS[-1])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
+    """The largest inner product of every query vector with a page's, [P, N]; `together` pages at a time, 0: all."""
+
+    def best(page_LD: Array) -> Array:
+        if queries_ND.dtype == jnp.float32:
+            page_LD = page_LD.astype(jnp.float32)
+        # HIGHEST: GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
+        products = jnp.einsum(
+            "ld,nd->ln",
+            page_LD,
+            queries_ND,
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
+        return products.max(0)
+
+    if not together:
+        return jax.vmap(best)(pages_PLD)
+    return jax.lax.map(best, pages_PLD, batch_size=together if together > 1 else None)

@@ -1,0 +1,181 @@
+"""Many vectors per page on disk: one zarr matrix of all vectors, read page by page, written so that a killed build goes on.
+
+    DIR/NAME/values   [all vectors, width], one page after the other
+    DIR/NAME/offsets  int64 [P + 1]: where each page begins
+
+Dimensions: P pages, D width of the vectors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Int
+
+from routerl_jax.knowledge.store import StoredArray, create_array, open_array
+from routerl_jax.knowledge.writer import finish
+
+Precision = Literal["float32", "bfloat16", "int8"]
+PRECISIONS = get_args(Precision)
+_SHARD_BYTES, _CHUNK_BYTES = 2**25, 2**16
+_SCALE = 4  # bytes after an int8 vector: its largest absolute value, float32, little-endian
+
+
+def encode(vectors: Float32[np.ndarray, "n D"], precision: Precision) -> np.ndarray:
+    """Vectors as they are stored: rounded, or int8 with a scale of its own for each."""
+    if precision != "int8":
+        return vectors.astype(np.float32 if precision == "float32" else ml_dtypes.bfloat16)
+    largest = np.maximum(np.abs(vectors).max(1, keepdims=True), 1e-12).astype("<f4")
+    return np.concatenate([np.rint(vectors / largest * 127).astype(np.int8), largest.view(np.int8)], axis=1)
+
+
+def decode(stored: np.ndarray, precision: Precision) -> np.ndarray:
+    """What `encode` was given, as well as can be: float32 of int8, the others as they are stored."""
+    if precision != "int8":
+        return stored
+    largest = np.ascontiguousarray(stored[:, -_SCALE:]).view("<f4")
+    return stored[:, :-_SCALE].astype(np.float32) * (largest / 127)
+
+
+class Ragged:
+    """The vectors of P pages, read lazily; held in memory where all of them take at most `memory_limit` bytes.
+
+    Raises:
+      ValueError: files that are missing, damaged or disagree; the message ends in `hint`.
+    """
+
+    def __init__(self, directory: pathlib.Path, precision: Precision, *, memory_limit: int, hint: str) -> None:
+        self.precision: Precision = precision
+        self._values = StoredArray(directory / "values", memory_limit, hint)
+        self.offsets = StoredArray(directory / "offsets", memory_limit, hint).read(0, None)  # type: ignore[arg-type]
+        if int(self.offsets[-1]) != len(self._values):
+            raise ValueError(
+                f"{directory / 'values'} holds {len(self._values)} vectors, but its offsets end at "
+                f"{int(self.offsets[-1])}: they are of different builds. {hint}"
+            )
+        self.width = self._values.shape[1] - (_SCALE if precision == "int8" else 0)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def values(self) -> StoredArray:
+        """All vectors as they are stored, one below the other."""
+        return self._values
+
+    @property
+    def bytes(self) -> int:
+        """What all vectors take, as stored."""
+        return math.prod(self._values.shape) * self._values.dtype.itemsize
+
+    def lengths(self) -> Int[np.ndarray, " P"]:
+        """Vectors of each page."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[np.ndarray]:
+        """The vectors of these pages, each [m, D]; only their own are read."""
+        rows = np.asarray(rows, np.int64)
+        parts = self._values.ranges(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist())
+        return [decode(part, self.precision) for part in parts]
+
+    def read(self, start: int, stop: int) -> list[np.ndarray]:
+        """The vectors of pages start..stop, read in one piece."""
+        edges = self.offsets[start : stop + 1]
+        values = decode(self._values.read(int(edges[0]), int(edges[-1])), self.precision)
+        return np.split(values, edges[1:-1] - edges[0])
+
+    def owner(self) -> Int[np.ndarray, " n"]:
+        """The page of every vector."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths())
+
+
+class RaggedWriter:
+    """Writes DIRECTORY/NAME step by step; a step that was finished by a killed build is not made again.
+
+    Args:
+      directory, progress: where a `StoreWriter` builds, and keeps its markers.
+      name: of the array, and of its markers.
+      count: number of pages.
+      step: pages that are made and committed together.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        progress: pathlib.Path,
+        name: str,
+        *,
+        width: int,
+        precision: Precision,
+        count: int,
+        step: int,
+    ) -> None:
+        self.width, self._count, self._precision = width, count, precision
+        self._directory, self._progress, self._name = directory / name, progress, name
+        self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
+        self._lengths: list[int] = []
+        self._done = 0
+        for start, _ in self._steps:
+            marker = self._marker(start)
+            if not marker.is_file():
+                break
+            self._lengths += json.loads(marker.read_text())["lengths"]
+            self._done += 1
+        self.resumed = len(self._lengths)  # pages that were there already
+
+    def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
+        """Makes what is missing: `make(start, stop)` gives the vectors of pages start..stop.
+
+        Raises:
+          ValueError: `make` gives another number or shape than it should, or values that are not finite.
+        """
+        if self._done < len(self._steps):
+            array: Any = open_array(self._directory / "values") if self._done else self._create()
+            for start, stop in self._steps[self._done :]:
+                pages = make(start, stop)
+                self._check(pages, start, stop)
+                begin, lengths = sum(self._lengths), [len(page) for page in pages]
+                array = array.resize(exclusive_max=[begin + sum(lengths), None]).result()
+                array[begin:].write(encode(np.concatenate(pages), self._precision)).result()
+                self._lengths += lengths
+                finish(self._marker(start), {"stop": stop, "lengths": lengths})
+        self._write_offsets()
+
+    def _create(self) -> Any:
+        dtype = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}[self._precision]
+        width = self.width + (_SCALE if self._precision == "int8" else 0)
+        row = width * np.dtype(dtype).itemsize
+        chunk = max(1, _CHUNK_BYTES // row)
+        return create_array(
+            self._directory / "values",
+            (0, width),
+            np.dtype(dtype).name,
+            chunk * max(1, _SHARD_BYTES // (chunk * row)),
+            chunk,
+            compress=False,
+        )
+
+    def _write_offsets(self) -> None:
+        offsets = np.cumsum([0, *self._lengths]).astype(np.int64)
+        array = create_array(self._directory / "offsets", offsets.shape, "int64", 2**20, 2**12, compress=True)
+        array[:].write(offsets).result()
+
+    def _check(self, pages: list[np.ndarray], start: int, stop: int) -> None:
+        if len(pages) != stop - start:
+            raise ValueError(f"{self._name}: {len(pages)} pages came back for {stop - start}")
+        for row, page in enumerate(pages, start):
+            if page.ndim != 2 or page.shape[1] != self.width or not len(page):
+                raise ValueError(
+                    f"{self._name}: page {row} has shape {page.shape}, expected [at least 1, {self.width}]"
+                )
+            if not np.isfinite(page).all():
+                raise ValueError(f"{self._name}: page {row} has values that are not finite")
+
+    def _marker(self, start: int) -> pathlib.Path:
+        return self._progress / f"{self._name}-{start}"

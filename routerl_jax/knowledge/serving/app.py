@@ -1,0 +1,379 @@
+"""The ASGI application that serves knowledge bases: native schema, the peers' endpoints, health and metrics.
+
+Every knowledge base lies under its name, `/NAME/v1/search`; the first one is also at the root, `/v1/search`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import hmac
+import pathlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.cassette import Searchable
+from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
+from routerl_jax.knowledge.serving.batching import Batcher
+from routerl_jax.knowledge.serving.metrics import Metrics
+from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, invalid, read_request, reply_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_OPEN = frozenset({"/", "/healthz", "/readyz"})  # need no token
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A knowledge base under a name, in one or more modes; the first mode is the default.
+
+    `Served("wiki", {"passage": dense, "graph": graph, "hybrid": fused})`, or `Served("wiki", {"default": kb})`.
+    """
+
+    name: str
+    modes: Mapping[str, Searchable]
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name in _RESERVED:
+            raise ValueError(
+                f"a served knowledge base can't be called {self.name!r}: letters, digits, - _ . and none of "
+                f"{', '.join(sorted(_RESERVED))}"
+            )
+        if not self.modes:
+            raise ValueError(f"knowledge base {self.name!r} has no modes")
+
+    def describe(self) -> dict[str, Any]:
+        """What `/v1/kbs` says."""
+        modes = {}
+        for mode, kb in self.modes.items():
+            try:
+                size = len(kb)  # type: ignore[arg-type]
+            except (TypeError, NotImplementedError):
+                size = None  # the web
+            reads = sorted(getattr(kb, "reads", {"text"}))
+            modes[mode] = {"size": size, "cost": float(getattr(kb, "cost", 1.0)), "reads": reads}
+        default = next(iter(self.modes))
+        return {"name": self.name, "default_mode": default, **modes[default], "modes": modes}
+
+
+_RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", "search", "queries"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How requests are batched and bounded; see `Batcher` and `Limits`. `token`: asked of every client, "" for none."""
+
+    max_batch: int = 64
+    max_wait_ms: float = 0.0
+    max_queue: int = 4096
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    token: str = ""
+
+
+class Server:
+    """The state behind the application: knowledge bases, their batchers, counters."""
+
+    def __init__(self, served: Sequence[Served], settings: ServerSettings) -> None:
+        if not served:
+            raise ValueError("there is no knowledge base to serve")
+        self.served = {one.name: one for one in served}
+        if len(self.served) < len(served):
+            raise ValueError("two served knowledge bases have the same name")
+        self.default = served[0].name
+        self.settings = settings
+        self.metrics = Metrics()
+        self.closing = False
+        self._batchers: dict[int, Batcher] = {}  # one per knowledge base, whatever the names it goes by
+        for one in served:
+            for mode, kb in one.modes.items():
+                if id(kb) not in self._batchers:
+                    self._batchers[id(kb)] = Batcher(
+                        kb,
+                        max_batch=settings.max_batch,
+                        max_wait=settings.max_wait_ms / 1000,
+                        max_queue=settings.max_queue,
+                        observer=self.metrics.of_batches(one.name, mode),
+                    )
+
+    def named(self, name: str) -> Served:
+        """The knowledge base of that name; Refusal 404 if there is none."""
+        if name in _RESERVED:
+            raise Refusal(405, "wrong_method", "this path does not take that method; POST /v1/search, GET /v1/kbs")
+        if name not in self.served:
+            known = ", ".join(self.served)
+            raise Refusal(404, "unknown_kb", f"there is no knowledge base {name!r} here; there are: {known}")
+        return self.served[name]
+
+    async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, list[list[Passage]]]:
+        """The mode that was searched, what was, and what it found. Raises Refusal."""
+        mode = request.mode or next(iter(served.modes))
+        if mode not in served.modes:
+            known = ", ".join(served.modes)
+            raise Refusal(400, "unknown_mode", f"{served.name!r} has no mode {mode!r}; it has: {known}")
+        kb = served.modes[mode]
+        try:
+            return mode, kb, await self._batchers[id(kb)].search(request.queries, request.k)
+        except Refusal:
+            raise
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        except Exception as error:
+            raise Refusal(500, "search_failed", f"{type(error).__name__}: {error}") from error
+
+    def busy(self) -> str:
+        """Why no further request should be sent here; "" if it may."""
+        if self.closing:
+            return "the server is shutting down"
+        waiting = max(batcher.waiting for batcher in self._batchers.values())
+        return f"{waiting} queries are waiting" if waiting >= self.settings.max_queue else ""
+
+    async def close(self) -> None:
+        """Finishes what waits."""
+        self.closing = True
+        await asyncio.gather(*(batcher.close() for batcher in self._batchers.values()))
+
+
+def create_app(
+    served: Sequence[Served], settings: ServerSettings | None = None, *, mcp: Starlette | None = None
+) -> Starlette:
+    """The application. `mcp`: an MCP server's, whose routes and lifespan it takes over (`knowledge.mcp`)."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+    except ImportError as error:
+        raise ValueError(f"serving needs further packages ({error}): pip install routerl_jax[serve]") from error
+    server = Server(served, settings or ServerSettings())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            if mcp is not None:
+                await stack.enter_async_context(mcp.router.lifespan_context(mcp))
+            try:
+                yield
+            finally:
+                await server.close()
+
+    def route(path: str, method: str, name: str, answer: _Answer) -> list[Route]:
+        endpoint = functools.partial(_respond, server, name, answer)
+        return [Route(path, endpoint, methods=[method]), Route(f"/{{kb}}{path}", endpoint, methods=[method])]
+
+    routes = [
+        Route("/", functools.partial(_page, server)),
+        Route("/healthz", _healthz),
+        Route("/readyz", functools.partial(_readyz, server)),
+        Route("/metrics", functools.partial(_metrics, server)),
+        *route("/v1/search", "POST", "v1", _native),
+        *route("/v1/kbs", "GET", "kbs", _listing),
+    ]
+    for adapter in ADAPTERS:
+        routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
+    if mcp is not None:
+        routes += mcp.routes
+    middleware = [Middleware(_TokenCheck, token=server.settings.token)] if server.settings.token else []
+    handlers = {404: _no_such_path, 405: _wrong_method}
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
+    app.state.server = server
+    return app
+
+
+_Answer = Callable[[Server, Served, "Request"], Awaitable[Any]]
+
+
+async def _respond(server: Server, endpoint: str, answer: _Answer, request: Request) -> Response:
+    """Runs one request to its reply, whatever happens, and counts it."""
+    name = request.path_params.get("kb", server.default)
+    started = time.perf_counter()
+    server.metrics.in_flight.inc()
+    refusal: Refusal | None = None
+    body = b""
+    try:
+        body = _dumps(await answer(server, server.named(name), request))
+    except Refusal as error:
+        refusal = error
+    except Exception as error:  # a bug here; the server goes on
+        logging.exception("request to %s failed", request.url.path)
+        refusal = Refusal(500, "internal", f"{type(error).__name__}: {error}")
+    finally:
+        server.metrics.in_flight.dec()
+    status = refusal.status if refusal else 200
+    seconds = time.perf_counter() - started
+    label = name if name in server.served else ""
+    server.metrics.request(label, endpoint, status, seconds, refusal.kind if refusal else "")
+    return _json(refusal.body(), status, refusal.headers) if refusal else _reply(body)
+
+
+async def _native(server: Server, served: Served, request: Request) -> dict[str, Any]:
+    started = time.perf_counter()
+    search = read_request(await _body(request, server.settings.limits), server.settings.limits)
+    mode, kb, results = await _while_connected(server, request, server.search(served, search))
+    write = functools.partial(
+        reply_json,
+        results,
+        seconds=time.perf_counter() - started,
+        cost=float(getattr(kb, "cost", 1.0)) * len(search.queries),
+        mode=mode,
+        images=search.images,
+    )
+    files = search.images and any(passage.image for found in results for passage in found)
+    return await asyncio.to_thread(write) if files else write()
+
+
+async def _listing(server: Server, served: Served, request: Request) -> dict[str, Any]:
+    if "kb" in request.path_params:
+        return served.describe()
+    return {"kbs": [one.describe() for one in server.served.values()]}
+
+
+async def _foreign(adapter: Adapter, server: Server, served: Served, request: Request) -> Any:
+    started = time.perf_counter()
+    if adapter.method == "GET":
+        body: Any = {key: request.query_params.getlist(key) for key in request.query_params}
+    else:
+        body = await _body(request, server.settings.limits)
+    searches = adapter.read(body, server.settings.limits)
+
+    async def search_all() -> list[list[Passage]]:
+        replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
+        results: list[list[Passage]] = [[] for _, places in searches for _ in places]
+        for (_, places), (_, _, found) in zip(searches, replies):
+            for place, passages in zip(places, found):
+                results[place] = passages
+        return results
+
+    results = await _while_connected(server, request, search_all())
+    return adapter.write(body, results, time.perf_counter() - started)
+
+
+def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
+    if search.mode == PASSAGE and PASSAGE not in served.modes:
+        return dataclasses.replace(search, mode=None)
+    return search
+
+
+async def _body(request: Request, limits: Limits) -> Any:
+    """The request's JSON. Raises Refusal."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limits.body_bytes:
+            raise Refusal(
+                413, "too_large", f"the body has more than {limits.body_bytes} bytes", {"Connection": "close"}
+            )
+        parts.append(part)
+    try:
+        return _loads(b"".join(parts))
+    except ValueError as error:
+        raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
+
+
+async def _while_connected(server: Server, request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which is cancelled when the client goes away or the time is up."""
+    seconds = server.settings.limits.seconds
+    asked = request.headers.get("x-timeout-seconds")
+    if asked is not None:
+        with contextlib.suppress(ValueError):
+            seconds = min(seconds, max(float(asked), 0.0))
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise Refusal(499, "client_gone", "the client closed the connection")
+        raise Refusal(504, "timeout", f"no result within {seconds:g} s")
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _page(server: Server, request: Request) -> Response:
+    from starlette.responses import HTMLResponse
+
+    return HTMLResponse(await asyncio.to_thread(_PAGE.read_text, "utf-8"))
+
+
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+
+
+async def _healthz(request: Request) -> Response:
+    return _json({"status": "alive"})
+
+
+async def _readyz(server: Server, request: Request) -> Response:
+    reason = server.busy()
+    return _json({"status": reason or "ready"}, 503 if reason else 200)
+
+
+async def _metrics(server: Server, request: Request) -> Response:
+    from starlette.responses import Response
+
+    return Response(server.metrics.text(), media_type=server.metrics.content_type)
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    message = f"there is nothing at {request.url.path}; POST /v1/search, GET /v1/kbs"
+    return _json(Refusal(404, "unknown_path", message).body(), 404)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    headers = dict(getattr(error, "headers", None) or {})
+    message = f"{request.url.path} does not take {request.method}; it takes {headers.get('Allow', 'another method')}"
+    return _json(Refusal(405, "wrong_method", message).body(), 405, headers)
+
+
+class _TokenCheck:
+    """Lets in whoever knows the token, and everybody to health checks and the page (which asks for the token)."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self._expected = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                message = "this server wants a token: Authorization: Bearer TOKEN"
+                headers = {"WWW-Authenticate": "Bearer"}
+                refusal = Refusal(401, "unauthorized", message, headers)
+                await _json(refusal.body(), 401, headers)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return _reply(_dumps(body), status, headers)
+
+
+def _reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    from starlette.responses import Response
+
+    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+
+
+def _loads(data: bytes) -> Any:
+    import orjson
+
+    return orjson.loads(data)
+
+
+def _dumps(value: Any) -> bytes:
+    import orjson
+
+    return orjson.dumps(value)

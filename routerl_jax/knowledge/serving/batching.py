@@ -1,0 +1,221 @@
+"""Dynamic batching: whatever queries wait while a knowledge base is busy become its next call."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from absl import logging
+
+from routerl_jax.core.types import Passage, Query
+from routerl_jax.knowledge.cassette import Searchable
+from routerl_jax.knowledge.serving.schema import Refusal
+
+
+class BatchObserver(Protocol):
+    """Hears what a batcher does."""
+
+    def batch(self, queries: int, seconds: float) -> None:
+        """A call was made."""
+
+    def queue(self, queries: int) -> None:
+        """So many queries wait."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Request:
+    queries: Sequence[Query]
+    k: int
+    future: asyncio.Future[list[list[Passage]]]
+    results: list[list[Passage]]
+    taken: int = 0  # queries that have been put in a call
+    missing: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queries) - self.taken
+
+
+_Piece = tuple[_Request, int, int]  # a request's queries from one place to another
+
+
+class Batcher:
+    """Searches of many requests in few calls of one knowledge base, made by one thread.
+
+    A request that finds the knowledge base idle is searched at once, alone, unless `max_wait` says otherwise. What comes
+    meanwhile waits in order of arrival and goes together, up to `max_batch` queries of one k: with another k, the index
+    may find others. So every query finds what it would have found alone.
+
+    Args:
+      kb: what is searched.
+      max_batch: queries in one call; a request of more is searched in several.
+      max_wait: seconds that an idle knowledge base waits for further queries.
+      max_queue: queries that may wait; a request beyond that is refused (503).
+      observer: told of every call.
+    """
+
+    def __init__(
+        self,
+        kb: Searchable,
+        *,
+        max_batch: int = 64,
+        max_wait: float = 0.0,
+        max_queue: int = 4096,
+        observer: BatchObserver | None = None,
+    ) -> None:
+        if max_batch < 1 or max_queue < 1 or max_wait < 0:
+            raise ValueError(
+                f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0"
+            )
+        self.kb = kb
+        self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
+        self._observer = observer
+        self._requests: collections.deque[_Request] = collections.deque()
+        self._arrived = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
+        self._worker: asyncio.Task[None] | None = None
+        self._rate = 0.0  # queries per second of recent calls, for Retry-After
+        self.waiting = 0  # queries
+
+    async def search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
+        """The results of one request. Whoever cancels this takes what still waits out of the queue.
+
+        Raises:
+          Refusal: 503 if too much is waiting.
+          Exception: what the knowledge base raised on this request's queries.
+        """
+        if not queries:
+            return []
+        if self.waiting and self.waiting + len(queries) > self._max_queue:
+            raise self._full()
+        future: asyncio.Future[list[list[Passage]]] = asyncio.get_running_loop().create_future()
+        request = _Request(queries, k, future, [[] for _ in queries], missing=len(queries))
+        future.add_done_callback(lambda _: self._forget(request))
+        self._requests.append(request)
+        self.waiting += len(queries)
+        self._start().set()
+        self._tell_queue()
+        return await future
+
+    def _full(self) -> Refusal:
+        seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
+        message = f"{self.waiting} queries are waiting, {self._max_queue} may; try again in {seconds} s"
+        return Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
+
+    def _forget(self, request: _Request) -> None:
+        """What of an ended request still waits (its client has gone, or a part of it failed) waits no more."""
+        self.waiting -= request.waiting
+        request.taken = len(request.queries)
+
+    async def close(self) -> None:
+        """Finishes what waits, then ends the thread."""
+        while self._requests and self._worker is not None and not self._worker.done():
+            await asyncio.sleep(0.01)
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> asyncio.Event:
+        """The event that wakes the worker, which is started on this event loop if it runs on none."""
+        loop = asyncio.get_running_loop()
+        if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
+            self._arrived = asyncio.Event()
+            self._worker = loop.create_task(self._work(self._arrived))
+        return self._arrived
+
+    async def _work(self, arrived: asyncio.Event) -> None:
+        idle = True
+        while True:
+            if not self._requests:
+                idle = True
+                arrived.clear()
+                await arrived.wait()
+            if idle and self._max_wait:
+                await self._fill(arrived)
+            idle = False
+            pieces = self._take()
+            if pieces:
+                await self._call(pieces)
+            self._tell_queue()
+
+    async def _fill(self, arrived: asyncio.Event) -> None:
+        """Waits for a full batch, at most `max_wait`."""
+        until = time.monotonic() + self._max_wait
+        while self.waiting < self._max_batch and (left := until - time.monotonic()) > 0:
+            arrived.clear()
+            try:
+                await asyncio.wait_for(arrived.wait(), left)
+            except TimeoutError:
+                return
+
+    def _take(self) -> list[_Piece]:
+        """The longest waiting queries that go in one call; forgets requests whose clients have gone."""
+        pieces: list[_Piece] = []
+        room, k, left = self._max_batch, None, collections.deque()
+        while self._requests:
+            request = self._requests.popleft()
+            if request.future.done() or not request.waiting:
+                continue
+            if room and k in (None, request.k):
+                k = request.k
+                stop = min(request.taken + room, len(request.queries))
+                pieces.append((request, request.taken, stop))
+                room -= stop - request.taken
+                request.taken = stop
+                self.waiting -= stop - pieces[-1][1]
+            if request.waiting:
+                left.append(request)
+        self._requests = left
+        return pieces
+
+    async def _call(self, pieces: list[_Piece]) -> None:
+        """Searches for these queries; if that raises, for those of each request apart: one bad query harms no other."""
+        queries = [query for request, start, stop in pieces for query in request.queries[start:stop]]
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        try:
+            results = await loop.run_in_executor(self._thread, self._search, queries, pieces[0][0].k)
+        except Exception as error:
+            if len(pieces) == 1:
+                _fail(pieces[0][0], error)
+                return
+            for piece in pieces:
+                if not piece[0].future.done():
+                    await self._call([piece])
+            return
+        seconds = time.perf_counter() - started
+        rate = len(queries) / max(seconds, 1e-6)
+        self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
+        if self._observer:
+            self._observer.batch(len(queries), seconds)
+        begin = 0
+        for request, start, stop in pieces:
+            request.results[start:stop] = results[begin : begin + stop - start]
+            begin += stop - start
+            request.missing -= stop - start
+            if not request.missing and not request.future.done():
+                request.future.set_result(request.results)
+
+    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        results = self.kb.search(queries, k)
+        if len(results) != len(queries):
+            raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
+        return results
+
+    def _tell_queue(self) -> None:
+        if self._observer:
+            self._observer.queue(self.waiting)
+
+
+def _fail(request: _Request, error: Exception) -> None:
+    if not isinstance(error, ValueError):
+        logging.warning("a search failed: %s: %s", type(error).__name__, error)
+    if not request.future.done():
+        request.future.set_exception(error)

@@ -1,0 +1,103 @@
+"""What `launch.serve_kb` is told: which knowledge bases, where, and within which bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Literal
+
+from absl import logging
+
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.serving.app import Served, ServerSettings
+from routerl_jax.knowledge.serving.schema import Limits
+
+_WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled before the first client comes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """A server.
+
+    Attributes:
+      knowledge_bases: NAME or NAME:MODE -> directory (or URL, which makes this server a gateway). The first name is also
+        served at the root; the first mode of a name is its default.
+      host, port: to listen at. 0.0.0.0 for all interfaces; set a token then.
+      token_file: file with the token that clients must give (`Authorization: Bearer`), "" for none.
+      max_batch: queries in one call of a knowledge base.
+      max_wait_ms: how long an idle knowledge base waits for further queries; 0: a lone query never waits.
+      max_queue: queries that may wait per knowledge base; more are refused with 503 and Retry-After.
+      limits: of one request.
+      mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" does that alone, on standard input and
+        output, without HTTP.
+      warm_up: search a few times before the first client comes, so that nobody waits for compilers.
+      index: search with this backend instead of those that the knowledge bases were built with.
+      shutdown_seconds: that requests may still take after SIGTERM.
+    """
+
+    knowledge_bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: str = ""
+    max_batch: int = 64
+    max_wait_ms: float = 0.0
+    max_queue: int = 4096
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    mcp: Literal["off", "http", "stdio"] = "off"
+    warm_up: bool = True
+    index: str | None = None
+    shutdown_seconds: int = 30
+
+    def settings(self) -> ServerSettings:
+        """For `create_app`. Raises ValueError if the token can't be read."""
+        return ServerSettings(
+            max_batch=self.max_batch,
+            max_wait_ms=self.max_wait_ms,
+            max_queue=self.max_queue,
+            limits=self.limits,
+            token=read_token(self.token_file),
+        )
+
+
+def read_token(path: str) -> str:
+    """The token in a file, "" for no path. Raises ValueError if there is none in it."""
+    if not path:
+        return ""
+    try:
+        token = pathlib.Path(path).expanduser().read_text("utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"token_file={path}: can't be read ({error.strerror})") from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"token_file={path}: must hold one token in printable ASCII without spaces")
+    return token
+
+
+def open_served(config: ServeConfig) -> list[Served]:
+    """Opens all knowledge bases; the same directory under two names is opened once. Raises ValueError as `load_kb`."""
+    from routerl_jax.knowledge.load import load_kb
+
+    if not config.knowledge_bases:
+        raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
+    opened: dict[str, KnowledgeBase] = {}
+    modes: dict[str, dict[str, KnowledgeBase]] = {}
+    for key, place in config.knowledge_bases.items():
+        name, _, mode = key.partition(":")
+        if place not in opened:
+            opened[place] = load_kb(place, index=None if "://" in place else config.index)
+            if config.warm_up and "://" not in place:
+                warm_up(opened[place])
+        modes.setdefault(name, {})[mode or "default"] = opened[place]
+    return [Served(name, of_name) for name, of_name in modes.items()]
+
+
+def warm_up(kb: KnowledgeBase) -> None:
+    """Searches for texts of usual lengths; a knowledge base that can't is left to its clients."""
+    if "text" not in kb.reads:
+        return
+    for words in _WARM_WORDS:
+        try:
+            kb.search([" ".join(["warm"] * words)], 5)
+        except Exception as error:
+            logging.warning("knowledge base %r failed in the warm-up: %s: %s", kb.name, type(error).__name__, error)
+            return

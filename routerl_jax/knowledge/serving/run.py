@@ -1,0 +1,68 @@
+"""Running the application under uvicorn: one process, uvloop and httptools, in-flight requests finished at the end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from routerl_jax.knowledge.serving.app import Served, create_app
+from routerl_jax.knowledge.serving.config import ServeConfig
+
+
+def serve(served: Sequence[Served], config: ServeConfig) -> None:
+    """Serves until SIGTERM or SIGINT. Raises ValueError if the port is taken or a package is missing."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ValueError(f"serving needs further packages ({error}): pip install routerl_jax[serve]") from error
+    mcp = None
+    if config.mcp == "http":
+        from routerl_jax.knowledge.mcp import http_app
+
+        mcp = http_app(served, host=config.host)
+    app = create_app(served, config.settings(), mcp=mcp)
+    listener = _listen(config.host, config.port)
+    port = listener.getsockname()[1]
+    print(_greeting(served, config, port), flush=True)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=config.shutdown_seconds,
+            timeout_keep_alive=75,
+        )
+    )
+    with listener:
+        server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        raise ValueError(f"can't listen at {host}:{port} ({error.strerror}); give another --port or --host") from error
+    return listener
+
+
+def _greeting(served: Sequence[Served], config: ServeConfig, port: int) -> str:
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+    url = f"http://{host}:{port}"
+    lines = [f"serving at {url} (a page to try it: {url}/)"]
+    for one in served:
+        said = one.describe()
+        size = "" if said["size"] is None else f", {said['size']:,} passages"
+        lines.append(f"  {one.name}: {'|'.join(one.modes)}{size}    rj.load_kb({f'{url}/{one.name}'!r})")
+    token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
+    body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
+    lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")
+    lines.append(
+        "  Search-R1, verl, SkyRL: /retrieve; RouteRAG: POST /search; VRAG: GET /search; R1-Searcher: /queries"
+    )
+    if config.mcp == "http":
+        lines.append(f"  MCP: {url}/mcp")
+    return "\n".join(lines)

@@ -1,0 +1,200 @@
+"""The native HTTP schema of served knowledge bases: what a request may say, what a reply looks like, and how it fails.
+
+POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
+200               {"results": [[{"id", "title", "text", "score", "image"}]], "seconds": 0.01, "cost": 1.0, "mode": "default"}
+4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mimetypes
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.models.images import image_bytes
+
+
+class Refusal(Exception):
+    """A request that gets an error for a reply.
+
+    Attributes:
+      status: of HTTP.
+      kind: what `error.type` says; one of a few words that programs may compare with.
+      headers: of the reply, such as Retry-After.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.headers = status, kind, dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The reply."""
+        return {"error": {"type": self.kind, "message": str(self)}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+      body_bytes: of the request; pictures travel in it in base64.
+      queries: in one request.
+      query_chars: of the text of one query.
+      k: passages per query.
+      seconds: that a request may take, its wait included; a client may ask for less by `X-Timeout-Seconds`.
+    """
+
+    body_bytes: int = 32 << 20
+    queries: int = 1024
+    query_chars: int = 32_768
+    k: int = 1000
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{key}={value} must be positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """A checked request. `mode` is None where the client leaves it to the server; `images`: send pictures along."""
+
+    queries: list[Query]
+    k: int
+    mode: str | None = None
+    images: bool = True
+
+
+_KEYS = ("queries", "k", "mode", "images")
+
+
+def read_request(body: Any, limits: Limits) -> SearchRequest:
+    """A native request out of parsed JSON. Raises Refusal that names what is wrong with it."""
+    fields = read_object(body)
+    unknown = sorted(set(fields) - set(_KEYS))
+    if unknown:
+        raise invalid(f"unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    mode, images = fields.get("mode"), fields.get("images", True)
+    if mode is not None and not isinstance(mode, str):
+        raise invalid(f"mode={mode!r} must be a string")
+    if not isinstance(images, bool):
+        raise invalid(f"images={images!r} must be true or false")
+    k = read_k(fields.get("k", 5), limits)
+    return SearchRequest(queries=read_queries(fields.get("queries"), limits), k=k, mode=mode, images=images)
+
+
+def read_object(body: Any) -> dict[str, Any]:
+    """The body, which must be a JSON object."""
+    if not isinstance(body, dict):
+        raise invalid(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def read_k(k: Any, limits: Limits, key: str = "k") -> int:
+    """A number of passages between 1 and the limit."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise invalid(f"{key}={k!r} must be a whole number of at least 1")
+    if k > limits.k:
+        raise invalid(f"{key}={k} is more than this server gives ({limits.k})")
+    return k
+
+
+def read_queries(queries: Any, limits: Limits) -> list[Query]:
+    """A list of queries within the limits."""
+    if not isinstance(queries, list):
+        got = "nothing" if queries is None else type(queries).__name__
+        raise invalid(f"queries must be a list of strings (or of objects with text and image), got {got}")
+    if len(queries) > limits.queries:
+        raise Refusal(
+            413, "too_large", f"{len(queries)} queries in one request; at most {limits.queries}: send several"
+        )
+    return [read_query(query, f"queries[{i}]", limits) for i, query in enumerate(queries)]
+
+
+def read_query(query: Any, where: str, limits: Limits) -> Query:
+    """One query: a string, or an object with `text`, `image` (a data URI) or both."""
+    if isinstance(query, str):
+        return _checked_text(query, where, limits)
+    if not isinstance(query, dict):
+        raise invalid(f"{where} must be a string or an object with text and image, got {type(query).__name__}")
+    unknown = sorted(set(query) - {"text", "image"})
+    if unknown:
+        raise invalid(f"{where} has an unknown key {unknown[0]!r}; known: text, image")
+    text, image = query.get("text"), query.get("image")
+    if text is not None and not isinstance(text, str):
+        raise invalid(f"{where}.text must be a string, got {type(text).__name__}")
+    if text is not None:
+        _checked_text(text, f"{where}.text", limits)
+    if image is None:
+        return text or ""
+    if not isinstance(image, str) or not image.startswith("data:"):  # a path would be read on this machine
+        raise invalid(f"{where}.image must be a data URI: data:image/png;base64,...")
+    try:
+        return TextAndImage(text=text, image=image_bytes(image, f"{where}.image"))
+    except ValueError as error:
+        raise invalid(str(error)) from error
+
+
+def _checked_text(text: str, where: str, limits: Limits) -> str:
+    if len(text) > limits.query_chars:
+        raise Refusal(413, "too_large", f"{where} has {len(text)} characters; at most {limits.query_chars}")
+    return text
+
+
+def invalid(message: str) -> Refusal:
+    """A request that makes no sense, whoever serves it."""
+    return Refusal(400, "invalid_request", message)
+
+
+def passage_json(passage: Passage, *, images: bool = True) -> dict[str, Any]:
+    """A passage as replies hold it; its picture, wherever it is here, as a data URI ("" where it can't be read)."""
+    image = portable_image(passage.image) if images else ""
+    return {
+        "id": passage.id,
+        "title": passage.title,
+        "text": passage.text,
+        "score": float(passage.score),
+        "image": image,
+    }
+
+
+def portable_image(image: str) -> str:
+    """A picture's data URI; "" where there is none, or its file is not to be had any more."""
+    if not image or image.startswith("data:"):
+        return image
+    try:
+        data = image_bytes(image)
+    except ValueError:
+        return ""
+    return data_uri(data, mimetypes.guess_type(image)[0] or "image/png")
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Encoded bytes of this media type as a URI in base64."""
+    return f"data:{kind};base64,{b64encode(data).decode()}"
+
+
+def passage_of(fields: Any) -> Passage:
+    """The passage that `passage_json` wrote. Raises ValueError if it is none."""
+    try:
+        return Passage(
+            id=str(fields["id"]),
+            title=str(fields["title"]),
+            text=str(fields["text"]),
+            score=float(fields["score"]),
+            image=str(fields.get("image", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"not a passage: {str(fields)[:200]!r} ({error!r})") from error
+
+
+def reply_json(
+    results: Sequence[Sequence[Passage]], *, seconds: float, cost: float, mode: str, images: bool = True
+) -> dict[str, Any]:
+    """The native reply."""
+    found = [[passage_json(passage, images=images) for passage in passages] for passages in results]
+    return {"results": found, "seconds": seconds, "cost": cost, "mode": mode}

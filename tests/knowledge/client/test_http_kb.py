@@ -1,0 +1,334 @@
+"""Served knowledge bases as if they were here, beside true servers: results, faults, caches, limits, replicas."""
+
+import asyncio
+import concurrent.futures
+import io
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from PIL import Image
+
+from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.cache import LayeredCache, MemoryCache, RedisCache
+from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.kb import HttpKB
+from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.limits import LocalRateLimiter, RedisRateLimiter
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
+from tests.knowledge.serving.servers import EchoKB, running, scripted, serving, wait_until
+from tests.programs import ROOT
+
+FAST = Retries(attempts=4, base=0.01, cap=0.05, seed=0)
+ABOUT = {"name": "x", "default_mode": "default", "modes": {"default": {"size": 1, "cost": 1.0, "reads": ["text"]}}}
+PASSAGE = {"id": "1", "title": "t", "text": "found", "score": 1.0, "image": ""}
+HELLO = (200, {}, ABOUT)
+FOUND = (200, {}, {"results": [[PASSAGE]], "seconds": 0, "cost": 1, "mode": "default"})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_it_is_the_knowledge_base() -> None:
+    here = EchoKB("wiki", cost=3.0)
+    with serving(EchoKB(), here) as url:
+        kb = load_kb(f"{url}/wiki")
+        queries = ["who", " ", "wo № ü", "who", "\ud800 lone"]
+        assert kb.search(queries[:4], k=3) == here.search(queries[:4], k=3)
+        assert len(kb.search(queries, k=3)[4]) == 3
+        assert (kb.name, len(kb), kb.cost, kb.reads) == ("wiki", 10, 3.0, {"text"})
+        assert load_kb(url).name == "echo"  # the server's first
+        with pytest.raises(ValueError, match="k=0"):
+            kb.search(["x"], k=0)
+
+
+def test_pictures_arrive_as_they_are(tmp_path: pathlib.Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    here = EchoKB("pictures", reads=frozenset({"text", "image"}), image=str(path))
+    with serving(here) as url:
+        kb = load_kb(f"{url}/pictures")
+        for image in (str(path), path.read_bytes(), pixels, Image.fromarray(pixels)):
+            query = TextAndImage(text="q", image=image)
+            found = kb.search([query], k=1)[0][0]
+            asked = here.calls[-1][0][0]
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(asked.image))), pixels)
+            assert found.image.startswith("data:image/png;base64,")
+
+
+def test_long_lists_go_in_requests_of_bounded_size() -> None:
+    here = EchoKB()
+    with serving(here, settings=ServerSettings(max_batch=1000)) as url:
+        kb = HttpKB(url, batch=10, concurrency=3)
+        queries = [f"q{i}" for i in range(95)]
+        assert [found[0].text for found in kb.search(queries, k=1)] == [f"q{i} (0)" for i in range(95)]
+    assert sorted({query for asked, _ in here.calls for query in asked}) == sorted(queries)
+
+
+def test_many_threads() -> None:
+    with serving(EchoKB(seconds=0.001)) as url:
+        kb = HttpKB(url)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            results = list(pool.map(lambda i: kb.search([f"q{i}"], k=1)[0][0].text, range(200)))
+    assert results == [f"q{i} (0)" for i in range(200)]
+
+
+def test_modes_by_url() -> None:
+    dense, graph = EchoKB(), EchoKB(cost=4.0)
+    with running(create_app([Served("wiki", {"passage": dense, "graph": graph})])) as url:
+        kb = load_kb(f"{url}/wiki?mode=graph")
+        kb.search(["x"], k=1)
+        assert (kb.cost, len(graph.calls), len(dense.calls)) == (4.0, 1, 0)
+        with pytest.raises(ValueError, match="no mode 'images'; it has: passage, graph"):
+            load_kb(f"{url}/wiki?mode=images")
+
+
+@pytest.mark.parametrize("url", ["ftp://x/wiki", "http://", "http://h/wiki?k=3", "http://h/wiki#part"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ValueError, match=r"not the URL|only \?mode"):
+        HttpKB(url)
+
+
+def test_arguments_that_are_the_servers() -> None:
+    with pytest.raises(ValueError, match="those of the server"):
+        load_kb("http://127.0.0.1:1/x", index="exact")
+    with pytest.raises(ValueError, match="token is for URLs"):
+        load_kb("kb/wiki", token="x")
+
+
+def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(EchoKB(), settings=ServerSettings(token="s3cret")) as url:
+        with pytest.raises(RequestRefused, match=r"HTTP 401.*ROUTERL_KB_TOKEN"):
+            load_kb(url)
+        assert load_kb(url, token="s3cret").search(["x"], k=1)[0]
+        monkeypatch.setenv("ROUTERL_KB_TOKEN", "s3cret")
+        assert load_kb(url).search(["x"], k=1)[0]
+
+
+def test_what_the_server_refuses_is_not_asked_again() -> None:
+    here = EchoKB()
+    with serving(here) as url:
+        kb = HttpKB(url, retries=FAST)
+        with pytest.raises(RequestRefused, match="32768"):
+            kb.search(["x" * 100_000], k=1)
+        with pytest.raises(RequestRefused, match="odd queries are not for me"):
+            kb.search(["odd"], k=1)
+        assert len(here.calls) == 1
+        with pytest.raises(Unavailable, match=r"after 4 attempts.*HTTP 500: RuntimeError: the disk is gone"):
+            kb.search(["boom"], k=1)
+        assert len(here.calls) == 5
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_storms_are_ridden_out(status: int) -> None:
+    storm = (status, {}, {"error": {"type": "x", "message": "not now"}})
+    with scripted(HELLO, storm, storm, FOUND) as (url, seen):
+        assert HttpKB(url, retries=FAST).search(["x"], k=1)[0][0].text == "found"
+        assert len(seen) == 4
+    with scripted(HELLO, storm) as (url, seen):
+        with pytest.raises(Unavailable, match=f"after 4 attempts.*HTTP {status}: not now"):
+            HttpKB(url, retries=FAST).search(["x"], k=1)
+        assert len(seen) == 5
+
+
+def test_retry_after_is_honoured() -> None:
+    with scripted(HELLO, (429, {"Retry-After": "1"}, {}), FOUND) as (url, _):
+        kb = HttpKB(url, retries=FAST)
+        started = time.monotonic()
+        kb.search(["x"], k=1)
+        assert time.monotonic() - started >= 1.0
+    with scripted(HELLO, (503, {"Retry-After": "3600"}, {}), FOUND) as (url, seen):
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(total=2.0))
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="HTTP 503"):  # no use waiting
+            kb.search(["x"], k=1)
+        assert time.monotonic() - started < 1.5
+        assert len(seen) == 2
+
+
+def test_nonsense_is_an_error() -> None:
+    for reply in ({"results": []}, {"results": [["x"]]}, {"results": [[{"id": 1}]]}, ["?"], {"answer": 42}):
+        with (
+            scripted(HELLO, (200, {}, reply)) as (url, _),
+            pytest.raises(Unavailable, match=r"results for|another form"),
+        ):
+            HttpKB(url, retries=FAST).search(["x"], k=1)
+    with (
+        scripted((200, {}, {"hello": "world"})) as (url, _),
+        pytest.raises(ValueError, match="not a server of knowledge"),
+    ):
+        HttpKB(url)
+
+
+async def never() -> None:
+    await asyncio.sleep(60)
+
+
+def test_a_server_that_never_answers() -> None:
+    with scripted(HELLO, never) as (url, _):
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=0.2, total=5))
+        with pytest.raises(Unavailable, match=r"after 4 attempts.*no answer in time"):
+            kb.search(["x"], k=1)
+    with scripted(HELLO, never) as (url, _):
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=30, total=0.5))
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="no answer in time"):
+            kb.search(["x"], k=1)
+        assert time.monotonic() - started < 3
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(Unavailable, match="connection failed"):
+        HttpKB(f"http://127.0.0.1:{free_port()}", retries=FAST)
+
+
+def slow_server(port: int, seconds: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.knowledge.serving.servers", str(port), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ))
+
+
+def wait_for(url: str) -> None:
+    def alive() -> bool:
+        try:
+            return httpx2.get(f"{url}/healthz").status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    wait_until(alive, 60)
+
+
+def test_a_server_killed_in_the_middle_of_a_search() -> None:
+    ports = free_port(), free_port()
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    doomed, spare = slow_server(ports[0], 30.0), slow_server(ports[1], 0.0)
+    try:
+        for url in urls:
+            wait_for(url)
+        alone, both = HttpKB(urls[0], retries=FAST), HttpKB(urls, retries=FAST)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            results = [pool.submit(kb.search, ["x"], 1) for kb in (alone, both)]
+            metrics = f"{urls[0]}/metrics"
+            wait_until(lambda: "kb_requests_in_flight 0.0" not in httpx2.get(metrics).text)
+            time.sleep(0.3)
+            doomed.kill()
+            with pytest.raises(Unavailable, match="connection failed"):
+                results[0].result(30)
+            assert results[1].result(30)[0][0].text == "x (0)"  # the other replica
+    finally:
+        doomed.kill()
+        spare.kill()
+
+
+def test_replicas_take_turns_and_a_dead_one_is_left_alone() -> None:
+    first, second = EchoKB(), EchoKB()
+    dead = f"http://127.0.0.1:{free_port()}"
+    with serving(first) as a, serving(second) as b:
+        kb = HttpKB([a, b, dead], retries=FAST, breaker=lambda: CircuitBreaker(threshold=2, cool_down=60))
+        for i in range(12):
+            kb.search([f"q{i}"], k=1)
+    assert abs(len(first.calls) - len(second.calls)) <= 3
+    assert len(first.calls) + len(second.calls) == 12
+
+
+def test_the_circuit_opens_and_closes_again() -> None:
+    down = (500, {}, {})
+    with scripted(HELLO, down, down, FOUND) as (url, seen):
+        kb = HttpKB(url, retries=Retries(attempts=1), breaker=lambda: CircuitBreaker(threshold=2, cool_down=0.5))
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="HTTP 500"):
+                kb.search(["x"], k=1)
+        with pytest.raises(Unavailable, match="failed too often, not asked again"):
+            kb.search(["x"], k=1)
+        assert len(seen) == 3  # the last one was not sent
+        time.sleep(0.6)
+        assert kb.search(["x"], k=1)[0][0].text == "found"
+
+
+def test_hedging_asks_again_when_it_takes_long() -> None:
+    slow_once = threading.Event()
+
+    async def sometimes() -> tuple:
+        if slow_once.is_set():
+            slow_once.clear()
+            await asyncio.sleep(20)
+        return FOUND
+
+    with scripted(HELLO, sometimes) as (url, _):
+        kb = HttpKB(url, hedge=True, retries=FAST)
+        for _ in range(30):
+            kb.search(["x"], k=1)
+        slow_once.set()
+        started = time.monotonic()
+        assert kb.search(["x"], k=1)[0][0].text == "found"
+        assert time.monotonic() - started < 10
+
+
+def test_a_cache_is_asked_first() -> None:
+    here, cache = EchoKB(), MemoryCache()
+    with serving(here) as url:
+        kb = HttpKB(url, cache=cache)
+        first = kb.search(["a", "b"], k=2)
+        assert kb.search(["b", "c", "a"], k=2) == [first[1], kb.search(["c"], k=2)[0], first[0]]
+        assert [asked for asked, _ in here.calls] == [["a", "b"], ["c"]]
+        kb.search(["a"], k=1)  # another k is another question
+        assert len(here.calls) == 3
+        cache.set_many({kb._key(query, 2): b"damaged" for query in "ab"})
+        assert kb.search(["a", "b"], k=2) == first
+
+
+def test_replies_are_shared_through_redis_and_its_end_ends_nothing(redis_server: Any) -> None:
+    here = EchoKB()
+    with serving(here) as url:
+        one, other = (
+            HttpKB(url, cache=LayeredCache([MemoryCache(), RedisCache(redis_server.url)]), ttl=60) for _ in range(2)
+        )
+        first = one.search(["a"], k=2)
+        assert other.search(["a"], k=2) == first
+        assert len(here.calls) == 1
+        redis_server.kill()
+        assert other.search(["a", "b"], k=2)[0] == first[0]  # from memory, and from the server
+        assert one.search(["c"], k=1)[0][0].text == "c (0)"
+
+
+def test_a_rate_limit_is_kept() -> None:
+    with serving(EchoKB()) as url:
+        kb = HttpKB(url, limiter=LocalRateLimiter(rate=10, burst=2), batch=2)
+        started = time.monotonic()
+        kb.search(["a", "b", "c", "d"], k=1)
+        assert time.monotonic() - started >= 0.15
+        kb = HttpKB(url, limiter=LocalRateLimiter(rate=0.01, burst=1), timeouts=Timeouts(total=1.0))
+        kb.search(["a"], k=1)
+        with pytest.raises(Unavailable, match="no permit for 1 queries within 1 s"):
+            kb.search(["b"], k=1)
+
+
+def test_a_rate_limit_is_shared_through_redis(redis_server: Any) -> None:
+    with serving(EchoKB()) as url:
+        for i in range(2):
+            limiter = RedisRateLimiter(redis_server.url, rate=0.01, burst=1)
+            kb = HttpKB(url, limiter=limiter, timeouts=Timeouts(total=1.0))
+            if i == 0:
+                kb.search(["a"], k=1)
+            else:
+                with pytest.raises(Unavailable, match="rate limit"):
+                    kb.search(["b"], k=1)
+
+
+def test_close_and_go_on() -> None:
+    with serving(EchoKB()) as url:
+        kb = HttpKB(url)
+        kb.close()
+        assert kb.search(["x"], k=1)[0]

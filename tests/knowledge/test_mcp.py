@@ -1,0 +1,161 @@
+"""Knowledge bases as MCP tools and MCP tools as search tools, with true servers over stdio and streamable HTTP."""
+
+import asyncio
+import concurrent.futures
+import sys
+import time
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.client.policy import Unavailable
+from routerl_jax.knowledge.mcp import McpTool, http_app
+from routerl_jax.knowledge.serving.app import Served, ServerSettings
+from tests.knowledge.mcp_servers import PNG
+from tests.knowledge.serving.servers import EchoKB, search, serving
+from tests.programs import ROOT
+
+URI = f"data:image/png;base64,{PNG}"
+
+
+def command(kind: str) -> list[str]:
+    """A server of `mcp_servers` that finds the tests whatever directory it starts in."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.knowledge.mcp_servers import main; main({kind!r})"
+    )
+    return [sys.executable, "-c", code]
+
+
+async def ask(server: Any, *calls: tuple[str, dict]) -> tuple[list[Any], list[Any]]:
+    """The tools of a server, and what its tools answer."""
+    async with Client(server) as client:
+        return (await client.list_tools()).tools, [await client.call_tool(*call) for call in calls]
+
+
+def test_our_tools_over_stdio() -> None:
+    words = command("ours")
+    server = StdioServerParameters(command=words[0], args=words[1:], env={"JAX_PLATFORMS": "cpu"})
+    calls = [
+        ("search_wiki", {"query": "who", "k": 2}),
+        ("search_wiki", {"query": "who", "mode": "graph"}),
+        ("search_wiki", {"query": "who", "mode": "web"}),
+        ("search_wiki", {"query": "boom"}),
+    ]
+    tools, (plain, graph, web, boom) = asyncio.run(ask(server, *calls))
+    assert [tool.name for tool in tools] == ["search_wiki"]
+    assert set(tools[0].input_schema["properties"]) == {"query", "k", "mode"}
+    assert tools[0].input_schema["required"] == ["query"]
+    assert [passage["text"] for passage in plain.structured_content["passages"]] == ["who (0)", "who (1)"]
+    assert plain.content[0].text == "Doc 1(Title: Title 0) who (0)\nDoc 2(Title: Title 1) who (1)"
+    assert len(graph.structured_content["passages"]) == 5
+    assert (web.is_error, boom.is_error) == (True, True)
+    assert "no mode 'web'; it has: passage, graph" in web.content[0].text
+    assert "the disk is gone" in boom.content[0].text
+
+
+@pytest.fixture(scope="module")
+def url():
+    kbs = [EchoKB("wiki"), EchoKB("pictures", reads=frozenset({"text", "image"}), image=URI)]
+    mcp = http_app([Served(kb.name, {"default": kb}) for kb in kbs])
+    with serving(*kbs, mcp=mcp) as url:
+        yield url
+
+
+def test_our_tools_over_http_beside_the_native_endpoint(url: str) -> None:
+    tools, (found, wrong) = asyncio.run(
+        ask(f"{url}/mcp", ("search_pictures", {"image": URI, "k": 1}), ("search_pictures", {"image": "/etc/passwd"}))
+    )
+    assert [tool.name for tool in tools] == ["search_wiki", "search_pictures"]
+    assert [block.type for block in found.content] == ["text", "image"]
+    assert found.content[1].data == PNG
+    assert wrong.is_error
+    assert search(url, {"queries": ["x"]}).status_code == 200
+
+
+def test_a_search_tool_over_http_is_the_knowledge_base(url: str) -> None:
+    tool = McpTool(f"{url}/mcp", "search_pictures")
+    queries = ["who", "  ", TextAndImage(text="this", image=URI), TextAndImage(image=URI)]
+    here = EchoKB(reads=frozenset({"text", "image"}), image=URI)
+    assert tool.search(queries, k=2) == here.search(queries, k=2)
+    with pytest.raises(ValueError, match="several tools; give one of: search_wiki, search_pictures"):
+        McpTool(f"{url}/mcp")
+    with pytest.raises(ValueError, match="no tool 'find'"):
+        McpTool(f"{url}/mcp", "find")
+    tool.close()
+    assert tool.search(["again"], k=1)[0][0].text == "again (0)"
+
+
+def test_many_threads_share_a_connection(url: str) -> None:
+    tool = McpTool(f"{url}/mcp", "search_wiki")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda i: tool.search([f"a{i}", f"b{i}"], k=1), range(16)))
+    assert [[found[0].text for found in one] for one in results] == [[f"a{i} (0)", f"b{i} (0)"] for i in range(16)]
+
+
+def test_the_token_guards_mcp_too() -> None:
+    kb = EchoKB("wiki")
+    mcp = http_app([Served("wiki", {"default": kb})])
+    with serving(kb, settings=ServerSettings(token="s3cret"), mcp=mcp) as url:
+        assert McpTool(f"{url}/mcp", token="s3cret").search(["x"], k=1)[0][0].text == "x (0)"
+        with pytest.raises(Unavailable):
+            McpTool(f"{url}/mcp", token="wrong", timeout=20)
+
+
+def test_foreign_tools_over_stdio() -> None:
+    server = command("foreign")
+    rows = McpTool(server, "rows", query_key="question", k_key="limit")
+    assert [(p.id, p.title, p.text) for p in rows.search(["who"], k=2)[0]] == [
+        ("http://x/0", "t0", "who 0"),
+        ("http://x/1", "t1", "who 1"),
+    ]
+    rows.close()
+    tool = McpTool(server, "plain")
+    assert [p.text for p in tool.search(["who"], k=3)[0]] == ["all about who"]
+    tool.close()
+    mixed = McpTool(server, "mixed")
+    found = mixed.search(["who"], k=9)[0]
+    assert [(p.text, p.image) for p in found] == [("seen: who", ""), ("", URI), ("in a resource", ""), ("", URI)]
+    mixed.close()
+    with pytest.raises(ValueError, match="takes no 'q'; give query_key=: one of query"):
+        McpTool(server, "plain", query_key="q")
+
+
+def test_a_tool_that_says_it_failed() -> None:
+    tool = McpTool(command("foreign"), "fails")
+    with pytest.raises(RuntimeError, match=r"tool 'fails'.*can't do it"):
+        tool.search(["it"], k=1)
+    tool.close()
+
+
+def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
+    tool = McpTool(command("foreign"), "hangs", timeout=15.0)
+    tool._timeout = 1.0
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match="gave no answer within 1 s"):
+        tool.search(["hang"], k=1)
+    assert time.monotonic() - started < 12
+    tool._timeout = 60.0
+    assert tool.search(["fine"], k=1)[0][0].text == "fine"
+    tool.close()
+
+
+def test_a_server_that_crashes_is_an_error_and_then_started_anew() -> None:
+    tool = McpTool(command("foreign"), "crashes", timeout=60.0)
+    first = tool.search(["a"], k=1)[0][0].text
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match=r"went away|failed"):
+        tool.search(["crash"], k=1)
+    assert time.monotonic() - started < 30
+    second = tool.search(["a"], k=1)[0][0].text
+    assert first.split()[0] == second.split()[0] == "a"
+    assert first != second  # another process
+    tool.close()
+
+
+def test_a_command_that_is_none() -> None:
+    with pytest.raises(Unavailable, match="did not start"):
+        McpTool(["/nowhere/server"], timeout=20)
+    with pytest.raises(Unavailable):
+        McpTool([sys.executable, "-c", "print('hello')"], timeout=5)
