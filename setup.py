@@ -29,6 +29,7 @@ REQUIRED = [
     "pillow>=10.1",
     "rich>=13.0",
     "safetensors>=0.6",
+    "scipy>=1.13",
     "tensorflow-datasets>=4.9.10",
     "tensorstore>=0.1.80",
     "tokenizers>=0.22",
@@ -69,6 +70,7 @@ EXTRAS = {
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks only
         "fastapi>=0.115",  # benchmarks only
+        "igraph>=0.11",  # tests and benchmarks of graphs only
         LIBTPU,
         "mwparserfromhell>=0.7.2",
         "mwxml>=0.3.8",

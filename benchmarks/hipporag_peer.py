@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import importlib.util
 import json
 import logging
 import pathlib
@@ -137,19 +136,20 @@ def _vectors(kb: GraphKB, part: str, texts: Sequence[str], encoder: Any) -> np.n
 def _module(source: pathlib.Path) -> types.ModuleType:
     """`hipporag.HippoRAG` of a checkout; modules of its hosted models that are not installed become empty shells."""
     sys.path.insert(0, str(source / "src"))
-    shells: dict[str, Any] = {}
+    shells: list[str] = []
     while True:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "hipporag"]:
-            del sys.modules[name]
         try:
-            with mock.patch.dict(sys.modules, shells):
-                module = importlib.import_module("hipporag.HippoRAG")
-                found = {name: value for name, value in sys.modules.items() if name.partition(".")[0] == "hipporag"}
-            sys.modules.update(found)
-            vars(module)["tqdm"] = lambda items, **_: items
-            logging.getLogger("hipporag").setLevel(logging.ERROR)
-            return module
+            module = importlib.import_module("hipporag.HippoRAG")
+            break
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("hipporag") or error.name == "igraph":
+            if error.name is None or error.name.partition(".")[0] in ("hipporag", "igraph"):
                 raise
-            shells[error.name] = mock.MagicMock(name=error.name)
+            shells.append(error.name)
+            sys.modules[error.name] = mock.MagicMock(name=error.name)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "hipporag"]:
+                del sys.modules[name]  # half imported
+    for name in shells:
+        del sys.modules[name]
+    vars(module)["tqdm"] = lambda items, **_: items
+    logging.getLogger("hipporag").setLevel(logging.ERROR)
+    return module

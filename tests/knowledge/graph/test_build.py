@@ -105,6 +105,7 @@ def test_config() -> None:
         ({"extractor": "given"}, "a file of triples goes with 'given'"),
         ({"triples": "x.jsonl"}, "a file of triples goes with 'given'"),
         ({"entities_first": False}, "it needs 'llm'"),
+        ({"llm": {"model": "x"}}, "llm is set, but extractor='rules'"),
         ({"max_failures": 2.0}, "max_failures"),
         ({"synonyms": {"threshold": 0.0}}, "threshold"),
         ({"synonyms": {"most": 0}}, "most"),
@@ -125,7 +126,7 @@ def test_bad_input(tmp_path: pathlib.Path) -> None:
         build(GraphConfig(corpus="x"))
     with pytest.raises(ValueError, match="'p0' occurs twice"):
         build(GraphConfig(), PASSAGES + PASSAGES[:1])
-    with pytest.raises(ValueError, match="needs a language model"):
+    with pytest.raises(ValueError, match="the chat model's `model` is not set"):
         build(GraphConfig(extractor="llm"))
     foreign = write_triples(tmp_path / "foreign.jsonl", {"z9": [["a", "b", "c"]]})
     with pytest.raises(ValueError, match="has triples for none of the 5 passages"):
