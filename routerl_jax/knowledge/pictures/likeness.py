@@ -8,14 +8,15 @@ from PIL import Image
 
 _SIDE = 16
 BYTES = _SIDE * _SIDE // 8 + 3
-_MOST_BITS = 16  # of 256 that may differ: other pictures differ in about 128, re-encoded ones in a few
+_STEP = 2  # levels of 255; smaller ones are noise of compression
+_MOST_BITS = 16  # of 256 that may differ: of 182 real pictures, halved JPEG copies differ in 14 at most, others in 33 at least
 _MOST_COLOUR = 12  # of 255, that a mean may differ by
 
 
 def fingerprint(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
     """A picture's fingerprint: where it gets brighter from left to right on a grid (a difference hash), and its mean colour."""
-    grey = np.asarray(picture.convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX), np.int16)
-    bits = np.packbits(grey[:, 1:] > grey[:, :-1])
+    grey = np.asarray(picture.convert("L").convert("F").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX))
+    bits = np.packbits(grey[:, 1:] - grey[:, :-1] > _STEP)
     colour = np.asarray(picture.convert("RGB").resize((1, 1), Image.Resampling.BOX), np.uint8).reshape(3)
     return np.concatenate([bits, colour])
 
