@@ -3,12 +3,14 @@ r"""Builds a knowledge base of a corpus or of tables: passages, their embeddings
     python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/hotpotqa --config.corpus=corpus.jsonl.gz
     python -m launch.build_kb --config=configs/build_kb.py:dense_table --workdir=kb/tables --config.corpus=tables.jsonl.gz
 
-The same command run again after a kill goes on with the first shard that was not finished.
+With --distributed every process of a job runs the same command (TPU pod, Slurm, or JAX_* variables), in a directory that
+all of them see. The same command run again after a kill goes on with the first shard that was not finished.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ def define_flags() -> None:
     """Defines this program's flags."""
     config_flags.DEFINE_config_file("config", None, "What to build: configs/build_kb.py; keys as --config.key=value.")
     flags.DEFINE_string("workdir", None, "Directory of the knowledge base to be made.", required=True)
+    flags.DEFINE_bool("distributed", False, "Share the embedding with the job's other processes (dense kinds only).")
     flags.DEFINE_bool("json", False, "Print the report as one JSON object.")
     flags.mark_flag_as_required("config")
 
@@ -32,7 +35,15 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
     builder = KB_BUILDERS.get(str(read_config_dict().get("kind", "dense_text")))
-    report = builder.build(read_config_as(builder.config), FLAGS.workdir, progress=True)
+    config, options = read_config_as(builder.config), {}
+    if FLAGS.distributed:
+        if "together" not in inspect.signature(builder.build).parameters:
+            raise ValueError(f"--distributed: knowledge bases of kind {config.kind!r} are built by one process")
+        from routerl_jax.parallel import multihost
+
+        multihost.initialize()
+        options = {"together": True}
+    report = builder.build(config, FLAGS.workdir, progress=True, **options)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
 

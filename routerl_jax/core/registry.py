@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
+Entry = TypeVar("Entry")
 
 
 class Registry(Generic[T]):
@@ -17,13 +18,13 @@ class Registry(Generic[T]):
         self.kind = kind
         self._entries: dict[str, T] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds an object under `name`; a second registration of a name is an error."""
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorator that adds an object, a T, under `name`; a second registration of a name is an error."""
 
-        def add(entry: T) -> T:
+        def add(entry: Entry) -> Entry:  # its own type, not T: a class that is registered keeps its signature
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = entry
+            self._entries[name] = cast(T, entry)
             return entry
 
         return add

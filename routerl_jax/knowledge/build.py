@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,9 +35,10 @@ from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, Vec
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
-from routerl_jax.knowledge.tables import count_words, read_tables, table_passages
-from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
+from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
+from routerl_jax.parallel import multihost
 
 KINDS = ("dense_text", "dense_table")
 # Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
@@ -65,6 +67,7 @@ class BuildConfig:
     least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
     rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
     table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
     check_queries: int = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
@@ -84,12 +87,15 @@ class BuildConfig:
             ("least_words", "kind", "dense_text"),
             ("rows_per_passage", "kind", "dense_table"),
             ("table_budget", "kind", "dense_table"),
+            ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
         ):
             if getattr(self, needs) != value and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
+        if self.table_format not in FORMATS:
+            raise ValueError(f"table_format={self.table_format!r} is not one of {', '.join(FORMATS)}")
         if self.recall_target != 1 and not self.index.startswith("exact"):
             raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
@@ -153,6 +159,7 @@ def build_kb(
     *,
     progress: bool = True,
     encoder: TextEncoder | None = None,
+    together: bool = False,
 ) -> Report:
     """Builds a knowledge base from `config.corpus`. Run again after a kill, it continues with the next shard.
 
@@ -160,6 +167,9 @@ def build_kb(
       directory: where it will be; nothing is there until all is done.
       progress: show a progress bar.
       encoder: embed with this object, which `config.encoder` then merely names.
+      together: all processes of the `jax.distributed` job call this and share the work: each embeds its part of the
+        shards into the same directory, on a file system that all of them see; the main one does the rest. The report is
+        each process's own.
 
     Raises:
       ValueError: names the file, row or config key that is at fault.
@@ -170,7 +180,7 @@ def build_kb(
     corpus_files(path) if config.kind == "dense_text" else checked_path(path)
     encoder = encoder or shared_encoder(config.encoder)
     source = str(path.resolve()), corpus_sha256(path)
-    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress)
+    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress, together)
 
 
 def build_from_passages(
@@ -201,22 +211,16 @@ def _build(
     source: tuple[str, str],
     encoder: TextEncoder,
     progress: bool,
+    together: bool = False,
 ) -> Report:
     places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
     config = dataclasses.replace(config, **places)
     clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source[1], embedding.manifest)
-    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        same = (
-            there is not None
-            and there.embedding is not None
-            and not there.updates
-            and (there.corpus_sha256, there.config) == (source[1], config.changes())
-            and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
-        )
-        if config.overwrite or not same:
-            _write(config, writer, read, source, embedding, clock, progress)
+    steps = _together if together else _alone
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
+        if steps.main(lambda: config.overwrite or not _is_there(config, writer.existing, source, embedding)):
+            _write(config, writer, read, source, embedding, clock, progress, steps)
     store = Store(writer.directory)
     index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, _settings(store.manifest))
     found = _check(index, store.embeddings, config.check_queries)
@@ -243,6 +247,47 @@ def _build(
     )
 
 
+class _Steps(NamedTuple):
+    """How the processes of a build take turns: what the main one does alone, and what each does of its own share.
+
+    What any of them raises is raised by all, so that none waits for one that has given up. Both return the main process's
+    result, which must be JSON-serialisable.
+    """
+
+    main: Callable[[Callable[[], Any]], Any]
+    each: Callable[[Callable[[], Any]], Any]
+
+
+def _each(action: Callable[[], Any]) -> Any:
+    result, error = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        error = raised
+    said = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
+    if error is not None:
+        raise error
+    failed = [(number, message) for number, (_, message) in enumerate(said) if message is not None]
+    if failed:
+        raise ValueError(f"process {failed[0][0]} of the build failed: {failed[0][1]}")
+    return said[0][0]
+
+
+_alone = _Steps(main=lambda action: action(), each=lambda action: action())
+_together = _Steps(main=lambda action: _each(action if multihost.is_main() else lambda: None), each=_each)
+
+
+def _is_there(config: BuildConfig, there: Manifest | None, source: tuple[str, str], embedding: Vectoriser) -> bool:
+    """A knowledge base of the same corpus, encoder and configuration stands there already."""
+    return (
+        there is not None
+        and there.embedding is not None
+        and not there.updates
+        and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
+    )
+
+
 def _write(
     config: BuildConfig,
     writer: StoreWriter,
@@ -251,23 +296,33 @@ def _write(
     embedding: Vectoriser,
     clock: Clock,
     progress: bool,
+    steps: _Steps,
 ) -> None:
     """All stages of a build, each skipped as far as an earlier run has finished it."""
-    backend = INDEXES.get(config.index)
-    backend.require()
-    count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
+    INDEXES.get(config.index).require()
+    bar = functools.partial(tqdm, unit="passage", disable=not progress)
+    count = steps.main(lambda: writer.passages(bar(read(), desc="reading")))
     clock.lap("read")
+    steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # the array itself
     shards = writer.embeddings(embedding.width(), config.shard_size)
-    bar = tqdm(
-        total=count, initial=shards.resumed_rows, desc="embedding", unit="passage", disable=not progress, smoothing=0.05
-    )
-    with bar:
-        embedding.bar = bar
-        shards.write(embedding)
+
+    def embed() -> None:
+        with bar(total=shards.rows, initial=shards.resumed_rows, desc="embedding", smoothing=0.05) as embedding.bar:
+            shards.write(embedding)
+
+    steps.each(embed)
     clock.lap("embed")
+    steps.main(lambda: _finish(config, writer, source, embedding, count, clock))
+
+
+def _finish(
+    config: BuildConfig, writer: StoreWriter, source: tuple[str, str], embedding: Vectoriser, count: int, clock: Clock
+) -> None:
+    """The index over all embeddings, and the manifest that makes it a knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
-    saved = backend.build(vectors, config.index_settings()).save(writer.index_directory)
+    with explained(writer.index_directory, f"All {count:,} vectors are kept"):
+        saved = INDEXES.get(config.index).build(vectors, config.index_settings()).save(writer.index_directory)
     clock.lap("index")
     writer.commit(
         Manifest(
@@ -278,7 +333,7 @@ def _write(
             corpus_sha256=source[1],
             config=config.changes(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            embedding=dataclasses.replace(embedding.manifest, dim=shards.dim),
+            embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
             index={"backend": config.index, **saved},
         )
     )
@@ -358,7 +413,11 @@ def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iter
     count = counter[0] if counter else count_words
     for table in read_tables(path):
         yield from table_passages(
-            table, rows_per_passage=config.rows_per_passage, budget=config.table_budget, count=count
+            table,
+            rows_per_passage=config.rows_per_passage,
+            budget=config.table_budget,
+            count=count,
+            table_format=config.table_format,
         )
 
 
@@ -371,6 +430,7 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
 def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
+    tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -174,3 +174,9 @@ class RedisRateLimiter(_Waiting):
 def _check(rate: float, burst: float) -> None:
     if not (rate > 0 and burst > 0):
         raise ValueError(f"a rate limit needs a rate and a burst above 0, got rate={rate!r}, burst={burst!r}")
+
+
+def open_limiter(rate: float, burst: float = 0, *, redis: str = "") -> RateLimiter:
+    """A limit in Redis where there is a URL, else in this process; `burst` 0 is one second's worth, at least 1."""
+    burst = burst or max(1.0, rate)
+    return RedisRateLimiter(redis, rate, burst) if redis else LocalRateLimiter(rate, burst)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from routerl_jax.core.compressed import open_bytes, plain_name
 from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import new_id, string_field
+from routerl_jax.knowledge.table_formats import open_wikitable_passages
 
+FORMATS = ("compact", "open_wikitable")
 SEPARATOR = " | "
 CONTINUED = " (continued)"  # marks a header whose cell began in an earlier passage
 
@@ -28,6 +32,7 @@ class Table:
     """A table with a name for every column and the same number of cells in every row.
 
     `section` (from `section_title`, optional) tells apart the tables of a page; it is part of the rendered title only.
+    `caption` is rendered in Open-WikiTable's format only.
     """
 
     id: str
@@ -35,6 +40,8 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     section: str = ""
+    caption: str = ""
+    flattened: str = ""  # the whole as text, where the file has it (Open-WikiTable's splitted_tables.json)
 
 
 def count_words(text: str) -> int:
@@ -43,8 +50,10 @@ def count_words(text: str) -> int:
 
 
 def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
-    """Tables `{id, title, header, rows, section_title?}` of a .jsonl, .jsonl.gz or .json file.
+    """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed.
 
+    Open-WikiTable's files are read as they are released: its names (`original_table_id`, `page_title`), pandas' layout by
+    columns, and in splitted_tables.json a `flattened` text, whose id is the index that its questions refer to.
     Columns without a name become `column 3`, repeated names `Year (2)`; null cells are empty; a null title is "".
 
     Raises:
@@ -54,7 +63,12 @@ def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
 
 
 def table_passages(
-    table: Table, *, rows_per_passage: int = 1, budget: int = 200, count: Callable[[str], int] = count_words
+    table: Table,
+    *,
+    rows_per_passage: int = 1,
+    budget: int = 200,
+    count: Callable[[str], int] = count_words,
+    table_format: str = "compact",
 ) -> Iterator[Passage]:
     """Passages of a table: up to `rows_per_passage` rows each, a line per row, the title on the first line.
 
@@ -63,11 +77,24 @@ def table_passages(
     its header marked `(continued)`, and so is a single word if need be. Ids are `table#row`, `table#first-last` or
     `table#row.part`; rows count from 0, parts from 1.
 
+    Args:
+      table_format: "compact", which is described here, or "open_wikitable" (table_formats): there as many rows as the budget
+        holds go into a passage unless `rows_per_passage` is above 1, and a table with a `flattened` text is that text.
+
     Raises:
       ValueError: rows_per_passage or budget below 1, or a budget in which not even one letter of a cell fits.
     """
     if rows_per_passage < 1 or budget < 1:
         raise ValueError(f"rows_per_passage={rows_per_passage} and budget={budget} must be at least 1")
+    if table_format not in FORMATS:
+        raise ValueError(f"table_format={table_format!r} is not one of {', '.join(FORMATS)}")
+    if table_format == "open_wikitable":
+        if table.flattened:
+            yield Passage(id=table.id, title=table.title, text=table.flattened)
+            return
+        rows = 0 if rows_per_passage == 1 else rows_per_passage
+        yield from open_wikitable_passages(table, rows_per_passage=rows, budget=budget, count=count)
+        return
     title = _clean(", ".join(part for part in (table.title, table.section) if part))
     rows = [_cells(table.header, row) for row in table.rows]
     start = 0
@@ -168,16 +195,54 @@ def _clean(text: str) -> str:
 
 def _tables(path: pathlib.Path) -> Iterator[Table]:
     seen: dict[str, int] = {}
-    for place, row in read_rows(path):
+    for place, row in _rows_of(path):
+        title = "title" if "title" in row else "page_title"
         yield Table(
-            id=new_id(string_field(row, "id", place), place, seen),
-            title=string_field(row, "title", place, default=""),
+            id=new_id(_id(row, place), place, seen),
+            title=string_field(row, title, place, default=""),
             header=_names(row.get("header"), place),
             rows=_rows(row.get("rows"), len(row["header"]), place),
             section=string_field(row, "section_title", place, default=""),
+            caption=string_field(row, "caption", place, default=""),
+            flattened=string_field(row, "flattened", place, default=""),
         )
     if not seen:
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
+
+
+def _id(row: dict[str, Any], place: Place) -> str:
+    if "id" not in row and "flattened" in row:
+        return str(row.get("index", place.number))
+    return string_field(row, "original_table_id" if "id" not in row and "original_table_id" in row else "id", place)
+
+
+def _rows_of(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The file's rows; also where pandas wrote it by columns: `{column: {index: value}}`."""
+    if pathlib.Path(plain_name(path)).suffix == ".json":
+        with open_bytes(path) as file:
+            by_columns = file.read(1) == b"{"
+        if by_columns:
+            yield from _turned(path)
+            return
+    yield from read_rows(path)
+
+
+def _turned(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    try:
+        with open_bytes(path) as file:
+            columns = json.load(file)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: not JSON ({error}). Rename it to .jsonl if it holds one JSON object per line"
+        ) from error
+    indices = list(next(iter(columns.values()), {})) if isinstance(columns, dict) else []
+    if not all(isinstance(column, dict) and list(column) == indices for column in columns.values()):
+        raise ValueError(
+            f"{path}: expected a JSON list, or pandas' columns {{name: {{index: value}}}} of one length. Rename it to "
+            f".jsonl if it holds one JSON object per line"
+        )
+    for number, index in enumerate(indices, 1):
+        yield Place(path, "item", number), {"index": index, **{name: column[index] for name, column in columns.items()}}
 
 
 def _names(header: Any, place: Place) -> tuple[str, ...]:

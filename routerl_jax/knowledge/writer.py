@@ -8,14 +8,17 @@ leave a marker there; a second build with the same fingerprint (same corpus, enc
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from absl import logging
 from filelock import FileLock, Timeout
@@ -33,11 +36,15 @@ from routerl_jax.knowledge.store import (
     create_array,
     open_array,
 )
+from routerl_jax.parallel import multihost
 
 _PROGRESS = "progress"
 _BYTES_SHARD, _BYTES_CHUNK = 2**24, 2**16  # 16 MiB files, 64 KiB compressed at a time
 _OFFSETS_SHARD, _OFFSETS_CHUNK = 2**20, 2**12
 _ROWS_CHUNK = 16  # vectors read together
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TEXTS = (*(os.strerror(code) for code in _FULL), "I/O error")  # the last is all that ScaNN says
 
 Embed = Callable[[Sequence[Passage]], Float32[np.ndarray, "N D"]]
 
@@ -51,24 +58,32 @@ class StoreWriter:
       directory: where the knowledge base will be; its parent is made if need be.
       fingerprint: hex digest of everything that passages and embeddings depend on.
       overwrite: replace a knowledge base that is there already (at `commit`, not before).
+      together: all processes of the job write this one, on a file system that they share. The main process locks, writes
+        passages and commits; `embeddings` gives each its share of the shards.
 
     Raises:
       ValueError: `directory` is not on a file system (gs://...).
     """
 
-    def __init__(self, directory: str | pathlib.Path, fingerprint: str, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, directory: str | pathlib.Path, fingerprint: str, *, overwrite: bool = False, together: bool = False
+    ) -> None:
         if "://" in str(directory):
             raise ValueError(
                 f"{directory}: knowledge bases are built on a file system; build in a directory, then copy it"
             )
         self.directory = pathlib.Path(directory).expanduser().resolve()
         self.overwrite = overwrite
+        self._together = together and jax.process_count() > 1
+        self._leads = not self._together or multihost.is_main()
         self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
         self._progress = self.scratch / _PROGRESS
         self._replaced = self.directory.with_name(f".{self.directory.name}.replaced")
         self._lock = FileLock(self.directory.with_name(f".{self.directory.name}.lock"))
 
     def __enter__(self) -> StoreWriter:
+        if not self._leads:  # the main process locks for all, and is the only one to tidy up
+            return self
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
@@ -80,6 +95,8 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._leads:
+            return
         if self.scratch.is_dir() and not (self._progress.is_dir() and any(self._progress.iterdir())):
             shutil.rmtree(self.scratch)  # nothing was finished: nothing to come back to
         self._lock.release()
@@ -114,9 +131,14 @@ class StoreWriter:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
         return _passages(self.scratch, self._progress, passages)
 
+    def count(self) -> int:
+        """How many passages `passages` has written."""
+        return json.loads((self._progress / "passages").read_text())["count"]
+
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
-        return Shards(self.scratch, self._progress, dim, shard_size)
+        own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
+        return Shards(self.scratch, self._progress, dim, shard_size, own)
 
     def part(self, name: str) -> Part:
         """A part with texts and vectors of its own, in the directory of that name; after `passages`."""
@@ -126,7 +148,8 @@ class StoreWriter:
         """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
         marker = self._progress / f"stage-{stage}"
         if not marker.is_file():
-            finish(marker, work())
+            with explained(self.scratch):
+                finish(marker, work())
         return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
@@ -173,9 +196,11 @@ class Part:
 
 
 class Shards:
-    """The embedding matrix while it is written, shard by shard."""
+    """The embedding matrix while it is written, shard by shard; of several processes each writes its share of them."""
 
-    def __init__(self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int) -> None:
+    def __init__(
+        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int] = (0, 1)
+    ) -> None:
         self.passages = StoredPassages(directory, memory_limit=0, hint="")
         self.dim = dim
         self._progress = progress
@@ -185,10 +210,13 @@ class Shards:
         if not marker.is_file():
             create_array(self._path, (count, dim), "float32", size, math.gcd(_ROWS_CHUNK, size), compress=False)
             finish(marker, {"count": count, "dim": dim})
+        self._size = size
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
-        self._todo = [bound for bound in bounds if not self._marker(bound[0]).is_file()]
-        self.resumed_shards = len(bounds) - len(self._todo)
-        self.resumed_rows = count - sum(stop - start for start, stop in self._todo)
+        bounds = bounds[own[0] :: own[1]]
+        self.rows = sum(stop - start for start, stop in bounds)
+        self.todo = [bound for bound in bounds if not self._is_written(bound[0])]
+        self.resumed_shards = len(bounds) - len(self.todo)
+        self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)
 
     def write(self, embed: Embed) -> None:
         """Embeds what is still missing and commits each shard as soon as it is done.
@@ -201,9 +229,10 @@ class Shards:
     def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
         """As `write`, from vectors that are there: those of rows start..stop."""
         array = open_array(self._path)
-        for start, stop in self._todo:
-            array[start:stop].write(vectors(start, stop)).result()
-            finish(self._marker(start), {"stop": stop})
+        for start, stop in self.todo:
+            with explained(self._path, f"{start:,} of {len(self.passages):,} vectors are kept"):
+                array[start:stop].write(vectors(start, stop)).result()
+                finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
 
     def _checked(self, embed: Embed, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
         vectors = np.asarray(embed(passages), np.float32)
@@ -215,6 +244,22 @@ class Shards:
             raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
         return vectors
 
+    def _is_written(self, start: int) -> bool:
+        """A shard with a marker whose file has lost something since, in a crash of the machine, is written again."""
+        marker = self._marker(start)
+        if not marker.is_file():
+            return False
+        try:
+            whole = json.loads(marker.read_text())["bytes"] == self._file(start).stat().st_size
+        except (OSError, ValueError, KeyError):
+            whole = False
+        if not whole:
+            logging.warning("%s is not what was written there: its rows are embedded again", self._file(start))
+        return whole
+
+    def _file(self, start: int) -> pathlib.Path:
+        return self._path / "c" / str(start // self._size) / "0"
+
     def _marker(self, start: int) -> pathlib.Path:
         return self._progress / f"rows-{start}"
 
@@ -223,8 +268,26 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
     progress.mkdir(parents=True, exist_ok=True)
     marker = progress / "passages"
     if not marker.is_file():
-        finish(marker, {"count": write_passages(directory, passages)})
+        with explained(directory):
+            finish(marker, {"count": write_passages(directory, passages)})
     return json.loads(marker.read_text())["count"]
+
+
+@contextlib.contextmanager
+def explained(place: pathlib.Path, kept: str = "") -> Iterator[None]:
+    """Turns the errors of a full disk, of Python and of tensorstore, into one that says what is kept and what to do."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        said = [text for text in _FULL_TEXTS if text in str(error)]
+        if getattr(error, "errno", None) not in _FULL and not said:
+            raise
+        free = shutil.disk_usage(next(path for path in place.parents if path.exists())).free
+        raise ValueError(
+            f"{place}: no room to write ({said[0] if said else error}; {free / 1e9:.1f} GB are free there). "
+            f"{kept + '. ' if kept else ''}Make room, or raise the limit on files, and run the same command again: it goes on "
+            f"where it stopped"
+        ) from error
 
 
 def write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:

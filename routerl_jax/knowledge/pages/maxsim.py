@@ -58,9 +58,6 @@ class MaxSim:
             if page.ndim != 2 or page.shape[1] != self.width or not len(page):
                 raise ValueError(f"page {i} has shape {page.shape}, expected [at least 1, {self.width}]")
         self._devices = list(local_mesh(mesh).devices.flat)
-        on_cpu = self._devices[0].platform == "cpu"  # where one device runs as many programs at once as there are cores
-        workers = max(len(self._devices), (os.cpu_count() or 1) if on_cpu else 1)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="maxsim")
         self._blocks = [
             Block(rows, jax.device_put(values, self._devices[i % len(self._devices)]))
             for i, (rows, values) in enumerate(_blocks(pages, _BLOCK_BYTES))
@@ -77,7 +74,9 @@ class MaxSim:
         """
         for i, query in enumerate(queries):
             if query.ndim != 2 or query.shape[1] != self.width:
-                raise ValueError(f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors")
+                raise ValueError(
+                    f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors"
+                )
         found = np.zeros((len(queries), self.count), np.float32)
         for which in _calls([len(query) for query in queries]):
             self._score([queries[i] for i in which], found, which)
@@ -97,9 +96,10 @@ class MaxSim:
         def one(block: Block) -> None:
             (device,) = block.values.devices()
             best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
-            found[np.ix_(which, block.rows)] = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32).T
+            scores_PQ = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32)
+            found[np.asarray(which)[:, None], block.rows] = scores_PQ.T
 
-        list(self._threads.map(one, self._blocks))
+        list(_threads().map(one, self._blocks))
 
     def _together(self, vectors: int) -> int:
         """Pages of one matrix product."""
@@ -138,6 +138,12 @@ def _blocks(pages: Sequence[np.ndarray], most_bytes: int) -> Iterator[tuple[np.n
                 place[: len(pages[row])], place[len(pages[row]) :] = pages[row], pages[row][-1]
             values[len(part) :] = values[0]
             yield part, values
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Each waits for the program of one block: devices work at the same time, and a CPU runs several programs at once."""
+    return ThreadPoolExecutor(max(jax.local_device_count(), os.cpu_count() or 1), thread_name_prefix="maxsim")
 
 
 def _calls(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -65,6 +65,11 @@ class Ragged:
         return len(self.offsets) - 1
 
     @property
+    def values(self) -> StoredArray:
+        """All vectors as they are stored, one below the other."""
+        return self._values
+
+    @property
     def bytes(self) -> int:
         """What all vectors take, as stored."""
         return math.prod(self._values.shape) * self._values.dtype.itemsize
@@ -85,9 +90,9 @@ class Ragged:
         values = decode(self._values.read(int(edges[0]), int(edges[-1])), self.precision)
         return np.split(values, edges[1:-1] - edges[0])
 
-    def rows(self) -> Float32[np.ndarray, "n D"]:
-        """All vectors, one below the other, float32."""
-        return decode(self._values.read(0, len(self._values)), self.precision).astype(np.float32)
+    def owner(self) -> Int[np.ndarray, " n"]:
+        """The page of every vector."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths())
 
 
 class RaggedWriter:
@@ -111,7 +116,8 @@ class RaggedWriter:
         count: int,
         step: int,
     ) -> None:
-        self.width, self._count, self._precision = width, count, precision
+        self.width = width
+        self._precision: Precision = precision
         self._directory, self._progress, self._name = directory / name, progress, name
         self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
         self._lengths: list[int] = []
@@ -166,7 +172,9 @@ class RaggedWriter:
             raise ValueError(f"{self._name}: {len(pages)} pages came back for {stop - start}")
         for row, page in enumerate(pages, start):
             if page.ndim != 2 or page.shape[1] != self.width or not len(page):
-                raise ValueError(f"{self._name}: page {row} has shape {page.shape}, expected [at least 1, {self.width}]")
+                raise ValueError(
+                    f"{self._name}: page {row} has shape {page.shape}, expected [at least 1, {self.width}]"
+                )
             if not np.isfinite(page).all():
                 raise ValueError(f"{self._name}: page {row} has values that are not finite")
 

@@ -1,0 +1,56 @@
+"""An event loop on a thread of its own, so that ordinary code can have many requests under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An asyncio loop on a daemon thread. Coroutines of all callers share it."""
+
+    def __init__(self, name: str = "background") -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name=name)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Runs a coroutine and waits for its result; if the caller is interrupted or `timeout` passes, it is cancelled.
+
+        Raises:
+          RuntimeError: called from the loop's own thread, which would wait for itself.
+          TimeoutError: no result after `timeout` seconds.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("a coroutine of the background loop must await, not wait: use the async method")
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Stops the loop."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+
+
+_shared: tuple[int, BackgroundLoop] | None = None
+_lock = threading.Lock()
+
+
+def shared_loop() -> BackgroundLoop:
+    """This process's background loop; a forked process gets its own."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared[0] != os.getpid():
+            _shared = (os.getpid(), BackgroundLoop("routerl-network"))
+        return _shared[1]

@@ -1,0 +1,236 @@
+"""Requests to web services: bounded time, size, concurrency and retries, and no key in any message."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import dataclasses
+import email.utils
+import json
+import random
+import time
+import urllib.parse
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from routerl_jax.core.background import shared_loop
+
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+_LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up
+
+
+class HttpError(Exception):
+    """A request that failed for good: the message says where and why; `status` is 0 where no reply came."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A service's reply with a 2xx status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError that shows its beginning."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ValueError(f"the reply is not JSON: {self.body[:120].decode(errors='replace')!r}") from error
+
+
+class HttpClient:
+    """A client of one service, for coroutines of one event loop.
+
+    Failures that may pass (no connection, no reply in time, 408, 425, 429, 5xx) are tried again after a growing, random
+    pause, or after what `Retry-After` says; after a 429 all requests of the client wait that long. Redirects are errors: a
+    key must not follow them elsewhere.
+
+    Args:
+      timeout: seconds for one attempt.
+      retries: attempts after the first.
+      concurrency: requests under way at once; others wait.
+      turn: awaited before each attempt (a rate limit); False ends the request.
+      secret: never shown in messages.
+      backoff: seconds of the first pause, about; the next ones double.
+      max_bytes: of a reply.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        retries: int = 3,
+        concurrency: int = 32,
+        turn: Callable[[], Awaitable[bool]] | None = None,
+        secret: str = "",
+        backoff: float = 0.5,
+        max_bytes: int = 16 << 20,
+    ) -> None:
+        self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
+        self._turn, self._secret, self._backoff, self._max_bytes = turn, secret, backoff, max_bytes
+        self._session: Any = None
+        self._slots: asyncio.Semaphore | None = None
+        self._paused_until = 0.0
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+    ) -> Reply:
+        """The reply to a request; a `body` is sent as JSON, or as it is if it is bytes. Raises HttpError."""
+        place = _place(url)
+        for attempt in range(self._retries + 1):
+            await self._wait_pause()
+            if self._turn is not None and not await self._turn():
+                raise HttpError(f"{place}: the rate limit leaves no turn in time")
+            outcome = await self._attempt(method, url, headers, params, body)
+            if isinstance(outcome, Reply):
+                return outcome
+            if not outcome.passing or attempt == self._retries:
+                tried = f" (tried {attempt + 1} times)" if attempt else ""
+                raise HttpError(self.redact(f"{place}: {outcome.message}{tried}"), outcome.status)
+            pause = outcome.retry_after
+            if pause is None:
+                pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
+            elif outcome.status == 429:
+                self._paused_until = max(self._paused_until, time.monotonic() + min(pause, _LONGEST_PAUSE))
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+        raise AssertionError("unreachable")
+
+    def redact(self, message: str) -> str:
+        """The message without the secret."""
+        for form in {self._secret, urllib.parse.quote(self._secret, safe="")} - {""}:
+            message = message.replace(form, "***")
+        return message
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _wait_pause(self) -> None:
+        while (left := self._paused_until - time.monotonic()) > 0:
+            await asyncio.sleep(left * random.uniform(1.0, 1.1))
+
+    async def _attempt(self, method: str, url: str, headers: Any, params: Any, body: Any) -> Reply | _Failed:
+        aiohttp = import_aiohttp()
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(limit=self._concurrency)
+            self._session = open_session(connector=connector, trust_env=True, timeout=aiohttp.ClientTimeout(total=None))
+            self._slots = asyncio.Semaphore(self._concurrency)
+        assert self._slots is not None
+        content_kind = "data" if isinstance(body, bytes) else "json"
+        try:
+            async with (
+                self._slots,
+                asyncio.timeout(self._timeout),
+                self._session.request(
+                    method, url, headers=headers, params=params, allow_redirects=False, **{content_kind: body}
+                ) as reply,
+            ):
+                content = await self._read(reply)
+                return self._judge(reply, content)
+        except TimeoutError:
+            return _Failed(f"no reply within {self._timeout:g} s", passing=True)
+        except aiohttp.InvalidURL as error:
+            return _Failed(f"not a URL ({error})")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _Failed(f"{type(error).__name__}: {error}", passing=not isinstance(error, ValueError))
+
+    async def _read(self, reply: Any) -> bytes:
+        content = bytearray()
+        async for chunk in reply.content.iter_chunked(1 << 16):
+            content += chunk
+            if len(content) > self._max_bytes:
+                raise ValueError(f"the reply is larger than {self._max_bytes} bytes")
+        return bytes(content)
+
+    def _judge(self, reply: Any, content: bytes) -> Reply | _Failed:
+        if 200 <= reply.status < 300:
+            return Reply(reply.status, reply.headers, content)
+        message = f"HTTP {reply.status}: {_reason(content) or reply.reason}"
+        if 300 <= reply.status < 400:
+            message = f"HTTP {reply.status} to {_place(reply.headers.get('Location', '?'))}: give that URL instead"
+        passing = reply.status in _RETRIED
+        return _Failed(message, reply.status, passing=passing, retry_after=_retry_after(reply.headers))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    message: str
+    status: int = 0
+    passing: bool = False  # may be gone at the next attempt
+    retry_after: float | None = None
+
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def open_session(**settings: Any) -> Any:
+    """An aiohttp session of the running loop, which is closed at the end of the process if nobody has."""
+    session = import_aiohttp().ClientSession(**settings)
+    _sessions.add(session)
+    return session
+
+
+@atexit.register
+def _close_sessions() -> None:
+    for session in [session for session in _sessions if not session.closed]:
+        with contextlib.suppress(Exception):
+            shared_loop().run(session.close(), 1.0)
+
+
+def import_aiohttp() -> Any:
+    """The package aiohttp, or an ImportError that says how to get it."""
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise ImportError("web services need aiohttp: pip install routerl_jax[web]") from error
+    return aiohttp
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a reply asks to wait, from `Retry-After` as a number or a date."""
+    value = headers.get("Retry-After", "").strip()
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def _reason(content: bytes) -> str:
+    """What a service says of its failure, in one line."""
+    text = content[:4000].decode(errors="replace")
+    try:
+        said = json.loads(content)
+        for key in ("error", "message", "detail"):
+            if isinstance(said, dict) and said.get(key):
+                said = said[key]
+        text = said if isinstance(said, str) else json.dumps(said)
+    except ValueError:
+        pass
+    return " ".join(text.split())[:300]
+
+
+def _place(url: str) -> str:
+    """Where a URL leads, without user, password and query."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,0 +1,465 @@
+"""Building knowledge bases of page images: documents -> pages -> vectors -> pooled vectors -> index; and of their texts.
+
+Every stage goes on where a killed build stopped: pages one by one, vectors and pooled vectors in shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jaxtyping import Float32
+from tqdm.auto import tqdm
+
+from routerl_jax.core.rows import read_rows
+from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.corpus import string_field
+from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.pages.documents import corpus_digest
+from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
+from routerl_jax.knowledge.pages.kb import POOLED, TEXTS, VECTORS, open_index
+from routerl_jax.knowledge.pages.pooling import Pooling, pool
+from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter
+from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter, skipped_pages
+from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.models.late_interaction import LateInteraction
+
+_COMPARE_ALL = 1000  # pages up to which index="auto" compares all of them
+_POOLED = ((100_000, 32), (1_000_000, 8))  # up to so many pages, so many pooled vectors each; beyond, one
+_CANDIDATES = (32, 64, 128, 256, 512, 1024)
+_DEPTH = 256  # pooled vectors that each vector of a query looks up, at least
+_SAMPLE = 16  # vectors of a page that stand for a query, where no questions are given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PagesConfig:
+    """What `build_pages` makes."""
+
+    corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
+    kind: str = "pages"
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    encoder: str = "vidore/colqwen2-v1.0"  # a late-interaction model: a Hugging Face directory or a hub id
+    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
+    pages: PageConfig = dataclasses.field(default_factory=PageConfig)
+    precision: Precision = "bfloat16"  # of the vectors on disk: float32, bfloat16 (as VRAG-RL has them) or int8
+    # "maxsim" (all pages are compared), a first stage over pooled vectors ("scann", "exact"), or "auto": by size
+    index: str = "auto"
+    pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
+    pooled: int = 0  # pooled vectors of a page; 0: by the number of pages
+    candidates: int = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
+    recall_target: float = 0.95  # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
+    questions: str = ""  # rows with `question` to measure recall with (.jsonl, .json); default: vectors of the pages
+    check_queries: int = 64  # queries of that measurement; 0: none, and 256 candidates
+    embed_batch: int = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
+    shard_size: int = 64  # pages that are embedded and committed together
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
+
+    def __post_init__(self) -> None:
+        for key in ("pooled", "candidates", "check_queries", "embed_batch"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key}={getattr(self, key)} must not be negative")
+        if self.shard_size < 1:
+            raise ValueError(f"shard_size={self.shard_size} must be at least 1")
+        if not 0 < self.recall_target <= 1:
+            raise ValueError(f"recall_target={self.recall_target} must lie in (0, 1]")
+        if self.index not in ("auto", "maxsim"):
+            INDEXES.get(self.index)
+
+    def changes(self) -> dict[str, Any]:
+        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
+        return _changes(self, ("corpus", "check_queries", "embed_batch", "overwrite"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OcrConfig:
+    """What `build_ocr` makes: pages by their text, in a text knowledge base of any kind."""
+
+    corpus: str = ""  # as in PagesConfig
+    kind: str = "ocr"
+    name: str = ""
+    pages: PageConfig = PageConfig(text="ocr")
+    retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
+    encoder: str = ""  # of that knowledge base, where it has one; default: its own
+    index: str = ""  # likewise
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pages.text == "none":
+            raise ValueError("pages.text='none' leaves nothing to search; set it to 'ocr', 'layer' or 'either'")
+        self.inner("")
+
+    def inner(self, corpus: str) -> Any:
+        """Configuration of the knowledge base of texts."""
+        kind = KB_BUILDERS.get(self.retriever).config
+        chosen = {key: getattr(self, key) for key in ("encoder", "index") if getattr(self, key)}
+        for key in {"corpus", *chosen} - {field.name for field in dataclasses.fields(kind)}:
+            raise ValueError(f"retriever={self.retriever!r} has no {key}")
+        return kind(kind=self.retriever, corpus=corpus, **chosen)
+
+    def changes(self) -> dict[str, Any]:
+        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
+        return _changes(self, ("corpus", "overwrite"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PagesReport:
+    """What a build made and what it took. `str(report)` is a table."""
+
+    name: str
+    kind: str
+    directory: str
+    count: int  # pages
+    damaged: int  # documents or pages that were left out because they can't be read
+    blank: int  # pages that were left out for want of text
+    embedded: int  # pages that this run gave vectors
+    vectors: int  # of all pages
+    encoder: str
+    index: str  # first stage, pooled vectors of a page, candidates
+    recall: float | None  # share of the 10 best pages by exact MaxSim among the candidates; None: not measured
+    seconds: Mapping[str, float]
+    bytes: Mapping[str, int]  # on disk
+    peak_rss_bytes: int  # of the whole process
+    devices: str
+
+    def __str__(self) -> str:
+        recall = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 best by exact MaxSim"
+        left_out = (
+            f"; left out: {self.damaged} damaged, {self.blank} without text" if self.damaged or self.blank else ""
+        )
+        rows = {
+            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
+            "pages": f"{self.count:,}{left_out}",
+            "vectors": f"{self.vectors:,} by {self.encoder}; {self.embedded:,} pages embedded now on {self.devices}",
+            "index": f"{self.index}, recall {recall}",
+            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
+            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
+            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
+        }
+        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
+
+
+def build_pages(
+    config: PagesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: LateInteraction | None = None
+) -> PagesReport:
+    """Builds a knowledge base of page images. Run again after a kill, it goes on where that one stopped.
+
+    Args:
+      directory: where it will be; nothing is there until all is done.
+      progress: show progress bars.
+      encoder: embed with this model, which `config.encoder` then merely names.
+
+    Raises:
+      ValueError: names the file, page or config key that is at fault.
+    """
+    _check_corpus(config.corpus)
+    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    clock = Clock()
+    corpus = corpus_digest(config.corpus)
+    model = encoder or shared_encoder(config.encoder)
+    if not isinstance(model, LateInteraction):
+        raise ValueError(
+            f"encoder={config.encoder!r} is not a late-interaction model; pages need one, such as ColQwen2"
+        )
+    made = Embedding(
+        encoder=config.encoder,
+        digest=encoder_digest(model),
+        dim=model.dim,
+        dtype=config.precision,
+        query_prefix=own_prefix(model, "query") if config.query_prefix is None else config.query_prefix,
+    )
+    parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, dataclasses.asdict(config.pages)]
+    fingerprint = _digest([*parts, config.precision, config.shard_size, config.pooling, config.pooled])
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
+        there = writer.existing
+        same = there is not None and (there.corpus_sha256, there.config) == (corpus, config.changes())
+        build = _PagesBuild(config, writer, model, clock, progress)
+        if config.overwrite or not same or there is None or there.embedding != made:
+            build.run(corpus, made)
+    store = Store(writer.directory)
+    index = open_index(store)
+    recall = store.manifest.settings["recall"]
+    if recall is not None and recall < config.recall_target:
+        logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
+    return _report(config, store, clock, build.embedded, int(index.vectors.offsets[-1]), recall)
+
+
+def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> PagesReport:
+    """Builds a knowledge base of pages that are found by their text. OCR is kept page by page, beyond this build too.
+
+    Raises:
+      ValueError: names the file, page or config key that is at fault.
+    """
+    _check_corpus(config.corpus)
+    clock = Clock()
+    corpus = corpus_digest(config.corpus)
+    fingerprint = _digest([FORMAT, config.kind, corpus, dataclasses.asdict(config.pages)])
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
+        there = writer.existing
+        if config.overwrite or there is None or (there.corpus_sha256, there.config) != (corpus, config.changes()):
+            pages = PageWriter(config.corpus, config.pages, writer, keep_blank=False, progress=progress)
+            count = writer.passages(pages.passages())
+            clock.lap("pages")
+            _build_texts(config, writer, progress)
+            clock.lap("texts")
+            writer.commit(_manifest(config, writer, count, corpus))
+    store = Store(writer.directory)
+    return _report(config, store, clock, 0, 0, None)
+
+
+class _PagesBuild:
+    """The stages of `build_pages`."""
+
+    def __init__(
+        self, config: PagesConfig, writer: StoreWriter, encoder: LateInteraction, clock: Clock, progress: bool
+    ) -> None:
+        self.embedded = 0  # pages, by this run
+        self._config, self._writer, self._encoder = config, writer, encoder
+        self._clock, self._progress = clock, progress
+
+    def run(self, corpus: str, made: Embedding) -> None:
+        """All stages, each as far as an earlier run has not finished it."""
+        config, writer = self._config, self._writer
+        if config.index not in ("auto", "maxsim"):
+            INDEXES.get(config.index).require()
+        pages = PageWriter(config.corpus, config.pages, writer, progress=self._progress)
+        count = writer.passages(pages.passages())
+        self._clock.lap("pages")
+        vectors = self._embed(count)
+        self._clock.lap("embed")
+        name, pooled = self._chosen(count)
+        index: dict[str, Any] = {"backend": name}
+        settings: dict[str, Any] = {"precision": config.precision, "picture_format": config.pages.picture_format}
+        settings["recall"] = None
+        if pooled:
+            rows = self._pool(vectors, pooled)
+            self._clock.lap("pool")
+            shutil.rmtree(writer.index_directory, ignore_errors=True)
+            found = INDEXES.get(name).build(rows.values, {})
+            index |= found.save(writer.index_directory)
+            self._clock.lap("index")
+            first = FirstStage(found, rows.owner(), 0, 0)
+            settings |= self._measured(PageIndex(vectors, first)) | {"pooled": pooled}
+            self._clock.lap("check")
+        manifest = _manifest(config, writer, count, corpus)
+        settings = {**manifest.settings, **settings}
+        writer.commit(dataclasses.replace(manifest, embedding=made, index=index, settings=settings))
+
+    def _embed(self, count: int) -> Ragged:
+        config, writer = self._config, self._writer
+        files = PictureFiles(writer.scratch, config.pages.picture_format)
+        ragged = RaggedWriter(
+            writer.scratch,
+            writer.progress,
+            VECTORS,
+            width=self._encoder.dim,
+            precision=config.precision,
+            count=count,
+            step=config.shard_size,
+        )
+        batch = config.embed_batch or _batch_size(self._encoder)
+        bar = tqdm(
+            total=count,
+            initial=ragged.resumed,
+            desc="embedding",
+            unit="page",
+            disable=not self._progress,
+            smoothing=0.05,
+        )
+
+        def embed(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
+            found = []
+            for first in range(start, stop, batch):
+                pictures = [files.path(row) for row in range(first, min(first + batch, stop))]
+                found += self._encoder.embed(pictures, batch_size=batch)
+                bar.update(len(pictures))
+            self.embedded += stop - start
+            return found
+
+        with bar:
+            ragged.write(embed)
+        vectors = Ragged(writer.scratch / VECTORS, config.precision, memory_limit=2**30, hint="")
+        self._means(vectors)
+        return vectors
+
+    def _means(self, vectors: Ragged) -> None:
+        """One vector per page, which is what a store of any kind with an encoder has."""
+        done = self._writer.embeddings(vectors.width, 8192)
+        position = done.resumed_rows
+
+        def means(passages: object) -> Float32[np.ndarray, "N D"]:
+            nonlocal position
+            count = len(passages)  # type: ignore[arg-type]
+            pages = vectors.read(position, position + count)
+            position += count
+            return np.stack([page.astype(np.float32).mean(0) for page in pages])
+
+        done.write(means)
+
+    def _chosen(self, count: int) -> tuple[str, int]:
+        """Backend of the first stage, and pooled vectors of a page (0: no first stage)."""
+        config = self._config
+        if config.index == "maxsim" or (config.index == "auto" and count <= _COMPARE_ALL):
+            return "maxsim", 0
+        pooled = config.pooled or next((number for most, number in _POOLED if count <= most), 1)
+        return ("scann" if config.index == "auto" else config.index), pooled
+
+    def _pool(self, vectors: Ragged, pooled: int) -> Ragged:
+        config, writer = self._config, self._writer
+        ragged = RaggedWriter(
+            writer.scratch,
+            writer.progress,
+            POOLED,
+            width=vectors.width,
+            precision="float32",
+            count=len(vectors),
+            step=1024,
+        )
+        bar = tqdm(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
+
+        def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
+            found = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
+            bar.update(stop - start)
+            return found
+
+        with bar:
+            ragged.write(make)
+        return Ragged(writer.scratch / POOLED, "float32", memory_limit=2**30, hint="")
+
+    def _measured(self, index: PageIndex) -> dict[str, Any]:
+        """Candidates, depth, and the recall that they give."""
+        assert index.first is not None
+        config, count = self._config, len(index.vectors)
+        counts = [config.candidates] if config.candidates else [n for n in _CANDIDATES if n < count] or [count]
+        first = index.first._replace(depth=max(_DEPTH, max(counts)))
+        if not config.check_queries:
+            return {"candidates": min(config.candidates or 256, count), "depth": _DEPTH, "recall": None}
+        queries = self._queries(index.vectors)
+        found = page_recall(PageIndex(index.vectors, first), queries, counts)
+        candidates = next((n for n in counts if found[n] >= config.recall_target), counts[-1])
+        depth = max(_DEPTH, candidates)
+        if depth < first.depth:
+            again = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
+            if again[candidates] < config.recall_target:
+                depth = first.depth
+            else:
+                found = again
+        return {"candidates": candidates, "depth": depth, "recall": found[candidates]}
+
+    def _queries(self, vectors: Ragged) -> list[np.ndarray]:
+        config = self._config
+        if config.questions:
+            rows = [string_field(row, "question", place) for place, row in read_rows(config.questions)]
+            if not rows:
+                raise ValueError(f"questions={config.questions!r} holds no rows with a 'question'")
+            prefix = own_prefix(self._encoder, "query") if config.query_prefix is None else config.query_prefix
+            return self._encoder.embed(rows[: config.check_queries], prefix=prefix)
+        rng = np.random.default_rng(0)
+        which = np.unique(np.linspace(0, len(vectors) - 1, min(config.check_queries, len(vectors))).astype(np.int64))
+        pages = vectors.take(which)
+        return [page[rng.permutation(len(page))[:_SAMPLE]].astype(np.float32) for page in pages]
+
+
+def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None:
+    """The knowledge base of texts inside that of pages."""
+    builder = KB_BUILDERS.get(config.retriever)
+    corpus = writer.scratch / "texts.jsonl"
+    passages = StoredPassages(writer.scratch, memory_limit=0, hint="")
+    with corpus.open("w", encoding="utf-8") as file:
+        for passage in passages.read(0, len(passages)):
+            row = {"id": passage.id, "title": passage.title, "text": passage.text}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    builder.build(config.inner(str(corpus)), writer.scratch / TEXTS, progress=progress)
+    manifest = Manifest.read(writer.scratch / TEXTS)
+    dataclasses.replace(manifest, corpus=str(writer.directory / corpus.name)).write(writer.scratch / TEXTS)
+    (writer.scratch / f".{TEXTS}.lock").unlink(missing_ok=True)
+
+
+def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, corpus: str) -> Manifest:
+    return Manifest(
+        kind=config.kind,
+        name=config.name or writer.directory.name,
+        count=count,
+        corpus=str(pathlib.Path(config.corpus).expanduser().resolve()),
+        corpus_sha256=corpus,
+        config=config.changes(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        settings={"picture_format": config.pages.picture_format},
+    )
+
+
+def _report(
+    config: PagesConfig | OcrConfig, store: Store, clock: Clock, embedded: int, vectors: int, recall: float | None
+) -> PagesReport:
+    skipped, settings = skipped_pages(store.directory), store.manifest.settings
+    if isinstance(config, OcrConfig):
+        encoder, index = "none", f"texts in {config.retriever}"
+    elif "pooled" in settings:
+        encoder = config.encoder
+        stage = store.manifest.index["backend"]
+        index = (
+            f"{stage} over {settings['pooled']} pooled vectors of a page, then {settings['candidates']} pages in full"
+        )
+    else:
+        encoder, index = config.encoder, "all pages in full"
+    parts = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)
+    sizes = {part: size_on_disk(store.directory / part) for part in parts}
+    return PagesReport(
+        name=store.manifest.name,
+        kind=config.kind,
+        directory=str(store.directory),
+        count=len(store),
+        damaged=len(skipped["damaged"]),
+        blank=len(skipped["blank"]),
+        embedded=embedded,
+        vectors=vectors,
+        encoder=encoder,
+        index=index,
+        recall=recall,
+        seconds=clock.laps | {"total": sum(clock.laps.values())},
+        bytes={part: size for part, size in sizes.items() if size},
+        peak_rss_bytes=peak_rss(),
+        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
+    )
+
+
+def _changes(config: PagesConfig | OcrConfig, without: tuple[str, ...]) -> dict[str, Any]:
+    """Values that are not the class's defaults; those of the pages under dotted keys."""
+    default = type(config)()
+    result = {
+        key: value
+        for key, value in vars(config).items()
+        if key not in (*without, "pages") and value != (getattr(default, key) if key != "kind" else None)
+    }
+    pages = vars(config.pages).items()
+    return result | {f"pages.{key}": value for key, value in pages if value != getattr(default.pages, key)}
+
+
+def _check_corpus(corpus: str) -> None:
+    if not corpus:
+        raise ValueError("corpus must be set: the directory of PDFs and pictures to build from (--config.corpus=DIR)")
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _batch_size(encoder: LateInteraction) -> int:
+    devices = jax.local_devices() if encoder.mesh is None else list(encoder.mesh.devices.flat)
+    return 1 if devices[0].platform == "cpu" else 4 * len(devices)
+
+
+KB_BUILDERS.register("pages")(Builder(PagesConfig, build_pages))
+KB_BUILDERS.register("ocr")(Builder(OcrConfig, build_ocr))

@@ -1,0 +1,165 @@
+"""Page images found by late interaction (VRAG-RL's retriever), and pages found by their text (its OCR baseline)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.dense import QueryCache
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
+from routerl_jax.knowledge.pages.ragged import Ragged
+from routerl_jax.knowledge.picture_files import PictureFiles
+from routerl_jax.knowledge.store import Store
+from routerl_jax.models.late_interaction import LateInteraction
+
+VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
+_QUERY_BATCH = 16  # rows of every encoder call, as in knowledge.dense
+_MEMORY = 2**30  # bytes of vectors that are read from memory once they were read from disk
+_COST = 2.0  # of a dense search: every query has some twenty vectors, and candidates are read from disk
+
+
+class PageKB(KnowledgeBase):
+    """Pages by MaxSim; `Passage.image` is the path of the page's picture.
+
+    Args:
+      store: an opened store of kind "pages".
+      encoder: gives queries their vectors.
+      index: over the pages' vectors.
+      cache_size: number of queries whose vectors are remembered (10 KB each at 20 vectors).
+    """
+
+    cost = _COST
+
+    def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex, *, cache_size: int = 4096) -> None:
+        self.name = store.manifest.name
+        self.store, self.encoder, self.index = store, encoder, index
+        self.cache = QueryCache(cache_size)
+        self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
+        assert store.manifest.embedding is not None
+        self._prefix = store.manifest.embedding.query_prefix
+        self._rounded = store.manifest.settings["precision"] == "bfloat16"
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> PageKB:
+        """Opens a built store; `index` is the backend of the first stage, "maxsim" for none: all pages are compared."""
+        embedding = store.manifest.embedding
+        if embedding is None:
+            raise ValueError(f"{store.directory} (pages) names no encoder in its kb.json. {store.hint}")
+        chosen = encoder or embedding.encoder
+        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        if not isinstance(model, LateInteraction):
+            raise ValueError(
+                f"{chosen!r} is not a late-interaction model (ColQwen2, ColQwen2.5), which {store.directory} is searched with"
+            )
+        found = encoder_digest(model)
+        if found and embedding.digest and found != embedding.digest:
+            raise ValueError(
+                f"the encoder {chosen!r} is not what {store.directory} was built with: its weights or tokenizer have another "
+                f"digest than kb.json says. {store.hint}"
+            )
+        return cls(store, model, open_index(store, index, mesh))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def embed_queries(self, queries: Sequence[str]) -> list[np.ndarray]:
+        """A matrix [n, D] for every query, rounded as the pages' vectors are stored (bfloat16, as VRAG-RL's engine has it)."""
+        distinct = list(dict.fromkeys(queries))
+        vectors = self.cache.known(distinct)
+        missing = [query for query in distinct if query not in vectors]
+        if missing:
+            embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
+            if self._rounded:
+                embedded = [one.astype(ml_dtypes.bfloat16).astype(np.float32) for one in embedded]
+            fresh = dict(zip(missing, embedded))
+            self.cache.add(fresh)
+            vectors |= fresh
+        return [vectors[query] for query in queries]
+
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        found = self.index.search(self.embed_queries(queries), k)
+        rows = np.unique(np.concatenate([rows for rows, _ in found]))
+        passages = {
+            row: dataclasses.replace(passage, image=str(self._files.path(row)))
+            for row, passage in zip(rows.tolist(), self.store.passages.take(rows))
+        }
+        return [
+            [dataclasses.replace(passages[row], score=score) for row, score in zip(best.tolist(), scores.tolist())]
+            for best, scores in found
+        ]
+
+
+class OcrKB(KnowledgeBase):
+    """Pages by their text: a text knowledge base over it, whose passages get the pages' pictures.
+
+    Args:
+      store: an opened store of kind "ocr": the pages.
+      texts: the knowledge base of their texts, with the same ids.
+    """
+
+    def __init__(self, store: Store, texts: KnowledgeBase) -> None:
+        self.name = store.manifest.name
+        self.store, self.texts = store, texts
+        self.cost = texts.cost
+        self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
+        passages = store.passages.read(0, len(store))
+        self._rows = {passage.id: row for row, passage in enumerate(passages)}
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> OcrKB:
+        """Opens a built store, and the knowledge base of texts inside it with `index` and `encoder`."""
+        inner = Store(store.directory / TEXTS)
+        return cls(store, KB_KINDS.get(inner.manifest.kind)(inner, mesh=mesh, index=index, encoder=encoder))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        return [
+            [dataclasses.replace(one, image=str(self._files.path(self._rows[one.id]))) for one in found]
+            for found in self.texts.search(queries, k)
+        ]
+
+
+def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = None) -> PageIndex:
+    """The index of a built store of pages."""
+    settings, built = store.manifest.settings, dict(store.manifest.index)
+    vectors = Ragged(store.directory / VECTORS, settings["precision"], memory_limit=_MEMORY, hint=store.hint)
+    if len(vectors) != len(store):
+        raise ValueError(
+            f"{store.directory / VECTORS} holds {len(vectors)} pages, but kb.json speaks of {len(store)}: they are of "
+            f"different builds. {store.hint}"
+        )
+    name = built.pop("backend")
+    chosen = backend or name
+    if chosen == "maxsim":
+        return PageIndex(vectors, mesh=mesh)
+    if name == "maxsim":
+        raise ValueError(
+            f"{store.directory} was built without pooled vectors (index='maxsim'), which index={chosen!r} searches. "
+            f"Leave out the index, or rebuild with index={chosen!r}. {store.hint}"
+        )
+    pooled = Ragged(store.directory / POOLED, "float32", memory_limit=_MEMORY, hint=store.hint)
+    index = INDEXES.get(chosen)
+    try:
+        loaded = (
+            index.load(store.index_directory, pooled.values, built, mesh=mesh)
+            if chosen == name
+            else index.build(pooled.values, {}, mesh=mesh)
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}. {store.hint}") from error
+    first = FirstStage(loaded, pooled.owner(), settings["depth"], settings["candidates"])
+    return PageIndex(vectors, first, mesh=mesh)
+
+
+KB_KINDS.register("pages")(PageKB.open)
+KB_KINDS.register("ocr")(OcrKB.open)

@@ -1,0 +1,101 @@
+"""Text of page images through PP-OCR (rapidocr-onnxruntime), the text baseline of VRAG-RL; each page is read once, ever.
+
+What was read is kept under $ROUTERL_CACHE/ocr in a file per picture, named by the digest of its bytes and the engine's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from routerl_jax.models.images import decode_image
+from routerl_jax.models.pretrained import cache_directory
+
+_ENGINE = "rapidocr-onnxruntime"
+
+
+class Line(NamedTuple):
+    """A line of text, where it stands (left, top, right, bottom; pixels), and how sure the engine is, 0 to 1."""
+
+    text: str
+    box: tuple[float, float, float, float]
+    confidence: float
+
+
+class Ocr:
+    """Reads text off pictures. Safe to use from several threads, each of which computes on one core.
+
+    Args:
+      cache: directory of what was read; default: $ROUTERL_CACHE/ocr.
+
+    Raises:
+      ValueError: the package is not installed.
+    """
+
+    def __init__(self, cache: pathlib.Path | None = None) -> None:
+        try:
+            self._version = importlib.metadata.version(_ENGINE)
+            import rapidocr_onnxruntime
+        except ImportError as error:
+            raise ValueError(
+                f"OCR needs {_ENGINE}, which can't be imported ({error}). Run `pip install routerl_jax[pages]`"
+            ) from error
+        self._package = rapidocr_onnxruntime
+        self._cache = cache or cache_directory() / "ocr"
+        self._engines = threading.local()
+
+    def lines(self, picture: bytes, *, name: str = "picture") -> list[Line]:
+        """The lines on an encoded picture from top to bottom; [] where it holds none.
+
+        Raises:
+          ValueError: no picture that can be read; names it.
+        """
+        kept = self._kept(picture)
+        if (found := _read(kept)) is not None:
+            return found
+        pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
+        result, _ = self._engine()(np.ascontiguousarray(pixels))
+        lines = [_line(box, text, confidence) for box, text, confidence in result or []]
+        _keep(kept, lines)
+        return lines
+
+    def text(self, picture: bytes, *, name: str = "picture") -> str:
+        """The lines on an encoded picture, one below the other."""
+        return "\n".join(line.text for line in self.lines(picture, name=name))
+
+    def _kept(self, content: bytes) -> pathlib.Path:
+        name = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + content).hexdigest()
+        return self._cache / name[:2] / f"{name}.json"
+
+    def _engine(self) -> Any:
+        if not hasattr(self._engines, "engine"):
+            # More threads than cores make its runtime spin: measured here, 52 s a page in place of 2.
+            self._engines.engine = self._package.RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1)
+        return self._engines.engine
+
+
+def _line(box: Any, text: str, confidence: Any) -> Line:
+    left, top = (float(min(corner[axis] for corner in box)) for axis in (0, 1))
+    right, bottom = (float(max(corner[axis] for corner in box)) for axis in (0, 1))
+    return Line(str(text), (left, top, right, bottom), float(confidence))
+
+
+def _read(path: pathlib.Path) -> list[Line] | None:
+    """What is kept there; None if nothing is, or if it is damaged."""
+    try:
+        return [Line(text, tuple(box), confidence) for text, box, confidence in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _keep(path: pathlib.Path, lines: list[Line]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".part-{threading.get_ident()}")
+    unfinished.write_text(json.dumps(lines, ensure_ascii=False), "utf-8")
+    unfinished.rename(path)

@@ -1,0 +1,122 @@
+"""Pages of documents into a knowledge base that is being built: a picture file and a passage for each; resumes page by page."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
+from routerl_jax.knowledge.pages.ocr import Ocr
+from routerl_jax.knowledge.picture_files import Journal, PictureFiles, PictureFormat
+from routerl_jax.knowledge.writer import StoreWriter
+
+Text = Literal["none", "layer", "ocr", "either"]
+SKIPPED = "skipped.json"  # in the knowledge base: what was left out, and why
+_JOURNAL = "rendered.jsonl"
+_AHEAD = 4  # pages per core that are under way at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageConfig:
+    """How documents become pages."""
+
+    dpi: int = 144  # of PDF pages
+    picture_format: PictureFormat = "jpeg"  # of the pages that are kept: jpeg or png
+    on_error: OnError = "raise"  # what to do with a damaged document: raise, or skip it and report
+    # a page's text: "none", "layer" (what the PDF carries), "ocr", "either" (OCR where the file carries none)
+    text: Text = "layer"
+
+    def __post_init__(self) -> None:
+        if not 18 <= self.dpi <= 1200:
+            raise ValueError(f"dpi={self.dpi} must lie between 18 and 1200")
+
+
+class PageWriter:
+    """Gives the passages of a corpus of documents, and writes their pictures on the way.
+
+    Args:
+      keep_blank: pages without text become passages too.
+    """
+
+    def __init__(
+        self, corpus: str, config: PageConfig, writer: StoreWriter, *, keep_blank: bool = True, progress: bool = True
+    ) -> None:
+        self._corpus, self._config, self._keep_blank, self._progress = corpus, config, keep_blank, progress
+        self._scratch, self._journal = writer.scratch, writer.progress / _JOURNAL
+        self._files = PictureFiles(writer.scratch, config.picture_format)
+        self._reader = Reader(config.dpi)
+        self._ocr = Ocr() if config.text in ("ocr", "either") else None
+        self._problems = Problems(config.on_error)
+        self._blank: list[str] = []
+
+    def passages(self) -> Iterator[Passage]:
+        """A passage for every page, in order; after a kill, no page is drawn again that was kept.
+
+        Raises:
+          ValueError: as `documents.read_pages`; no page can be used.
+        """
+        row = 0
+        bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
+        with bar, Journal(self._journal, self._files) as journal:
+            for page, made in self._in_order(journal):
+                bar.update()
+                try:
+                    encoded, text = made.result()
+                except ValueError as error:
+                    self._problems.handle(error)
+                    continue
+                text = (
+                    text.replace("\0", " ").encode("utf-8", "replace").decode()
+                )  # PDFs hold halves of surrogate pairs
+                if not text.strip() and not self._keep_blank:
+                    self._blank.append(page.id)
+                    continue
+                if journal.row(page.id) != row:
+                    journal.write(page.id, row, encoded)
+                yield Passage(id=page.id, title=page.title, text=text)
+                row += 1
+        if not row:
+            raise ValueError(
+                f"{self._corpus}: none of its pages can be used ({len(self._problems.skipped)} damaged, "
+                f"{len(self._blank)} without text)"
+            )
+        skipped = {"damaged": self._problems.skipped, "blank": self._blank}
+        (self._scratch / SKIPPED).write_text(json.dumps(skipped, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+    def _in_order(self, journal: Journal) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
+        """Pages with what becomes of them, a few of which are under way at a time."""
+        workers = os.cpu_count() or 1
+        waiting: collections.deque[tuple[Page, Future[tuple[bytes, str]]]] = collections.deque()
+        with ThreadPoolExecutor(workers) as pool:
+            for page in read_pages(self._corpus, self._reader, self._problems):
+                waiting.append((page, pool.submit(self._make, page, journal.row(page.id))))
+                if len(waiting) == _AHEAD * workers:
+                    yield waiting.popleft()
+            yield from waiting
+
+    def _make(self, page: Page, kept: int | None) -> tuple[bytes, str]:
+        """The page's picture, encoded, and its text."""
+        if kept is not None:
+            encoded = self._files.path(kept).read_bytes()
+        else:
+            source = page.path if page.path.suffix.lower() != ".pdf" else None
+            encoded = self._files.encode(self._reader.picture(page), source)
+        text = self._reader.text(page) if self._config.text in ("layer", "either") else ""
+        if self._ocr is not None and not text.strip():
+            text = self._ocr.text(encoded, name=page.id)
+        return encoded, text
+
+
+def skipped_pages(directory: pathlib.Path) -> dict[str, list[str]]:
+    """What a finished build left out: under "damaged" the errors, under "blank" the pages without text."""
+    path = directory / SKIPPED
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {"damaged": [], "blank": []}

@@ -1,0 +1,113 @@
+"""The pictures of a knowledge base: one JPEG or PNG per row in its directory, whole or not there at all.
+
+DIR/pictures/0012/00012345.jpg
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+from typing import Literal
+
+from PIL import Image
+
+from routerl_jax.models.images import ImageSource, decode_image
+
+PICTURES = "pictures"
+PictureFormat = Literal["jpeg", "png"]
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
+_PER_DIRECTORY = 1000
+_QUALITY = 90
+
+
+class PictureFiles:
+    """Pictures by row number.
+
+    Args:
+      directory: of the knowledge base.
+      format: of all its pictures.
+    """
+
+    def __init__(self, directory: pathlib.Path, format: PictureFormat = "jpeg") -> None:
+        self._directory = directory.resolve() / PICTURES
+        self.format: PictureFormat = format
+
+    def path(self, row: int) -> pathlib.Path:
+        """Where the picture of a row is."""
+        return self._directory / f"{row // _PER_DIRECTORY:04d}" / f"{row:08d}{_SUFFIXES[self.format]}"
+
+    def write(self, row: int, encoded: bytes) -> pathlib.Path:
+        """Keeps a picture that `encode` has made."""
+        path = self.path(row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(encoded)
+        unfinished.rename(path)
+        return path
+
+    def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:
+        """A picture as it is kept; the file that it was read from unchanged (`source`) is taken as it is, where it can be."""
+        if source is not None and (found := source.read_bytes()) and self._plain(found, picture):
+            return found
+        buffer = io.BytesIO()
+        if self.format == "png":
+            picture.save(buffer, "PNG")
+        else:
+            picture.save(buffer, "JPEG", quality=_QUALITY, subsampling=0)  # coloured letters stay sharp
+        return buffer.getvalue()
+
+    def _plain(self, encoded: bytes, picture: Image.Image) -> bool:
+        """Whether the file shows this very picture to any reader: the same format and size, RGB, upright."""
+        with Image.open(io.BytesIO(encoded)) as found:
+            upright = found.getexif().get(0x0112, 1) == 1
+            return (
+                (found.format or "").lower() == self.format
+                and found.mode == "RGB"
+                and upright
+                and (found.size == picture.size)
+            )
+
+
+class Journal:
+    """Which pictures of a build are written: kept through a kill, so that none is made twice. Use as a context manager."""
+
+    def __init__(self, path: pathlib.Path, files: PictureFiles) -> None:
+        self._path, self._files = path, files
+        self._rows: dict[str, int] = {}
+
+    def __enter__(self) -> Journal:
+        lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
+        whole = [line for line in lines if line.endswith("\n")]  # the last one may have been cut by the kill
+        rows = dict(json.loads(line) for line in whole)
+        self._rows = {name: row for name, row in rows.items() if self._files.path(row).is_file()}
+        self._path.write_text("".join(whole), "utf-8")
+        self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def row(self, name: str) -> int | None:
+        """The row that a picture was written for, by the name of what it shows; None if it was not."""
+        return self._rows.get(name)
+
+    def write(self, name: str, row: int, encoded: bytes) -> None:
+        """Writes a picture and takes note of it."""
+        self._files.write(row, encoded)
+        self._file.write(json.dumps([name, row]) + "\n")
+        self._file.flush()
+
+
+def smaller(source: ImageSource, side: int, *, name: str | None = None) -> Image.Image:
+    """The picture in RGB, its shorter side at most `side` pixels and its longer one at most eight times that.
+
+    Raises:
+      ValueError: see `models.images.decode_image`.
+    """
+    picture = decode_image(source, name=name)
+    factor = max(1.0, min(picture.size) / side, max(picture.size) / (8 * side))
+    if factor == 1:
+        return picture
+    width, height = (max(1, round(length / factor)) for length in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)

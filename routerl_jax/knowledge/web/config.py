@@ -1,0 +1,136 @@
+"""What a web knowledge base is made of: every stage's service, its limits, and where results are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from routerl_jax.llms.load import ChatModelConfig
+
+DAY = 86_400.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The search engine."""
+
+    engine: str = "serpapi"  # or "serper", or package.module:Class
+    url: str = ""  # of the service; empty: the engine's own
+    api_key_env: str = "SEARCH_API_KEY"  # environment variable with the key; empty: none is sent
+    candidates: int = 10  # results asked for: the pages wanted, and some to move on to
+    country: str = ""  # Google's gl, such as "us"
+    language: str = ""  # Google's hl, such as "en"
+    timeout: float = 20.0  # seconds for one attempt
+    retries: int = 3
+    concurrency: int = 16
+    rate: float = 0.0  # requests per second; 0: no limit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReaderConfig:
+    """What reads pages."""
+
+    kind: Literal["local", "jina"] = "local"
+    url: str = ""  # jina: of the service; empty: https://r.jina.ai
+    api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
+    timeout: float = 20.0  # seconds for one page (jina: one attempt)
+    retries: int = 1  # jina
+    concurrency: int = 64
+    rate: float = 0.0  # jina: requests per second; 0: no limit
+    max_bytes: int = 3 << 20  # local: of a page or picture, after decompression
+    max_chars: int = 30_000  # of a page's text
+    redirects: int = 5  # local
+    allow_networks: tuple[str, ...] = ()  # local: networks to be read although they are not public
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SummaryConfig:
+    """What condenses pages."""
+
+    kind: Literal["model", "extract"] = "model"  # extract: the page's first sentences, no model
+    model: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
+    sentences: int = 5
+    max_chars: int = 30_000  # of the page that the model reads
+    max_tokens: int = 512
+    extract_chars: int = 1_200  # of a summary, and of the page's beginning where there is none
+    timeout: float = 60.0  # seconds for one page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Where the results of all stages are kept between queries and runs."""
+
+    disk: bool = True  # in SQLite
+    path: str = ""  # of the SQLite file; empty: cache.sqlite in $ROUTERL_CACHE
+    redis_env: str = ""  # environment variable with the URL of a Redis, for caches and rate limits; empty: none
+    search_seconds: float = 30 * DAY  # how long a query's URLs are kept
+    page_seconds: float = 30 * DAY
+    summary_seconds: float = 365 * DAY
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotConfig:
+    """A frozen copy of what was seen of the web."""
+
+    directory: str = ""  # empty: none
+    mode: Literal["record", "replay", "auto"] = "auto"  # as knowledge.cassette.Cassette
+    missing: Literal["error", "empty"] = "error"  # replay: what a query finds that was not recorded
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UploadConfig:
+    """Where pictures that are no URL are put (HTTP PUT), so that the search engine can see them."""
+
+    url: str = ""  # pictures go to {url}/{digest}.jpg; empty: only pictures given by their URL can be searched for
+    public_url: str = ""  # and are seen at {public_url}/{digest}.jpg; empty: the same
+    authorization_env: str = ""  # environment variable with the value of the Authorization header
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WebConfig:
+    """A web knowledge base: MMSearch-R1's text search by default, its image search with mode="image"."""
+
+    kind: str = "web"
+    name: str = "web"
+    mode: Literal["text", "image"] = "text"  # image: reverse image search, thumbnails with titles
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    reader: ReaderConfig = dataclasses.field(default_factory=ReaderConfig)
+    summary: SummaryConfig = dataclasses.field(default_factory=SummaryConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
+    upload: UploadConfig = dataclasses.field(default_factory=UploadConfig)
+    pages: int = 5  # passages of a query at most; further URLs are tried until so many succeed
+    snippets: Literal["never", "fallback", "only"] = "never"  # search snippets: in place of pages that fail, or of all
+    deadline: float = 45.0  # seconds for one query; what is there by then is its result. Keep it below the driver's
+    failures: Literal["raise", "empty"] = "raise"  # a query of which nothing could be found for an error
+    cost: float = 1.0  # of a query, in units of one dense search
+
+    def __post_init__(self) -> None:
+        for key in ("pages", "search.candidates", "summary.sentences", "reader.max_chars"):
+            if _at(self, key) < 1:
+                raise ValueError(f"{key}={_at(self, key)} must be at least 1")
+        for key in ("deadline", "search.timeout", "reader.timeout", "summary.timeout"):
+            if _at(self, key) <= 0:
+                raise ValueError(f"{key}={_at(self, key)} must be above 0")
+        if self.search.candidates < self.pages:
+            raise ValueError(f"search.candidates={self.search.candidates} must be at least pages={self.pages}")
+
+
+def mmsearch_r1(**changes: Any) -> WebConfig:
+    """MMSearch-R1, appendix C: SerpApi, Jina Reader, summaries of five sentences of a page's first 30,000 characters."""
+    jina = ReaderConfig(kind="jina", api_key_env="JINA_API_KEY", timeout=30.0)
+    return dataclasses.replace(WebConfig(reader=jina), **changes)
+
+
+def r1_searcher(**changes: Any) -> WebConfig:
+    """R1-Searcher, section 4.4: Google search, whole pages read, summaries by GPT-4o-mini before the policy sees them."""
+    writer = ChatModelConfig(
+        model="gpt-4o-mini", base_url="https://api.openai.com/v1", api_key_env="OPENAI_API_KEY", concurrency=32
+    )
+    return dataclasses.replace(WebConfig(summary=SummaryConfig(model=writer)), **changes)
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config

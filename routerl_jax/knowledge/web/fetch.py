@@ -1,0 +1,183 @@
+"""Fetching pages that strangers name: public addresses only, and so much time, size and redirection and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from routerl_jax.core.http import import_aiohttp, open_session
+from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_host, networks
+from routerl_jax.knowledge.web.charset import decode
+from routerl_jax.knowledge.web.search import WebError
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_READABLE = ("text/html", "application/xhtml+xml", "text/plain", "application/xml", "text/xml", "text/markdown")
+_PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """What was fetched, as text.
+
+    Attributes:
+      url: where it was in the end, after redirects.
+      type: media type, such as "text/html".
+      cut: True if it was longer than the fetcher takes.
+    """
+
+    url: str
+    type: str
+    text: str
+    cut: bool = False
+
+
+class _Found(NamedTuple):
+    url: str
+    type: str
+    charset: str | None
+    content: bytes
+    cut: bool
+
+
+class Fetcher:
+    """Fetches documents for coroutines of one event loop.
+
+    Only http and https; addresses are checked after resolution, at every redirect, and are those that the connection is made
+    to. Names and passwords in URLs, cookies and proxies are not used.
+
+    Args:
+      timeout: seconds for all of it, redirects included.
+      max_bytes: after decompression; a longer document is cut there.
+      redirects: how many are followed.
+      concurrency: documents under way at once; others wait.
+      allow_networks: networks that may be fetched from although they are not public, such as "10.1.0.0/16".
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = 20.0,
+        max_bytes: int = 3 << 20,
+        redirects: int = 5,
+        concurrency: int = 64,
+        allow_networks: Sequence[str] = (),
+        user_agent: str = "Mozilla/5.0 (compatible; routerl_jax)",
+    ) -> None:
+        self._timeout, self._max_bytes, self._redirects = timeout, max_bytes, redirects
+        self._concurrency = concurrency
+        self._allowed = networks(allow_networks)
+        self._headers = {
+            "User-Agent": user_agent,
+            "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.1",
+            "Accept-Language": "en,*;q=0.5",
+        }
+        self._session: Any = None
+        self._slots: asyncio.Semaphore | None = None
+
+    async def fetch(self, url: str) -> Document:
+        """The document at a URL. Raises WebError: refused, not there, not text, too slow."""
+        found = await self._fetch(url, _READABLE)
+        try:
+            text = decode(found.content, found.charset)
+        except ValueError as error:
+            raise WebError(f"{url}: {error}") from error
+        return Document(url=found.url, type=found.type or "text/html", text=text, cut=found.cut)
+
+    async def picture(self, url: str) -> tuple[str, bytes]:
+        """Media type and bytes of the picture at a URL. Raises WebError, also where it is too large."""
+        found = await self._fetch(url, _PICTURES)
+        if found.cut:
+            raise WebError(f"{url}: a picture of more than {self._max_bytes} bytes")
+        return found.type or "image/jpeg", found.content
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _fetch(self, url: str, kinds: Sequence[str]) -> _Found:
+        aiohttp = import_aiohttp()
+        if self._session is None or self._session.closed:
+            self._open(aiohttp)
+        assert self._slots is not None
+        try:
+            async with self._slots, asyncio.timeout(self._timeout):
+                return await self._follow(url, kinds)
+        except TimeoutError:
+            raise WebError(f"{url}: not read within {self._timeout:g} s") from None
+        except Refused as error:
+            raise WebError(f"{url}: refused, {error}") from error
+        except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
+            refused = _refusal(error)
+            if refused is not None:
+                raise WebError(f"{url}: refused, {refused}") from error
+            raise WebError(f"{url}: {type(error).__name__}: {error}") from error
+
+    def _open(self, aiohttp: Any) -> None:
+        connector = aiohttp.TCPConnector(
+            resolver=CheckedResolver(self._allowed), use_dns_cache=False, limit=self._concurrency, limit_per_host=8
+        )
+        self._session = open_session(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._timeout)),
+            trust_env=False,
+            headers=self._headers,
+        )
+        self._slots = asyncio.Semaphore(self._concurrency)
+
+    async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
+        for _ in range(self._redirects + 1):
+            target = _checked_url(url)
+            check_host(urllib.parse.urlsplit(target).hostname or "", self._allowed)
+            async with self._session.get(target, allow_redirects=False) as reply:
+                where = reply.headers.get("Location")
+                if reply.status not in _REDIRECTS or not where:
+                    return await self._take(str(reply.url), reply, kinds)
+                url = urllib.parse.urljoin(target, where)
+        raise WebError(f"{url}: more than {self._redirects} redirects")
+
+    async def _take(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
+        if reply.status != 200:
+            raise WebError(f"{url}: HTTP {reply.status} {reply.reason}")
+        kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind and kind not in kinds:
+            raise WebError(f"{url}: content of type {kind}, which is not read here")
+        content, cut = await self._read(reply)
+        return _Found(url, kind, reply.charset, content, cut)
+
+    async def _read(self, reply: Any) -> tuple[bytes, bool]:
+        content = bytearray()
+        async for chunk in reply.content.iter_chunked(1 << 16):
+            content += chunk
+            if len(content) > self._max_bytes:
+                reply.close()
+                return bytes(content[: self._max_bytes]), True
+        return bytes(content), False
+
+
+def _checked_url(url: str) -> str:
+    """The URL without name, password and fragment. Raises Refused if it is not of the web."""
+    try:
+        parts = urllib.parse.urlsplit(url.strip())
+        port = f":{parts.port}" if parts.port else ""
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise Refused(f"not a URL ({error})") from error
+    if parts.scheme not in ("http", "https"):
+        raise Refused(f"only http and https are fetched, not {parts.scheme or 'a relative URL'!r}")
+    netloc = f"[{host}]{port}" if ":" in host else f"{host}{port}"
+    return urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, ""))
+
+
+def _refusal(error: BaseException | None) -> Refused | None:
+    """The resolver's refusal, which aiohttp may have wrapped."""
+    while error is not None:
+        if isinstance(error, Refused):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

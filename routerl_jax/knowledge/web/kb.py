@@ -1,0 +1,266 @@
+"""The web as a knowledge base: all queries, pages and summaries of a call are under way at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.core.background import shared_loop
+from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.cache import MemoryCache, cache_key
+from routerl_jax.knowledge.web.config import WebConfig
+from routerl_jax.knowledge.web.search import Hit, WebError
+from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
+from routerl_jax.knowledge.web.stages import Stages
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.models.images import decode_image, image_digest
+
+_REMEMBERED = 60.0  # seconds that an answer or a failure stands: a batch that raised is asked again one by one
+
+
+@dataclasses.dataclass
+class _Found:
+    """What a query has found so far: passages by rank of their URL, and what went wrong on the way."""
+
+    passages: dict[int, Passage] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class WebKB(KnowledgeBase):
+    """Text search: search engine -> pages -> summaries. A passage is a page: its URL as id, its title, its summary.
+
+    Every query goes its own way: as soon as its URLs are known, as many pages as wanted are read at once, each is
+    summarised as soon as it is read, and for each that fails the next URL is tried. After `deadline` seconds what is there
+    is the result. Its score is 1 / rank of the URL.
+
+    A query that finds nothing because of errors raises a WebError, unless `failures="empty"`. Where others of the call
+    succeeded, they are remembered: asked again, alone, each gives its result or its error at once.
+
+    Args:
+      config: what it is made of.
+      model: summarises, in place of the one that the configuration names.
+
+    Raises:
+      ValueError: an environment variable with a key is not set, or the snapshot does not fit.
+    """
+
+    reads: frozenset[str] = frozenset({"text"})
+
+    def __init__(self, config: WebConfig, model: ChatModel | None = None) -> None:
+        self.name, self.cost, self.config = config.name, config.cost, config
+        self._stages = Stages(config, model)
+        self._recent = MemoryCache(4096)
+        self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
+
+    def __len__(self) -> int:
+        """Recorded answers of a snapshot; the web's pages have not been counted."""
+        return len(self._stages.snapshot) if self._stages.snapshot is not None else 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def drop_failures(self) -> int:
+        """Forgets failures that the snapshot holds, and returns their number: asked again, they are tried again."""
+        if self._stages.snapshot is None:
+            raise ValueError("there is no snapshot: set snapshot.directory")
+        self._recent = MemoryCache(4096)
+        return self._stages.snapshot.drop_failures()
+
+    def close(self) -> None:
+        """Ends what is under way and closes connections and files."""
+        shared_loop().run(self._stages.close())
+
+    def _search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
+        return shared_loop().run(self._search_all(queries, k))
+
+    async def _search_all(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
+        outcomes = await asyncio.gather(*(self._answer(query, k) for query in queries), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in failures:
+            if not isinstance(error, WebError):
+                raise error
+            if not self._empty_instead(error):
+                if len(queries) == 1:
+                    raise error
+                raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
+        return [[] if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+
+    def _empty_instead(self, error: WebError) -> bool:
+        if isinstance(error, NotRecorded):
+            return self.config.snapshot.missing == "empty"
+        return self.config.failures == "empty"
+
+    async def _answer(self, query: Query, k: int) -> list[Passage]:
+        """The passages of one query. Raises WebError."""
+        asked = await asyncio.to_thread(self._asked, query)
+        want = min(k, self.config.pages)
+        key = cache_key("answer", self._about, want, asked)
+        known = self._recent.get(key)
+        if known is not None:
+            return _passages(Record(**json.loads(known)))
+        record = await self._stages.once(key, lambda: self._recorded(key, query, asked, want))
+        return _passages(record)
+
+    async def _recorded(self, key: str, query: Query, asked: str, want: int) -> Record:
+        snapshot = self._stages.snapshot
+        if snapshot is not None:
+            try:
+                record = snapshot.get("answers", key, asked)
+            except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
+                record = None
+            if record is not None:
+                return record
+        try:
+            found = await self._find(query, asked, want)
+            rows = [dataclasses.asdict(found.passages[rank]) for rank in sorted(found.passages)]
+            record = Record({"passages": rows, "problems": found.problems})
+        except NotRecorded:
+            raise
+        except WebError as error:
+            record = Record(error=str(error))
+        if snapshot is not None:
+            snapshot.put("answers", key, asked, record)
+        self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
+        return record
+
+    async def _find(self, query: Query, asked: str, want: int) -> _Found:
+        """Searches, and reads pages until `want` have succeeded, the results are used up, or the time is."""
+        ends = time.monotonic() + self.config.deadline
+        found = _Found()
+        try:
+            async with asyncio.timeout(self.config.deadline):
+                hits = await self._stages.hits(asked, lambda: self._target(query, asked))
+        except TimeoutError:
+            raise WebError(f"no search results for {asked[:100]!r} within {self.config.deadline:g} s") from None
+        if self.config.snippets == "only" and self.config.mode == "text":
+            found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
+            return found
+        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(asked, rank, hit))
+        if self.config.snippets == "fallback":
+            for rank, hit in enumerate(hits):
+                if len(found.passages) < want and rank not in found.passages and hit.snippet:
+                    found.passages[rank] = _snippet(rank, hit)
+        if found.problems:
+            message = "web: %d of %d results of a query failed: %s"
+            logging.log_first_n(logging.INFO, message, 20, len(found.problems), len(hits), found.problems[0])
+        if hits and not found.passages:
+            raise WebError(
+                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(found.problems[:3])}"
+            )
+        return found
+
+    async def _scatter(
+        self, hits: list[Hit], want: int, ends: float, found: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
+    ) -> None:
+        """Works on as many results at once as are still wanted; a failure makes room for the next one."""
+        waiting = collections.deque(enumerate(hits))
+        running: dict[asyncio.Future[Passage], int] = {}
+        try:
+            while len(found.passages) < want and (waiting or running):
+                while waiting and len(running) + len(found.passages) < want:
+                    rank, hit = waiting.popleft()
+                    task = asyncio.ensure_future(work(rank, hit))
+                    task.add_done_callback(_seen)
+                    running[task] = rank
+                done, _ = await asyncio.wait(
+                    running, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    found.problems.append(f"{len(running)} pages were not done after {self.config.deadline:g} s")
+                    return
+                for task in sorted(done, key=running.__getitem__):
+                    rank = running.pop(task)
+                    try:
+                        found.passages[rank] = task.result()
+                    except NotRecorded:
+                        raise
+                    except WebError as error:
+                        found.problems.append(str(error))
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+        page = await self._stages.page(hit.url)
+        summary = await self._stages.summary(query, page)
+        return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
+
+    def _asked(self, query: Query) -> str:
+        """What the query is, as one string."""
+        return str(query)
+
+    async def _target(self, query: Query, asked: str) -> str:
+        """What the search engine is asked for."""
+        return asked
+
+
+class WebImageKB(WebKB):
+    """Reverse image search: pages that show the picture, as (thumbnail, title) pairs. Queries are pictures.
+
+    A picture given by its URL is searched for under it; any other is put where `config.upload` says first.
+    """
+
+    reads: frozenset[str] = frozenset({"image"})
+
+    def _asked(self, query: Query) -> str:
+        picture = query.image if isinstance(query, TextAndImage) else None
+        if isinstance(picture, str) and picture.startswith(("http://", "https://")):
+            return picture
+        try:
+            return f"sha256:{image_digest(picture)}"  # type: ignore[arg-type]
+        except ValueError as error:
+            name = f"{picture!r}: " if isinstance(picture, str) else ""
+            raise WebError(f"{name[:200]}{error}") from error
+
+    async def _target(self, query: Query, asked: str) -> str:
+        if not asked.startswith("sha256:"):
+            return asked
+        assert isinstance(query, TextAndImage)
+        content = await asyncio.to_thread(_jpeg, query.image)
+        return await self._stages.upload(content, f"{asked.removeprefix('sha256:')}.jpg")
+
+    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+        if not hit.thumbnail or not hit.title:
+            raise WebError(f"{hit.url}: a result without thumbnail or title")
+        picture = await self._stages.picture(hit.thumbnail)
+        return Passage(id=hit.url, title=hit.title, text=hit.snippet, score=1 / (rank + 1), image=picture)
+
+
+def web_kb(config: WebConfig, model: ChatModel | None = None) -> WebKB:
+    """The web knowledge base that a configuration describes."""
+    return (WebImageKB if config.mode == "image" else WebKB)(config, model)
+
+
+def _passages(record: Record) -> list[Passage]:
+    if record.error is not None:
+        raise WebError(record.error)
+    return [Passage(**row) for row in record.value["passages"]]
+
+
+def _seen(task: asyncio.Future[Passage]) -> None:
+    """Takes note of an exception, which nobody may wait for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _snippet(rank: int, hit: Hit) -> Passage:
+    return Passage(id=hit.url, title=hit.title, text=hit.snippet, score=1 / (rank + 1))
+
+
+def _jpeg(picture: Any) -> bytes:
+    try:
+        image = decode_image(picture)
+    except ValueError as error:
+        raise WebError(str(error)) from error
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=92)
+    return out.getvalue()

@@ -1,0 +1,157 @@
+"""Search engines behind an API: SerpApi and Serper, for words and (Google Lens) for pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from routerl_jax.core.http import HttpClient, HttpError
+from routerl_jax.core.registry import Registry
+
+
+class WebError(Exception):
+    """A stage that failed: the message says which, where and why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hit:
+    """One result of a search engine.
+
+    Attributes:
+      thumbnail: URL of a small picture, "" if there is none.
+    """
+
+    url: str
+    title: str = ""
+    snippet: str = ""
+    thumbnail: str = ""
+
+
+Kind = Literal["text", "image"]
+
+
+class SearchEngine(Protocol):
+    """Finds pages for words, or for the URL of a picture; for coroutines of one event loop."""
+
+    name: str
+
+    async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
+        """Up to `count` results, best first; none is an empty list. Raises WebError."""
+        ...
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        ...
+
+
+class SerpApi:
+    """https://serpapi.com: `engine=google` (`organic_results`) and `engine=google_lens` (`visual_matches`).
+
+    Args:
+      http: its `secret` should be the key, as SerpApi takes it in the URL.
+      country, language: Google's `gl` and `hl`; "" leaves them out.
+    """
+
+    name = "serpapi"
+    default_url = "https://serpapi.com"
+
+    def __init__(self, http: HttpClient, key: str, url: str = "", *, country: str = "", language: str = "") -> None:
+        self._http, self._key = http, key
+        self._url = f"{(url or self.default_url).rstrip('/')}/search.json"
+        self._where = {name: value for name, value in (("gl", country), ("hl", language)) if value}
+
+    async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
+        """Up to `count` results; the query of kind "image" is the URL of a picture."""
+        if kind == "image":
+            params = {"engine": "google_lens", "url": query}
+            if "hl" in self._where:
+                params["hl"] = self._where["hl"]
+        else:
+            params = {"engine": "google", "q": query, "num": str(count), **self._where}
+        try:
+            reply = await self._http.request("GET", self._url, params={**params, "api_key": self._key})
+        except HttpError as error:
+            if error.status == 400 and "hasn't returned any results" in str(error):
+                return []
+            raise WebError(f"search failed: {error}") from error
+        found = _object(reply, self._url)
+        rows = found.get("visual_matches" if kind == "image" else "organic_results")
+        if rows is None:
+            said = str(found.get("error", ""))
+            if not said or "any results" in said:  # how SerpApi says that there are none
+                return []
+            raise WebError(self._http.redact(f"search failed: {self._url}: {said}"))
+        return _hits(rows, self._url, link="link", thumbnail="thumbnail")[:count]
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.close()
+
+
+class Serper:
+    """https://serper.dev: `POST /search` and `POST /lens`, both with `organic` results."""
+
+    name = "serper"
+    default_url = "https://google.serper.dev"
+
+    def __init__(self, http: HttpClient, key: str, url: str = "", *, country: str = "", language: str = "") -> None:
+        self._http = http
+        self._url = (url or self.default_url).rstrip("/")
+        self._headers = {"X-API-KEY": key} if key else {}
+        self._where = {name: value for name, value in (("gl", country), ("hl", language)) if value}
+
+    async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
+        """Up to `count` results; the query of kind "image" is the URL of a picture."""
+        asked = {"url": query} if kind == "image" else {"q": query, "num": count}
+        url = f"{self._url}/{'lens' if kind == 'image' else 'search'}"
+        try:
+            reply = await self._http.request("POST", url, headers=self._headers, body={**asked, **self._where})
+        except HttpError as error:
+            raise WebError(f"search failed: {error}") from error
+        return _hits(_object(reply, url).get("organic") or [], url, link="link", thumbnail="thumbnailUrl")[:count]
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.close()
+
+
+SEARCH_ENGINES: Registry[Any] = Registry("search engine")
+SEARCH_ENGINES.register("serpapi")(SerpApi)
+SEARCH_ENGINES.register("serper")(Serper)
+
+
+def _object(reply: Any, url: str) -> Mapping[str, Any]:
+    try:
+        found = reply.json()
+    except ValueError as error:
+        raise WebError(f"search failed: {url}: {error}") from error
+    if not isinstance(found, dict):
+        raise WebError(f"search failed: {url}: the reply is a JSON {type(found).__name__}, expected an object")
+    return found
+
+
+def _hits(rows: Any, url: str, *, link: str, thumbnail: str) -> list[Hit]:
+    """The results that can be used, each page once; a row without a link to a web page is passed over."""
+    if not isinstance(rows, list):
+        raise WebError(f"search failed: {url}: results are a JSON {type(rows).__name__}, expected an array")
+    hits: dict[str, Hit] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            continue
+        address = _text(row.get(link))
+        if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
+            continue
+        hit = Hit(
+            url=address,
+            title=_text(row.get("title")),
+            snippet=_text(row.get("snippet")),
+            thumbnail=_text(row.get(thumbnail)),
+        )
+        hits.setdefault(address.partition("#")[0], hit)
+    return list(hits.values())
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""

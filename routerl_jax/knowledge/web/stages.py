@@ -1,0 +1,314 @@
+"""The stages of a web query, each asked once: searches, pages, thumbnails and summaries, kept in snapshot and cache."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from routerl_jax.core.http import HttpClient
+from routerl_jax.core.secrets import secret
+from routerl_jax.knowledge.cache import LayeredCache, cache_key, open_cache
+from routerl_jax.knowledge.limits import acquire_async, open_limiter
+from routerl_jax.knowledge.web.config import ReaderConfig, SearchConfig, WebConfig
+from routerl_jax.knowledge.web.fetch import Fetcher
+from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Reader
+from routerl_jax.knowledge.web.search import SEARCH_ENGINES, Hit, SearchEngine, WebError
+from routerl_jax.knowledge.web.snapshot import Record, Snapshot
+from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.load import chat_model
+
+
+class Stages:
+    """What a web knowledge base asks of others. For coroutines of the shared background loop.
+
+    A result comes from the snapshot, else from the cache, else from the service, and is then kept in both; failures are
+    kept in the snapshot alone. Equal requests at the same time are one request; it goes on if who asked gave up.
+
+    Args:
+      model: the summariser's, in place of the one that the configuration names.
+
+    Raises:
+      ValueError: an environment variable is not set, the snapshot does not fit, or an unknown engine.
+      ImportError: a package is missing (nothing is needed to replay).
+    """
+
+    def __init__(self, config: WebConfig, model: ChatModel | None = None) -> None:
+        self._config = config
+        self._made_with = made_with(config, model)
+        self._flights: dict[str, asyncio.Task[Any]] = {}
+        self.snapshot: Snapshot | None = None
+        if config.snapshot.directory:
+            self.snapshot = Snapshot(config.snapshot.directory, config.snapshot.mode, self._made_with)
+        self._cache: LayeredCache | None = None
+        self._live: _Live | None = None
+        if self.snapshot is None or self.snapshot.mode != "replay":
+            redis = secret(config.cache.redis_env)
+            self._live = _Live(config, model, redis)
+            self._cache = open_cache(config.cache.path if config.cache.disk else None, redis)
+
+    async def hits(self, query: str, target: Callable[[], Awaitable[str]]) -> list[Hit]:
+        """The search engine's results for a query; `target` gives what it is asked for. Raises WebError."""
+        kind, count = self._config.mode, self._config.search.candidates
+
+        async def ask() -> Any:
+            found = await self.live.engine.search(await target(), count, kind)
+            return [dataclasses.asdict(hit) for hit in found]
+
+        key = self._key("search", kind, count, query)
+        rows = await self._kept("searches", key, query, self._config.cache.search_seconds, ask)
+        return [Hit(**row) for row in rows]
+
+    async def page(self, url: str) -> Page:
+        """A page as the reader sees it. Raises WebError."""
+
+        async def ask() -> Any:
+            return dataclasses.asdict(await self.live.reader.read(url))
+
+        key = self._key("reader", "page", url)
+        return Page(**await self._kept("pages", key, url, self._config.cache.page_seconds, ask))
+
+    async def picture(self, url: str) -> str:
+        """A thumbnail as a data URI. Raises WebError, also for what is no picture."""
+
+        async def ask() -> Any:
+            if url.startswith("data:"):
+                return await asyncio.to_thread(_checked_picture, url)
+            kind, content = await self.live.fetcher.picture(url)
+            uri = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+            return await asyncio.to_thread(_checked_picture, uri)
+
+        key = cache_key("picture", url)
+        return await self._kept("pages", key, url[:2000], self._config.cache.page_seconds, ask)
+
+    async def summary(self, query: str, page: Page) -> Summary:
+        """A page's summary with regard to a query. Never raises for what the summariser does."""
+
+        async def ask() -> Any:
+            return dataclasses.asdict(await self.live.summariser.summarise(query, page))
+
+        key = self._key("summary", query, page.url, page.title, page.text)
+        about = f"{query} | {page.url}"
+        found = await self._kept(
+            "summaries", key, about, self._config.cache.summary_seconds, ask, keep=lambda value: not value["problem"]
+        )
+        return Summary(**found)
+
+    async def upload(self, content: bytes, name: str) -> str:
+        """Puts a picture where the search engine can see it, and returns its URL. Raises WebError."""
+        return await self.live.upload(content, name)
+
+    async def close(self) -> None:
+        """Ends what is under way and closes connections and files."""
+        for task in list(self._flights.values()):
+            task.cancel()
+        await asyncio.gather(*self._flights.values(), return_exceptions=True)
+        if self._live is not None:
+            await self._live.close()
+        if self._cache is not None:
+            self._cache.close()
+        if self.snapshot is not None:
+            self.snapshot.close()
+
+    @property
+    def live(self) -> _Live:
+        """The services. A snapshot that is replayed never gets here."""
+        assert self._live is not None
+        return self._live
+
+    def _key(self, stage: str, *parts: Any) -> str:
+        return cache_key("web", stage, self._made_with[stage], *parts)
+
+    async def _kept(
+        self,
+        table: str,
+        key: str,
+        about: str,
+        ttl: float,
+        ask: Callable[[], Awaitable[Any]],
+        keep: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        return await self.once(key, lambda: self._look_up(table, key, about, ttl, ask, keep))
+
+    async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """The result of the work under way with this key, started if there is none."""
+        task = self._flights.get(key)
+        if task is None:
+            task = asyncio.ensure_future(work())
+            self._flights[key] = task
+            task.add_done_callback(lambda done: self._land(key, done))
+        return await asyncio.shield(task)
+
+    def _land(self, key: str, task: asyncio.Task[Any]) -> None:
+        self._flights.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # somebody has it, or gave up waiting
+
+    async def _look_up(self, table: str, key: str, about: str, ttl: float, ask: Any, keep: Any) -> Any:
+        if self.snapshot is not None:
+            record = self.snapshot.get(table, key, about)
+            if record is not None:
+                return _value(record)
+        value = None
+        if self._cache is not None:
+            known = await self._apart(self._cache.get, key)
+            value = None if known is None else json.loads(known)
+        if value is None:
+            try:
+                value = await ask()
+            except WebError as error:
+                if self.snapshot is not None:
+                    self.snapshot.put(table, key, about, Record(error=str(error)))
+                raise
+            if self._cache is not None and keep(value):
+                await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
+        if self.snapshot is not None:
+            self.snapshot.put(table, key, about, Record(value))
+        return value
+
+    async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Work of the cache: on a thread, unless it is in memory alone."""
+        assert self._cache is not None
+        return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)
+
+
+class _Live:
+    """The services that a configuration names."""
+
+    def __init__(self, config: WebConfig, model: ChatModel | None, redis: str) -> None:
+        self._config = config
+        self.engine = _engine(config.search, redis)
+        self.fetcher = Fetcher(
+            timeout=config.reader.timeout,
+            max_bytes=config.reader.max_bytes,
+            redirects=config.reader.redirects,
+            concurrency=config.reader.concurrency,
+            allow_networks=config.reader.allow_networks,
+        )
+        reads = config.mode == "text" and config.snippets != "only"
+        self.reader: Reader = _reader(config.reader, self.fetcher, redis) if reads else _NoReader()
+        summary = config.summary
+        self._own_model: Any = None
+        if model is None and reads and summary.kind == "model":
+            model = self._own_model = chat_model(summary.model)
+        self.summariser = Summariser(
+            model if summary.kind == "model" else None,
+            sentences=summary.sentences,
+            max_chars=summary.max_chars,
+            max_tokens=summary.max_tokens,
+            timeout=summary.timeout,
+            extract_chars=summary.extract_chars,
+        )
+        authorization = secret(config.upload.authorization_env)
+        self._upload = HttpClient(timeout=config.search.timeout, secret=authorization)
+        self._upload_headers = {"Authorization": authorization} if authorization else {}
+
+    async def upload(self, content: bytes, name: str) -> str:
+        where = self._config.upload
+        if not where.url:
+            raise WebError(
+                "the search engine sees pictures by their URL: give http(s) URLs, or set upload.url to a place that takes PUT"
+            )
+        headers = {"Content-Type": "image/jpeg", **self._upload_headers}
+        try:
+            await self._upload.request("PUT", f"{where.url.rstrip('/')}/{name}", headers=headers, body=content)
+        except Exception as error:
+            raise WebError(f"the picture could not be uploaded: {error}") from error
+        return f"{(where.public_url or where.url).rstrip('/')}/{name}"
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.reader.close()
+        await self.fetcher.close()
+        await self._upload.close()
+        self.summariser.close()
+        if hasattr(self._own_model, "close"):
+            await asyncio.to_thread(self._own_model.close)
+
+
+class _NoReader:
+    name = "none"
+
+    async def read(self, url: str) -> Page:
+        raise WebError(f"{url}: this knowledge base reads no pages")
+
+    async def close(self) -> None:
+        return
+
+
+def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, dict[str, Any]]:
+    """What the results of each stage depend on: part of the keys of what is kept, and of a snapshot's manifest."""
+    search, reader, summary = config.search, config.reader, config.summary
+    writer: dict[str, Any] = {
+        "kind": summary.kind,
+        "extract_chars": summary.extract_chars,
+        "sentences": summary.sentences,
+    }
+    if summary.kind == "model":
+        writer |= {
+            "model": model.name if model is not None else summary.model.model,
+            "extra": dict(summary.model.extra),
+            "prompt": PROMPT_VERSION,
+            "max_chars": summary.max_chars,
+            "max_tokens": summary.max_tokens,
+        }
+    return {
+        "search": {"engine": search.engine, "country": search.country, "language": search.language},
+        "reader": {"kind": reader.kind, "max_chars": reader.max_chars},
+        "summary": writer,
+    }
+
+
+def _engine(config: SearchConfig, redis: str) -> SearchEngine:
+    key = secret(config.api_key_env)
+    http = HttpClient(
+        timeout=config.timeout,
+        retries=config.retries,
+        concurrency=config.concurrency,
+        secret=key,
+        turn=_turn(config.rate, redis, f"search:{config.engine}:{config.url}"),
+    )
+    made = SEARCH_ENGINES.get(config.engine)
+    return made(http, key, config.url, country=config.country, language=config.language)
+
+
+def _reader(config: ReaderConfig, fetcher: Fetcher, redis: str) -> Reader:
+    if config.kind == "local":
+        return LocalReader(fetcher, max_chars=config.max_chars)
+    key = secret(config.api_key_env)
+    http = HttpClient(
+        timeout=config.timeout,
+        retries=config.retries,
+        concurrency=config.concurrency,
+        secret=key,
+        turn=_turn(config.rate, redis, f"reader:jina:{config.url}"),
+    )
+    return JinaReader(http, key, config.url, max_chars=config.max_chars)
+
+
+def _turn(rate: float, redis: str, name: str) -> Callable[[], Awaitable[bool]] | None:
+    """Waits for a turn of a service's rate limit; None where there is no limit."""
+    if not rate:
+        return None
+    limiter = open_limiter(rate, redis=redis)
+    return lambda: acquire_async(limiter, name)
+
+
+def _value(record: Record) -> Any:
+    if record.error is not None:
+        raise WebError(record.error)
+    return record.value
+
+
+def _checked_picture(uri: str) -> str:
+    from routerl_jax.models.images import decode_image
+
+    try:
+        decode_image(uri, name="thumbnail")
+    except ValueError as error:
+        raise WebError(str(error)) from error
+    return uri

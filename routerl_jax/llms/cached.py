@@ -1,0 +1,74 @@
+"""Answers that are kept: a chat model that is asked no question twice, in any run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Message
+from routerl_jax.knowledge.cache import Cache, LayeredCache, SqliteCache, cache_key
+from routerl_jax.llms.base import ChatModel, Completion
+from routerl_jax.models.pretrained import cache_directory
+
+
+class CachedModel:
+    """A ChatModel with its answers in a cache, under its name, its settings, the messages, and the call's arguments.
+
+    Answers above temperature 0 are kept as well: equal calls get equal answers. Failures are not kept. Within a call, equal
+    conversations are asked once.
+
+    Args:
+      cache: default `llms.sqlite` in $ROUTERL_CACHE, without a bound on its size.
+      save_every: conversations after which a long call saves what it has, so that a killed run loses no more.
+      progress: description for a progress bar over long calls; none if empty.
+    """
+
+    def __init__(
+        self, model: ChatModel, cache: Cache | None = None, *, save_every: int = 256, progress: str = ""
+    ) -> None:
+        self.name = model.name
+        self.settings = dict(getattr(model, "settings", {}))
+        self._model = model
+        self._cache = cache or LayeredCache([SqliteCache(cache_directory() / "llms.sqlite", max_bytes=1 << 60)])
+        self._save_every, self._progress = save_every, progress
+
+    def complete(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set."""
+        about = [self.name, self.settings, max_tokens, temperature, schema]
+        keys = [cache_key("llm", about, [[m.role, m.content] for m in messages]) for messages in conversations]
+        answers = {key: _read(value) for key, value in self._cache.get_many(keys).items()}
+        missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
+        asked = list(missing)
+        with tqdm(total=len(asked), desc=self._progress, unit="answer", disable=not self._progress) as bar:
+            for start in range(0, len(asked), self._save_every):
+                some = asked[start : start + self._save_every]
+                fresh = self._model.complete(
+                    [missing[key] for key in some], max_tokens=max_tokens, temperature=temperature, schema=schema
+                )
+                self._cache.set_many({key: _write(answer) for key, answer in zip(some, fresh) if answer.error is None})
+                answers |= dict(zip(some, fresh))
+                bar.update(len(some))
+        return [answers[key] for key in keys]
+
+    def close(self) -> None:
+        """Closes the cache."""
+        self._cache.close()
+
+
+def _write(answer: Completion) -> bytes:
+    return json.dumps(dataclasses.asdict(answer)).encode()
+
+
+def _read(value: bytes) -> Completion:
+    return Completion(**json.loads(value))

@@ -1,0 +1,79 @@
+"""From a configuration to a chat model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.secrets import secret
+from routerl_jax.knowledge.limits import open_limiter
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.openai import OpenAIModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatModelConfig:
+    """Which language model, and how to reach it. Keys are never in here, only the names of variables that hold them."""
+
+    kind: str = "openai"  # "openai": behind an OpenAI-compatible endpoint; "engine": on this machine's devices
+    model: str = ""  # openai: its name on the server; engine: a directory, hub id or packaged model
+    base_url: str = "http://127.0.0.1:8000/v1"  # openai
+    api_key_env: str = ""  # openai: environment variable with the key; empty: none is sent
+    concurrency: int = 32  # openai: requests under way at once
+    timeout: float = 120.0  # openai: seconds for one attempt
+    retries: int = 4  # openai: attempts after the first
+    rate: float = 0.0  # openai: requests per second; 0: no limit
+    redis_env: str = ""  # openai: variable with the URL of a Redis that holds the limit for all processes
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # openai: further fields of every request
+    rows: int = 16  # engine: conversations at once
+    max_length: int = 4096  # engine: tokens of prompt and answer, at most what the model takes
+    dtype: str = "bfloat16"  # engine: of the weights
+
+
+CHAT_MODELS: Registry[Callable[[ChatModelConfig], ChatModel]] = Registry("kind of chat model")
+
+
+def chat_model(config: ChatModelConfig) -> ChatModel:
+    """The model that a configuration describes.
+
+    Raises:
+      ValueError: no model is named, an unknown kind, or a variable is not set.
+    """
+    if not config.model:
+        raise ValueError(
+            "the chat model's `model` is not set: give its name on the server, or a directory for kind='engine'"
+        )
+    return CHAT_MODELS.get(config.kind)(config)
+
+
+@CHAT_MODELS.register("openai")
+def _openai(config: ChatModelConfig) -> ChatModel:
+    limiter = open_limiter(config.rate, redis=secret(config.redis_env)) if config.rate else None
+    return OpenAIModel(
+        config.model,
+        config.base_url,
+        api_key_env=config.api_key_env,
+        concurrency=config.concurrency,
+        timeout=config.timeout,
+        retries=config.retries,
+        extra=config.extra,
+        limiter=limiter,
+    )
+
+
+@CHAT_MODELS.register("engine")
+def _engine(config: ChatModelConfig) -> ChatModel:
+    from routerl_jax.generation.engine import Engine
+    from routerl_jax.llms.engine import EngineModel
+    from routerl_jax.models.decoder import Decoder
+    from routerl_jax.models.huggingface import load_pretrained
+    from routerl_jax.models.lora import merged
+
+    model = load_pretrained(config.model, dtype=config.dtype)
+    if not isinstance(model, Decoder):
+        raise ValueError(f"model={config.model!r} is no decoder, so it can't answer")
+    model = merged(model)
+    engine = Engine(model, rows=config.rows, max_length=min(config.max_length, model.config.max_length))
+    return EngineModel(engine, config.model)

@@ -1,0 +1,203 @@
+"""Language models behind an OpenAI-compatible endpoint: OpenAI's own, vLLM, SGLang, llama.cpp, and others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.core.background import shared_loop
+from routerl_jax.core.http import HttpClient, HttpError
+from routerl_jax.core.secrets import secret
+from routerl_jax.core.types import Message
+from routerl_jax.knowledge.limits import RateLimiter, acquire_async
+from routerl_jax.llms.base import Completion
+from routerl_jax.llms.schemas import with_schema
+
+# How a schema is asked for, strictest first; servers reject what they don't know with one of these.
+_FORMATS = ("json_schema", "json_object", "none")
+_REJECTED = frozenset({400, 404, 415, 422, 501})
+
+
+class OpenAIModel:
+    """A model that answers `POST {base_url}/chat/completions`.
+
+    A schema is sent as `response_format` of type json_schema; a server that rejects it is asked for json_object, then for
+    plain text, with the schema in the prompt. What worked is used from then on. In the same way a server that wants
+    `max_completion_tokens`, or no temperature, gets its will.
+
+    Args:
+      name: of the model, as the server knows it.
+      base_url: such as `https://api.openai.com/v1` or `http://127.0.0.1:8000/v1`.
+      api_key_env: environment variable that holds the key; "" sends none.
+      concurrency: requests under way at once.
+      timeout: seconds for one attempt.
+      retries: further attempts, see `core.http.HttpClient`.
+      extra: further fields of every request (`{"chat_template_kwargs": {"enable_thinking": False}}`, `seed`, ...).
+      limiter: rate limit of requests.
+
+    Raises:
+      ValueError: no URL, or the environment variable is not set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        api_key_env: str = "",
+        concurrency: int = 32,
+        timeout: float = 120.0,
+        retries: int = 4,
+        extra: Mapping[str, Any] | None = None,
+        limiter: RateLimiter | None = None,
+        backoff: float = 0.5,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url={base_url!r} must begin with http:// or https:// (and usually end with /v1)")
+        self.name = name
+        self.settings = dict(extra or {})  # part of what an answer depends on
+        key = secret(api_key_env)
+        self._url = f"{base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._format = 0
+        self._tokens_key, self._temperature = "max_tokens", True
+        self._limiter = limiter
+        turn = self._turn if limiter is not None else None
+        self._http = HttpClient(
+            timeout=timeout, retries=retries, concurrency=concurrency, secret=key, turn=turn, backoff=backoff
+        )
+
+    def complete(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """One answer per conversation, in order; what fails has `error` set."""
+        work = self._complete_all(conversations, max_tokens, temperature, schema)
+        return shared_loop().run(work)
+
+    async def complete_async(
+        self,
+        conversation: Sequence[Message],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        """One answer, for coroutines of the shared background loop."""
+        level = self._format
+        while True:
+            messages = (
+                with_schema(conversation, schema) if schema and _FORMATS[level] != "json_schema" else conversation
+            )
+            fields: dict[str, Any] = {
+                "model": self.name,
+                "messages": [{"role": message.role, "content": message.content} for message in messages],
+                **self.settings,
+            }
+            if schema is not None:
+                fields |= _response_format(_FORMATS[level], schema)
+            try:
+                answer = await self._post(fields, max_tokens, temperature)
+            except HttpError as error:
+                if schema is not None and error.status in _REJECTED and _FORMATS[level] != "none":
+                    level += 1
+                    continue
+                return Completion(error=str(error), finish="error")
+            if schema is not None and level > self._format and answer.error is None:
+                self._format = level
+            return answer
+
+    def close(self) -> None:
+        """Closes the connections."""
+        shared_loop().run(self._http.close())
+
+    async def _turn(self) -> bool:
+        assert self._limiter is not None
+        return await acquire_async(self._limiter, self._url)
+
+    async def _complete_all(
+        self, conversations: Sequence[Sequence[Message]], max_tokens: int, temperature: float, schema: Any
+    ) -> list[Completion]:
+        work = (
+            self.complete_async(conversation, max_tokens=max_tokens, temperature=temperature, schema=schema)
+            for conversation in conversations
+        )
+        return await asyncio.gather(*work)
+
+    async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
+        """One request, in the dialect that the server understands."""
+        for _ in range(3):
+            dialect: dict[str, Any] = {self._tokens_key: max_tokens}
+            if self._temperature:
+                dialect["temperature"] = temperature
+            try:
+                reply = await self._http.request("POST", self._url, headers=self._headers, body=fields | dialect)
+            except HttpError as error:
+                if error.status not in _REJECTED or not self._learn_dialect(str(error), dialect):
+                    raise
+                continue
+            try:
+                return _completion(reply.json())
+            except ValueError as error:
+                return Completion(error=self._http.redact(f"{self._url}: {error}"), finish="error")
+        raise HttpError(f"{self._url}: the server accepts no form of the request", 400)
+
+    def _learn_dialect(self, message: str, sent: Mapping[str, Any]) -> bool:
+        """True if the server's complaint is about a field that can be written in another way (or left out)."""
+        if "max_completion_tokens" in message and "max_tokens" in sent:
+            self._tokens_key = "max_completion_tokens"
+            return True
+        if "temperature" in message and "temperature" in sent:
+            self._temperature = False
+            return True
+        return False
+
+
+def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    if level == "json_schema":
+        name = "".join(c for c in str(schema.get("title", "")) if c.isalnum() or c in "_-")[:64] or "answer"
+        return {
+            "response_format": {"type": level, "json_schema": {"name": name, "schema": dict(schema), "strict": True}}
+        }
+    return {"response_format": {"type": level}} if level == "json_object" else {}
+
+
+def _completion(reply: Any) -> Completion:
+    """A reply as a Completion. Raises ValueError where it is not of the protocol."""
+    try:
+        choice = reply["choices"][0]
+        message = choice["message"]
+        content = message.get("content")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"the reply has no choices[0].message: {json.dumps(reply)[:200]}") from error
+    if isinstance(content, list):  # parts
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    usage = reply.get("usage") or {}
+    finish = choice.get("finish_reason") or "stop"
+    text, error = "", None
+    if message.get("refusal"):
+        error = f"the model refused: {message['refusal']}"
+    elif finish == "content_filter":
+        error = "the server's filter withheld the answer"
+    elif not isinstance(content, str):
+        error = f"an answer without text (finish_reason {finish!r})"
+    else:
+        text = content
+    return Completion(
+        text=text,
+        error=error,
+        finish="error" if error else "length" if finish == "length" else "stop",
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        tokens=_count(usage, "completion_tokens"),
+    )
+
+
+def _count(usage: Any, key: str) -> int:
+    value = usage.get(key) if isinstance(usage, Mapping) else None
+    return value if isinstance(value, int) else 0

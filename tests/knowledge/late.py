@@ -1,0 +1,77 @@
+"""A small random late-interaction model, and documents for it."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import zlib
+
+import jax
+import numpy as np
+from PIL import Image
+
+from routerl_jax.models.config import Prompts
+from routerl_jax.models.images import ImageProcessor
+from routerl_jax.models.late_interaction import LateInteraction, LateInteractionConfig
+from routerl_jax.parallel.mesh import single_device_mesh
+from tests import seeing
+
+
+@functools.cache
+def model() -> LateInteraction:
+    """Two layers, vectors of 24; a page takes about 25 tokens, and its vectors follow from its pixels."""
+    made = LateInteraction(
+        LateInteractionConfig(
+            backbone=seeing.model().architecture,
+            dim=24,
+            init_scale=0.3,
+            query_padding=2,
+            page_prompt=f"{seeing.MARKER} page",
+            prompts=Prompts(query="Question: "),
+        ),
+        jax.random.key(1),
+    )
+    made.tokenizer = seeing.tokenizer()
+    made.tokenizer.hf.pad_token = made.tokenizer.hf.pad_token or made.tokenizer.hf.eos_token
+    made.backbone.image_processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=40 * 40, window=16)
+    made.mesh = single_device_mesh()
+    return made
+
+
+def write_picture(path: pathlib.Path, seed: int, size: tuple[int, int] = (48, 64)) -> pathlib.Path:
+    """A picture of random coloured squares."""
+    rng = np.random.default_rng(seed)
+    squares = rng.integers(0, 256, (size[0] // 8, size[1] // 8, 3)).astype(np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(squares.repeat(8, 0).repeat(8, 1)).save(path)
+    return path
+
+
+def write_pdf(path: pathlib.Path, pages: list[str]) -> pathlib.Path:
+    """A PDF by hand: a line of Helvetica on every page, 200 x 100 points."""
+    objects = [b"<< /Type /Catalog /Pages 2 0 R >>", b"", b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for text in pages:
+        content = zlib.compress(f"BT /F1 18 Tf 20 45 Td ({text}) Tj ET".encode())
+        objects.append(b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(content), content))
+        objects.append(
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 200 100] /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % len(objects)
+        )
+        kids.append(b"%d 0 R" % len(objects))
+    objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join(kids), len(kids))
+    file, starts = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        starts.append(len(file))
+        file += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % start for start in starts)
+    size = len(objects) + 1
+    file += b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
+        size,
+        table,
+        size,
+        len(file),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file)
+    return path

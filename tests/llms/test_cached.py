@@ -1,0 +1,74 @@
+"""A cached model asks nothing twice, saves as it goes, and keeps no failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from routerl_jax.core.types import Message
+from routerl_jax.knowledge.cache import LayeredCache, SqliteCache
+from routerl_jax.llms.base import Completion
+from routerl_jax.llms.cached import CachedModel
+
+
+class Counting:
+    name = "counting"
+
+    def __init__(self):
+        self.asked = []
+        self.settings = {}
+
+    def complete(self, conversations, *, max_tokens=1024, temperature=0.0, schema=None):
+        answers = []
+        for messages in conversations:
+            text = messages[-1].content
+            self.asked.append(text)
+            if text == "kill":
+                raise KeyboardInterrupt
+            answers.append(
+                Completion(error="no", finish="error") if text == "bad" else Completion(text=text * 2, tokens=3)
+            )
+        return answers
+
+
+def say(*texts):
+    return [[Message(role="user", content=text)] for text in texts]
+
+
+def test_nothing_is_asked_twice_in_any_run(tmp_path):
+    model = Counting()
+    cached = CachedModel(model, SqliteCache(tmp_path / "c.sqlite"))
+    assert [answer.text for answer in cached.complete(say("a", "b", "a"))] == ["aa", "bb", "aa"]
+    assert model.asked == ["a", "b"]
+    cached.close()
+    again = CachedModel(model, SqliteCache(tmp_path / "c.sqlite"))
+    assert again.complete(say("b"))[0] == Completion(text="bb", tokens=3)
+    assert model.asked == ["a", "b"]
+    again.complete(say("b"), temperature=1.0)
+    again.complete(say("b"), max_tokens=5)
+    again.complete(say("b"), schema={"type": "object"})
+    model.settings = {"seed": 1}
+    CachedModel(model, SqliteCache(tmp_path / "c.sqlite")).complete(say("b"))
+    assert model.asked == ["a", "b", "b", "b", "b", "b"]
+
+
+def test_failures_are_asked_again(tmp_path):
+    model = Counting()
+    cached = CachedModel(model, LayeredCache([SqliteCache(tmp_path / "c.sqlite")]))
+    assert [answer.error for answer in cached.complete(say("bad", "a"))] == ["no", None]
+    cached.complete(say("bad", "a"))
+    assert model.asked == ["bad", "a", "bad"]
+
+
+def test_a_killed_call_has_saved_what_it_had(tmp_path):
+    model = Counting()
+    cached = CachedModel(model, SqliteCache(tmp_path / "c.sqlite"), save_every=2)
+    with pytest.raises(KeyboardInterrupt):
+        cached.complete(say("a", "b", "c", "kill"))
+    cached.complete(say("a", "b"))
+    assert model.asked == ["a", "b", "c", "kill"]
+
+
+def test_default_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path))
+    CachedModel(Counting()).complete(say("a"))
+    assert (tmp_path / "llms.sqlite").is_file()

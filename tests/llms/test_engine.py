@@ -1,0 +1,87 @@
+"""Our engine as a chat model: the same answers as the engine gives by itself, whoever else asks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from routerl_jax.core.types import Message
+from routerl_jax.generation.engine import Engine
+from routerl_jax.llms.engine import EngineModel
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = Engine(tiny.model(layers=1), rows=4, max_length=96)
+    turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    made.tokenizer.hf.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
+    yield made
+    made.tokenizer.hf.chat_template = None
+
+
+def say(*texts):
+    return [[Message(role="user", content=text)] for text in texts]
+
+
+def test_answers_are_those_of_the_engine(engine):
+    texts = [f"question {i}" for i in range(6)]
+    expected = engine.generate([engine.tokenizer.chat(c) for c in say(*texts)], max_tokens=12)
+    model = EngineModel(engine, "tiny")
+    answers = model.complete(say(*texts), max_tokens=12)
+    for answer, turn in zip(answers, expected):
+        tokens = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
+        assert answer.text == engine.tokenizer.decode(tokens).strip()
+        assert answer.tokens == len(turn.tokens)
+        assert answer.finish == ("length" if turn.stop_reason == "length" else "stop")
+    model.close()
+
+
+def test_threads_share_batches_and_company_changes_nothing(engine):
+    model = EngineModel(engine)
+    alone = [model.complete(say(f"q{i}"), max_tokens=10, temperature=1.0)[0].text for i in range(8)]
+    together: dict[int, str] = {}
+
+    def ask(i):
+        together[i] = model.complete(say(f"q{i}"), max_tokens=10, temperature=1.0)[0].text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [together[i] for i in range(8)] == alone
+    model.close()
+
+
+def test_what_does_not_fit_fails_alone(engine):
+    model = EngineModel(engine)
+    long, good = model.complete(say("much too long " * 50, "short"), max_tokens=5)
+    assert "tokens, but a conversation may hold 96" in long.error
+    assert good.error is None
+    model.close()
+
+
+def test_an_engine_that_fails_answers_with_errors_and_goes_on(engine, monkeypatch):
+    model = EngineModel(engine)
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    answers = model.complete(say("a", "b"), max_tokens=5)
+    assert all("ZeroDivisionError" in answer.error for answer in answers)
+    monkeypatch.undo()
+    assert model.complete(say("a"), max_tokens=5)[0].error is None
+    model.close()
+
+
+def test_a_schema_is_in_the_prompt(engine, monkeypatch):
+    seen = []
+    chat = engine.tokenizer.chat
+    monkeypatch.setattr(engine.tokenizer, "chat", lambda messages: seen.append(messages) or chat(messages[:1]))
+    EngineModel(engine).complete(say("a"), max_tokens=2, schema={"type": "array"})
+    assert '{"type": "array"}' in seen[0][-1].content
+
+
+def test_a_model_without_a_template_is_refused(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer.hf, "chat_template", None)
+    with pytest.raises(ValueError, match="no chat template"):
+        EngineModel(engine)

@@ -1,0 +1,192 @@
+"""The client of OpenAI-compatible endpoints against a server of that protocol: order, failures, storms, dialects, keys."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from routerl_jax.core.types import Message
+from routerl_jax.llms.load import ChatModelConfig, chat_model
+from routerl_jax.llms.openai import OpenAIModel
+from routerl_jax.llms.schemas import without_thinking
+from tests.web_servers import Chats, http_error, serving
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def say(*texts: str) -> list[list[Message]]:
+    return [[Message(role="user", content=text)] for text in texts]
+
+
+def echo(messages) -> str:
+    return messages[-1]["content"].upper()
+
+
+@pytest.fixture
+def chats():
+    handler = Chats(echo)
+    with serving(handler) as server:
+        handler.url = f"{server.url}/v1"
+        handler.server = server
+        yield handler
+
+
+def test_answers_come_in_order_and_at_once(chats):
+    chats.delay = 0.05
+    model = OpenAIModel("m", chats.url, concurrency=16)
+    started = time.monotonic()
+    answers = model.complete(say(*(f"text {i}" for i in range(48))), max_tokens=9, temperature=0.5)
+    assert [answer.text for answer in answers] == [f"TEXT {i}" for i in range(48)]
+    assert time.monotonic() - started < 1.5  # 2.4 s one after the other
+    assert chats.server.most <= 16
+    assert answers[0].error is None
+    assert (answers[0].prompt_tokens, answers[0].tokens) == (7, 2)
+    assert {key: chats.bodies[0][key] for key in ("model", "max_tokens", "temperature")} == {
+        "model": "m",
+        "max_tokens": 9,
+        "temperature": 0.5,
+    }
+
+
+def test_a_failure_harms_no_other(chats):
+    chats.refuse = lambda body: "context length exceeded" if "long" in body["messages"][0]["content"] else ""
+    good, bad, other = OpenAIModel("m", chats.url).complete(say("a", "long", "b"))
+    assert (good.text, other.text) == ("A", "B")
+    assert bad.text == ""
+    assert "context length exceeded" in bad.error
+    assert bad.finish == "error"
+
+
+def test_storms_are_outlasted(chats):
+    chats.storm = [http_error(429, "0.05"), http_error(503), http_error(500), http_error(429)]
+    model = OpenAIModel("m", chats.url, backoff=0.01)
+    assert [answer.text for answer in model.complete(say("a", "b"))] == ["A", "B"]
+    assert chats.server.seen["/v1/chat/completions"] == 6
+
+
+def test_retry_after_is_kept_by_all_requests(chats):
+    chats.storm = [http_error(429, "0.4")]
+    model = OpenAIModel("m", chats.url, backoff=0.01)
+    assert model.complete(say("a"))[0].text == "A"
+    chats.storm = [http_error(429, "0.4")]
+    started = time.monotonic()
+    results = []
+    first = threading.Thread(target=lambda: results.append(model.complete(say("first"))))
+    first.start()
+    time.sleep(0.15)
+    before = chats.server.seen["/v1/chat/completions"]
+    model.complete(say("second"))
+    assert time.monotonic() - started >= 0.38
+    first.join()
+    assert chats.server.seen["/v1/chat/completions"] == before + 2
+
+
+def test_a_storm_that_does_not_end_is_an_error(chats):
+    chats.storm = [http_error(502) for _ in range(10)]
+    answer = OpenAIModel("m", chats.url, retries=2, backoff=0.01).complete(say("a"))[0]
+    assert "HTTP 502" in answer.error
+    assert "tried 3 times" in answer.error
+    assert len(chats.storm) == 7
+
+
+def test_a_server_that_hangs_or_is_not_there(chats):
+    chats.delay = 30
+    answer = OpenAIModel("m", chats.url, timeout=0.2, retries=1, backoff=0.01).complete(say("a"))[0]
+    assert "no reply within 0.2 s (tried 2 times)" in answer.error
+    answer = OpenAIModel("m", "http://127.0.0.1:9/v1", retries=1, backoff=0.01).complete(say("a"))[0]
+    assert "127.0.0.1:9" in answer.error
+
+
+def test_keys_come_from_the_environment_and_are_never_shown(chats, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-right")
+    chats.key = "sk-right"
+    assert OpenAIModel("m", chats.url, api_key_env="MY_KEY").complete(say("a"))[0].text == "A"
+    monkeypatch.setenv("MY_KEY", "sk-wrong-secret")
+    answer = OpenAIModel("m", chats.url, api_key_env="MY_KEY").complete(say("a"))[0]
+    assert "401" in answer.error
+    assert "***" in answer.error
+    assert "secret" not in answer.error
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ValueError, match="MY_KEY is not set"):
+        OpenAIModel("m", chats.url, api_key_env="MY_KEY")
+
+
+def test_schemas_are_asked_for_as_the_server_likes_it(chats):
+    model = OpenAIModel("m", chats.url)
+    model.complete(say("a"), schema=SCHEMA)
+    assert chats.bodies[-1]["response_format"]["json_schema"]["schema"] == SCHEMA
+    chats.refuse = lambda body: "unknown type" if body.get("response_format", {}).get("type") == "json_schema" else ""
+    assert (
+        json.dumps(SCHEMA).upper() in model.complete(say("a"), schema=SCHEMA)[0].text
+    )  # the schema is in the prompt now
+    assert chats.bodies[-1]["response_format"] == {"type": "json_object"}
+    chats.refuse = lambda body: "no such field: response_format" if "response_format" in body else ""
+    assert model.complete(say("a"), schema=SCHEMA)[0].error is None
+    count = len(chats.bodies)
+    model.complete(say("b"), schema=SCHEMA)
+    assert len(chats.bodies) == count + 1  # learnt
+    chats.refuse = lambda body: "too long"
+    assert "too long" in model.complete(say("b"), schema=SCHEMA)[0].error
+
+
+def test_other_names_of_fields(chats):
+    def refuse(body):
+        if "max_tokens" in body:
+            return "Unsupported parameter: use 'max_completion_tokens' instead."
+        return "Unsupported value: 'temperature' does not support 0" if "temperature" in body else ""
+
+    chats.refuse = refuse
+    model = OpenAIModel("m", chats.url, extra={"seed": 5})
+    assert model.complete(say("a"))[0].text == "A"
+    assert chats.bodies[-1]["max_completion_tokens"] == 1024
+    assert chats.bodies[-1]["seed"] == 5
+    model.complete(say("b"))
+    assert len(chats.bodies) == 4
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": null}}]}', "<p>"]
+)
+def test_replies_that_are_not_of_the_protocol(body):
+    from aiohttp import web
+
+    async def handler(request):
+        return web.Response(text=body)
+
+    with serving(handler) as server:
+        answer = OpenAIModel("m", server.url, backoff=0.01).complete(say("a"))[0]
+    assert answer.error
+    assert answer.text == ""
+
+
+def test_redirects_are_not_followed_with_the_key(chats, monkeypatch):
+    from aiohttp import web
+
+    async def handler(request):
+        raise web.HTTPTemporaryRedirect(f"{chats.url}/chat/completions?secret=1")
+
+    with serving(handler) as server:
+        answer = OpenAIModel("m", server.url).complete(say("a"))[0]
+    assert "give that URL instead" in answer.error
+    assert not chats.bodies
+
+
+def test_factory(chats, monkeypatch):
+    model = chat_model(ChatModelConfig(model="m", base_url=chats.url, rate=1000))
+    assert model.complete(say("a"))[0].text == "A"
+    with pytest.raises(ValueError, match="`model` is not set"):
+        chat_model(ChatModelConfig())
+    with pytest.raises(ValueError, match="unknown kind of chat model 'opnai'; did you mean 'openai'"):
+        chat_model(ChatModelConfig(kind="opnai", model="m"))
+    with pytest.raises(ValueError, match="must begin with http"):
+        OpenAIModel("m", "localhost:8000")
+
+
+def test_thinking_is_taken_off():
+    assert without_thinking("<think>hm\nhm</think>\n\nThe answer.") == "The answer."
+    assert without_thinking("hm, begun in the prompt</think> The answer.") == "The answer."
+    assert without_thinking("<think>never ended") == ""
+    assert without_thinking("The answer.") == "The answer."

@@ -1,0 +1,242 @@
+"""Servers on localhost that speak the protocols of search engines, readers, language models, and pages good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import gzip
+import json
+import threading
+import urllib.parse
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """An HTTP server on a thread of its own; `seen` counts requests per path, `most` is how many were there at once."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.requests: list[Any] = []
+        self.most = self._now = 0
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread.start()
+        assert ready.wait(10)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        ready.set()
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.01))
+
+    async def _start(self) -> None:
+        runner = web.ServerRunner(web.Server(self._handle))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    async def _handle(self, request: Any) -> web.StreamResponse:
+        self.seen[request.path] += 1
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            return await self._handler(request)
+        finally:
+            self._now -= 1
+
+
+@contextlib.contextmanager
+def serving(handler: Handler) -> Iterator[Server]:
+    server = Server(handler)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def article(title: str, body: str) -> str:
+    """An HTML page with a menu and a footer around its text."""
+    return (
+        f"<!doctype html><html><head><title>{title}</title></head><body><nav><a href='/'>Home</a> <a href='/x'>Log in</a></nav>"
+        f"<main><article><h1>{title}</h1><p>{body}</p><p>{body} Further down, the same matter is looked at again in more "
+        f"words, so that there is a paragraph which nobody would take for a menu.</p></article></main>"
+        f"<footer>Cookie policy</footer></body></html>"
+    )
+
+
+class Web:
+    """A small web: `/page/N` are articles, others misbehave. `delay` seconds before each page."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay = delay
+        self.failing = 0  # requests to /flaky that still fail
+
+    async def __call__(self, request: Any) -> web.StreamResponse:
+        path = request.path
+        await asyncio.sleep(self.delay)
+        if path.startswith("/page/"):
+            number = path.rpartition("/")[2]
+            text = f"Fact {number} is that the tower of village {number} is {int(number) * 7} metres high."
+            return web.Response(text=article(f"Village {number}", text), content_type="text/html")
+        return await getattr(self, path.strip("/").partition("/")[0].replace("-", "_"))(request)
+
+    async def never(self, request: Any) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response(text="too late")
+
+    async def drips(self, request: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/html"})
+        await response.prepare(request)
+        for _ in range(600):
+            await response.write(b"<p>drip</p>")
+            await asyncio.sleep(0.1)
+        return response
+
+    async def loop(self, request: Any) -> web.StreamResponse:
+        raise web.HTTPFound("/loop?again=" + request.query.get("again", "") + "x")
+
+    async def moved(self, request: Any) -> web.StreamResponse:
+        raise web.HTTPMovedPermanently("/page/3")
+
+    async def to(self, request: Any) -> web.StreamResponse:
+        raise web.HTTPFound(request.query["url"])
+
+    async def giant(self, request: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/html"})
+        await response.prepare(request)
+        await response.write(article("Giant", "It begins like any other page.").encode()[:-14])
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4000):
+                await response.write(b"<p>" + b"more and more words " * 1000 + b"</p>")
+        return response
+
+    async def bomb(self, request: Any) -> web.StreamResponse:
+        body = gzip.compress(b"<html><body><p>" + b"a b c d " * 8_000_000)
+        return web.Response(body=body, headers={"Content-Type": "text/html", "Content-Encoding": "gzip"})
+
+    async def binary(self, request: Any) -> web.StreamResponse:
+        return web.Response(body=b"\x7fELF\0\0\1" * 100, headers={"Content-Type": "text/html"})
+
+    async def pdf(self, request: Any) -> web.StreamResponse:
+        return web.Response(body=b"%PDF-1.7", headers={"Content-Type": "application/pdf"})
+
+    async def empty(self, request: Any) -> web.StreamResponse:
+        return web.Response(text="<html><body><script>1</script></body></html>", content_type="text/html")
+
+    async def gone(self, request: Any) -> web.StreamResponse:
+        raise web.HTTPGone()
+
+    async def russian(self, request: Any) -> web.StreamResponse:
+        text = article("Башня", "Высота башни в деревне составляет сорок два метра, и она видна издалека.")
+        return web.Response(body=text.encode("cp1251"), headers={"Content-Type": "text/html; charset=utf-8"})
+
+    async def latin(self, request: Any) -> web.StreamResponse:
+        text = article("Café", "Le café du village a été ouvert en été 1912 près de l’église.")
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/html; charset=iso-8859-1"})
+
+    async def picture(self, request: Any) -> web.StreamResponse:
+        import io
+
+        from PIL import Image
+
+        out = io.BytesIO()
+        Image.new("RGB", (8, 8), (int(request.query.get("red", 0)), 0, 0)).save(out, "PNG")
+        return web.Response(body=out.getvalue(), content_type="image/png")
+
+
+class Searches:
+    """SerpApi (`/search.json`), Serper (`/search`, `/lens`); `answers` gives the URLs of a query."""
+
+    def __init__(self, answers: Callable[[str], list[str]], key: str = "key-123", delay: float = 0.0) -> None:
+        self.answers, self.key, self.delay = answers, key, delay
+        self.storm: list[web.Response] = []  # given before anything else
+        self.raw: str | None = None  # given in place of results
+        self.asked: list[dict[str, Any]] = []
+
+    async def __call__(self, request: Any) -> web.StreamResponse:
+        await asyncio.sleep(self.delay)
+        if self.storm:
+            return self.storm.pop(0)
+        if self.raw is not None:
+            return web.Response(text=self.raw, content_type="application/json")
+        if request.path == "/search.json":
+            asked = dict(request.query)
+            if asked.pop("api_key", None) != self.key:
+                return web.json_response({"error": f"Invalid API key {request.query.get('api_key')}."}, status=401)
+        else:
+            asked = await request.json()
+            if request.headers.get("X-API-KEY") != self.key:
+                return web.json_response({"message": "Unauthorized.", "statusCode": 403}, status=403)
+        self.asked.append(asked)
+        return web.json_response(self._reply(request.path, asked))
+
+    def _reply(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+        lens = asked.get("engine") == "google_lens" or path == "/lens"
+        rows = []
+        for i, url in enumerate(self.answers(asked["url"] if lens else asked["q"])):
+            row = {"position": i + 1, "title": f"Result {i}", "link": url, "snippet": f"Snippet {i}"}
+            if lens:
+                place = urllib.parse.urlsplit(url)
+                row["thumbnail" if path == "/search.json" else "thumbnailUrl"] = (
+                    f"{place.scheme}://{place.netloc}/picture?red={i}"
+                )
+            rows.append(row)
+        if path != "/search.json":
+            return {"searchParameters": asked, "organic": rows}
+        if not rows:
+            return {
+                "search_metadata": {"status": "Success"},
+                "error": "Google hasn't returned any results for this query.",
+            }
+        return {"search_metadata": {"status": "Success"}, "visual_matches" if lens else "organic_results": rows}
+
+
+class Chats:
+    """`POST /v1/chat/completions`; `reply` makes the answer of the messages."""
+
+    def __init__(self, reply: Callable[[list[dict[str, str]]], str], key: str = "", delay: float = 0.0) -> None:
+        self.reply, self.key, self.delay = reply, key, delay
+        self.storm: list[web.Response] = []
+        self.refuse: Callable[[dict[str, Any]], str] = lambda body: ""  # why a request is a 400
+        self.bodies: list[dict[str, Any]] = []
+
+    async def __call__(self, request: Any) -> web.StreamResponse:
+        if self.storm:
+            return self.storm.pop(0)
+        await asyncio.sleep(self.delay)
+        if request.path != "/v1/chat/completions":
+            raise web.HTTPNotFound()
+        sent = request.headers.get("Authorization", "")
+        if self.key and sent != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": f"Incorrect API key provided: {sent[7:]}"}}, status=401)
+        body = await request.json()
+        self.bodies.append(body)
+        if why := self.refuse(body):
+            return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=400)
+        text = self.reply(body["messages"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 7, "completion_tokens": len(text.split()), "total_tokens": 0}
+        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+def http_error(status: int, retry_after: str = "") -> web.Response:
+    """A service's complaint."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    return web.Response(status=status, headers=headers, text=json.dumps({"error": "busy"}))
