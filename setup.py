@@ -29,6 +29,7 @@ REQUIRED = [
     "pillow>=10.1",
     "rich>=13.0",
     "safetensors>=0.6",
+    "scipy>=1.13",
     "tensorflow-datasets>=4.9.10",
     "tensorstore>=0.1.80",
     "tokenizers>=0.22",
@@ -52,6 +53,9 @@ SERVE = [
 # Web search, language models behind HTTP, caches and rate limits in Redis.
 WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
 
+# Pages of PDFs, and what is written on them.
+PAGES = ["pypdfium2>=4.30", "rapidocr-onnxruntime>=1.4"]
+
 EXTRAS = {
     "serve": SERVE,
     "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
@@ -59,16 +63,19 @@ EXTRAS = {
     "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
     "tpu": ["jax[tpu]>=0.10.2"],
     "web": WEB,
+    "pages": PAGES,
     "cuda": ["jax[cuda12]>=0.10.2"],
     "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         *SERVE,
         *WEB,
+        *PAGES,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks only
         "fastapi>=0.115",  # benchmarks only
+        "igraph>=0.11",  # tests and benchmarks of graphs only
         LIBTPU,
         "mwparserfromhell>=0.7.2",
         "mwxml>=0.3.8",

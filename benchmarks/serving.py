@@ -98,18 +98,15 @@ def serve(side: str, encoder: str, directory: str, port: int) -> None:
     """One of the servers, until it is killed."""
     import uvicorn
 
-    from routerl_jax.knowledge.dense import DenseKB, QueryCache
+    from routerl_jax.knowledge.dense import DenseKB
     from routerl_jax.knowledge.load import load_kb
     from routerl_jax.knowledge.serving.config import warm_up
 
-    if encoder == "free":
-        kb = load_kb(directory, encoder=FreeEncoder(_dim(directory)))
-    else:
-        kb = load_kb(directory)
-    assert isinstance(kb, DenseKB)
-    kb.cache = QueryCache(0)
-    if side == "one row" and encoder == "real":
-        kb.encoder = OneRow(kb.encoder)
+    found = load_kb(directory, encoder=FreeEncoder(_dim(directory)) if encoder == "free" else None)
+    if not isinstance(found, DenseKB):
+        sys.exit(f"{directory}: not a dense knowledge base")
+    chosen: Any = OneRow(found.encoder) if side == "one row" and encoder == "real" else found.encoder
+    kb = DenseKB(found.store, chosen, found.index, cache_size=0)
     warm_up(kb)
     if side == "ours":
         from routerl_jax.knowledge.serving.app import Served, create_app
@@ -213,13 +210,17 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
                     loads.append(("half", arguments.clients, many // 2, -1.0))
                 for load, clients, requests, think in loads:
                     if repeat == 0:
-                        requests = min(requests, 2 * clients)
+                        requests = min(requests, max(2, clients // 4))
                     if think:
                         think = 2 * arguments.clients / capacity
                     result = server.drive(clients, requests, think, asked, arguments)
                     asked += requests
                     if load == "load" and side == "ours":
                         capacity = result["throughput"]
+                    said = ", ".join(
+                        f"{key} {result[key]:.4g}" for key in ("throughput", "p50", "p99", "cpu", "failed")
+                    )
+                    print(f"run {repeat}, {encoder}, {side}, {load}: {said}", file=sys.stderr, flush=True)
                     if repeat:
                         found.setdefault((side, load), []).append(result)
     finally:

@@ -38,7 +38,7 @@ def define_flags() -> None:
     flags.DEFINE_string("host", None, "Interface to listen at (127.0.0.1).")
     flags.DEFINE_integer("port", None, "Port (8000); 0 takes a free one.")
     flags.DEFINE_string("token_file", None, "File with the token that clients must give.")
-    flags.DEFINE_integer("max_batch", None, "Queries in one call of a knowledge base (64).")
+    flags.DEFINE_integer("max_batch", None, "Queries in one call of a knowledge base (128).")
     flags.DEFINE_float("max_wait_ms", None, "How long an idle knowledge base waits for further queries (0).")
     flags.DEFINE_integer("max_queue", None, "Queries that may wait; more are refused (4096).")
     flags.DEFINE_enum("mcp", None, ["off", "http", "stdio"], "Offer the knowledge bases as MCP tools.")
@@ -55,7 +55,7 @@ def main(_: Sequence[str]) -> None:
     if config.mcp == "stdio":
         from routerl_jax.knowledge.mcp import serve_stdio
 
-        serve_stdio(served)
+        serve_stdio(served, limits=config.limits)
     else:
         serve(served, config)
 

@@ -127,7 +127,7 @@ class DenseKB(KnowledgeBase):
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> DenseKB:
         """Opens a built store: loads its encoder (shared) and its index, or makes another index of its embeddings."""
-        model, main = query_encoder(store, encoder, mesh), _open_index(store, index, mesh)
+        model, main = query_encoder(store, encoder, mesh), open_index(store, index, mesh)
         if store.manifest.delta is None:
             return cls(store, model, main)
         return cls(store, model, UpdatedIndex(main, store.added_embeddings, store.deleted, mesh=mesh))
@@ -154,7 +154,8 @@ class DenseKB(KnowledgeBase):
         ]
 
 
-def _open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:
+def open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:
+    """The index of a built store over its embeddings, or another backend (`name`) made of them."""
     settings = dict(store.manifest.index)
     built = settings.pop("backend", None)
     name = name or built

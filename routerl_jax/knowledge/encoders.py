@@ -77,7 +77,7 @@ def encoder_place(name: str) -> str:
     return str(path.resolve()) if path.is_dir() else name
 
 
-def encoder_digest(encoder: TextEncoder) -> str:
+def encoder_digest(encoder: TextEncoder | Embedder) -> str:
     """Digest of what a vector depends on (weights, tokenizer, pooling) in an encoder of `shared_encoder`; "" for others.
 
     Prefixes are not in it: a knowledge base keeps those that it was built with.
@@ -86,7 +86,7 @@ def encoder_digest(encoder: TextEncoder) -> str:
         return next((digest for model, digest in _loaded.values() if model is encoder), "")
 
 
-def own_prefix(encoder: TextEncoder, kind: TextKind) -> str:
+def own_prefix(encoder: TextEncoder | Embedder, kind: TextKind) -> str:
     """What the encoder's authors put before queries or passages; "" where it can't tell."""
     return encoder.config.prompts.of(kind) if isinstance(encoder, Embedder) else ""
 

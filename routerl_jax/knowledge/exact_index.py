@@ -27,7 +27,6 @@ _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
 _SETTINGS = ("dtype", "recall_target", "device_bytes")
 
 
-@INDEXES.register("exact")
 class ExactIndex(VectorIndex):
     """All inner products on this process's accelerators, vectors split by rows over the devices.
 
@@ -182,14 +181,12 @@ class ExactIndex(VectorIndex):
         )(block, queries_QD, first, total)
 
 
-@INDEXES.register("exact_bf16")
 class ExactBfloat16Index(ExactIndex):
     """`ExactIndex` with two bytes per number."""
 
     default_dtype = "bfloat16"
 
 
-@INDEXES.register("exact_int8")
 class ExactInt8Index(ExactIndex):
     """`ExactIndex` with one byte per number."""
 
@@ -241,3 +238,8 @@ def _merged(parts: list[tuple[np.ndarray, np.ndarray]], width: int) -> tuple[np.
     scores, ids = (np.concatenate(arrays, 1) for arrays in zip(*parts))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :width]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+INDEXES.register("exact")(ExactIndex)
+INDEXES.register("exact_bf16")(ExactBfloat16Index)
+INDEXES.register("exact_int8")(ExactInt8Index)

@@ -78,9 +78,9 @@ def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Ser
     return Server("routerl_jax", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def serve_stdio(served: Sequence[Served]) -> None:
+def serve_stdio(served: Sequence[Served], *, limits: Limits | None = None) -> None:
     """Serves one client over standard input and output, until it closes them."""
-    server = mcp_server(served)
+    server = mcp_server(served, limits=limits)
     with _package():
         from mcp.server.stdio import stdio_server
 

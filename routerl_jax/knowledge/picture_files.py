@@ -6,6 +6,7 @@ DIR/pictures/0012/00012345.jpg
 from __future__ import annotations
 
 import io
+import json
 import pathlib
 from typing import Literal
 
@@ -66,6 +67,36 @@ class PictureFiles:
                 and upright
                 and (found.size == picture.size)
             )
+
+
+class Journal:
+    """Which pictures of a build are written: kept through a kill, so that none is made twice. Use as a context manager."""
+
+    def __init__(self, path: pathlib.Path, files: PictureFiles) -> None:
+        self._path, self._files = path, files
+        self._rows: dict[str, int] = {}
+
+    def __enter__(self) -> Journal:
+        lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
+        whole = [line for line in lines if line.endswith("\n")]  # the last one may have been cut by the kill
+        rows = dict(json.loads(line) for line in whole)
+        self._rows = {name: row for name, row in rows.items() if self._files.path(row).is_file()}
+        self._path.write_text("".join(whole), "utf-8")
+        self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def row(self, name: str) -> int | None:
+        """The row that a picture was written for, by the name of what it shows; None if it was not."""
+        return self._rows.get(name)
+
+    def write(self, name: str, row: int, encoded: bytes) -> None:
+        """Writes a picture and takes note of it."""
+        self._files.write(row, encoded)
+        self._file.write(json.dumps([name, row]) + "\n")
+        self._file.flush()
 
 
 def smaller(source: ImageSource, side: int, *, name: str | None = None) -> Image.Image:

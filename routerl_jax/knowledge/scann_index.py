@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import dataclasses
 import math
 import os
@@ -60,7 +61,6 @@ class ScannSettings:
                 raise ValueError(f"{key}={value} is too small")
 
 
-@INDEXES.register("scann")
 class ScannIndex(VectorIndex):
     """ScaNN's three ways of searching behind `VectorIndex`. Needs AVX2, that is x86."""
 
@@ -132,7 +132,8 @@ class ScannIndex(VectorIndex):
         truth, asked = kth_best(self.vectors, queries, 10), self.settings
 
         def reached(settings: ScannSettings) -> bool:
-            trial = ScannIndex(self.vectors, self._searcher, settings)
+            trial = copy.copy(self)
+            trial.settings = settings
             return recall(trial, self.vectors, queries, truth=truth) >= asked.recall_target
 
         best = dataclasses.replace(asked, reorder=asked.reorder or _REORDERS[-1])
@@ -207,3 +208,6 @@ def _scann() -> Any:
             f"(Linux, x86), or use index='exact'"
         ) from error
     return scann
+
+
+INDEXES.register("scann")(ScannIndex)

@@ -40,7 +40,7 @@ class UpdatedIndex:
         self, main: Searcher, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
     ) -> None:
         self.main = main
-        self.added = None if added is None else ExactIndex(added, mesh=mesh)
+        self.added = None if added is None else ExactIndex.build(added, {}, mesh=mesh)
         self.deleted = np.asarray(deleted, np.int64)
 
     def __len__(self) -> int:

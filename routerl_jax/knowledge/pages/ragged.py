@@ -116,7 +116,8 @@ class RaggedWriter:
         count: int,
         step: int,
     ) -> None:
-        self.width, self._count, self._precision = width, count, precision
+        self.width = width
+        self._precision: Precision = precision
         self._directory, self._progress, self._name = directory / name, progress, name
         self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
         self._lengths: list[int] = []

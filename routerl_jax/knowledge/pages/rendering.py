@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
 from routerl_jax.knowledge.pages.ocr import Ocr
-from routerl_jax.knowledge.picture_files import PictureFiles, PictureFormat
+from routerl_jax.knowledge.picture_files import Journal, PictureFiles, PictureFormat
 from routerl_jax.knowledge.writer import StoreWriter
 
 Text = Literal["none", "layer", "ocr", "either"]
@@ -64,10 +64,10 @@ class PageWriter:
         Raises:
           ValueError: as `documents.read_pages`; no page can be used.
         """
-        kept, row = self._kept(), 0
+        row = 0
         bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
-        with bar, self._journal.open("a", encoding="utf-8") as journal:
-            for page, made in self._in_order(kept):
+        with bar, Journal(self._journal, self._files) as journal:
+            for page, made in self._in_order(journal):
                 bar.update()
                 try:
                     encoded, text = made.result()
@@ -80,10 +80,8 @@ class PageWriter:
                 if not text.strip() and not self._keep_blank:
                     self._blank.append(page.id)
                     continue
-                if kept.get(page.id) != row:
-                    self._files.write(row, encoded)
-                    journal.write(json.dumps([page.id, row]) + "\n")
-                    journal.flush()
+                if journal.row(page.id) != row:
+                    journal.write(page.id, row, encoded)
                 yield Passage(id=page.id, title=page.title, text=text)
                 row += 1
         if not row:
@@ -94,13 +92,13 @@ class PageWriter:
         skipped = {"damaged": self._problems.skipped, "blank": self._blank}
         (self._scratch / SKIPPED).write_text(json.dumps(skipped, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
-    def _in_order(self, kept: dict[str, int]) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
+    def _in_order(self, journal: Journal) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
         """Pages with what becomes of them, a few of which are under way at a time."""
         workers = os.cpu_count() or 1
         waiting: collections.deque[tuple[Page, Future[tuple[bytes, str]]]] = collections.deque()
         with ThreadPoolExecutor(workers) as pool:
             for page in read_pages(self._corpus, self._reader, self._problems):
-                waiting.append((page, pool.submit(self._make, page, kept.get(page.id))))
+                waiting.append((page, pool.submit(self._make, page, journal.row(page.id))))
                 if len(waiting) == _AHEAD * workers:
                     yield waiting.popleft()
             yield from waiting
@@ -116,15 +114,6 @@ class PageWriter:
         if self._ocr is not None and not text.strip():
             text = self._ocr.text(encoded, name=page.id)
         return encoded, text
-
-    def _kept(self) -> dict[str, int]:
-        """Rows of the pages that a killed build has written."""
-        if not self._journal.is_file():
-            return {}
-        lines = self._journal.read_text("utf-8").splitlines(keepends=True)
-        rows = dict(json.loads(line) for line in lines if line.endswith("\n"))
-        self._journal.write_text("".join(line for line in lines if line.endswith("\n")), "utf-8")
-        return {page: row for page, row in rows.items() if self._files.path(row).is_file()}
 
 
 def skipped_pages(directory: pathlib.Path) -> dict[str, list[str]]:

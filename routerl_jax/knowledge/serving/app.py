@@ -73,7 +73,7 @@ _RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", 
 class ServerSettings:
     """How requests are batched and bounded; see `Batcher` and `Limits`. `token`: asked of every client, "" for none."""
 
-    max_batch: int = 64
+    max_batch: int = 128
     max_wait_ms: float = 0.0
     max_queue: int = 4096
     limits: Limits = dataclasses.field(default_factory=Limits)
@@ -264,14 +264,18 @@ def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
 
 async def _body(request: Request, limits: Limits) -> Any:
     """The request's JSON. Raises Refusal."""
+    from starlette.requests import ClientDisconnect
+
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limits.body_bytes:
-            raise Refusal(
-                413, "too_large", f"the body has more than {limits.body_bytes} bytes", {"Connection": "close"}
-            )
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limits.body_bytes:
+                message = f"the body has more than {limits.body_bytes} bytes"
+                raise Refusal(413, "too_large", message, {"Connection": "close"})
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise Refusal(499, "client_gone", "the client closed the connection") from error
     try:
         return _loads(b"".join(parts))
     except ValueError as error:

@@ -64,7 +64,7 @@ class Batcher:
         self,
         kb: Searchable,
         *,
-        max_batch: int = 64,
+        max_batch: int = 128,
         max_wait: float = 0.0,
         max_queue: int = 4096,
         observer: BatchObserver | None = None,

@@ -40,7 +40,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str = ""
-    max_batch: int = 64
+    max_batch: int = 128
     max_wait_ms: float = 0.0
     max_queue: int = 4096
     limits: Limits = dataclasses.field(default_factory=Limits)

@@ -19,7 +19,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
     if config.mcp == "http":
         from routerl_jax.knowledge.mcp import http_app
 
-        mcp = http_app(served, host=config.host)
+        mcp = http_app(served, host=config.host, limits=config.limits)
     app = create_app(served, config.settings(), mcp=mcp)
     listener = _listen(config.host, config.port)
     port = listener.getsockname()[1]

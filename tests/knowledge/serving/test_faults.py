@@ -79,6 +79,7 @@ def test_a_body_that_breaks_off_harms_nobody() -> None:
     with serving(EchoKB()) as url:
         with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as raw:
             raw.sendall(b'POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"quer')
+        wait_until(lambda: 'type="client_gone"} 1.0' in httpx2.get(f"{url}/metrics").text)
         assert search(url, {"queries": ["x"]}).status_code == 200
 
 
@@ -95,7 +96,7 @@ def test_two_hundred_clients_at_once() -> None:
 
         with ThreadPoolExecutor(200) as pool:
             assert list(pool.map(client, range(200))) == [f"q{i} (0)" for i in range(200)]
-    assert max(len(queries) for queries, _ in kb.calls) <= 64
+    assert max(len(queries) for queries, _ in kb.calls) <= 128
     assert len(kb.calls) < 200
 
 

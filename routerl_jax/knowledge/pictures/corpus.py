@@ -1,0 +1,93 @@
+"""Corpora of pictures: rows with texts and picture files, or directories of pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
+from routerl_jax.knowledge.pages.documents import PICTURES, Problems, documents
+from routerl_jax.models.images import ImageSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of a corpus; `image` is a path, a `data:` URI, or None."""
+
+    id: str
+    title: str
+    text: str
+    image: ImageSource | None
+    place: str  # where it stands, for messages
+
+
+def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[Entry]:
+    """The rows of a corpus, in order.
+
+    Args:
+      corpus: .jsonl, .jsonl.gz or .json with rows {id, title?, text? or caption?, image?}, whose pictures are paths relative
+        to the file, or `data:` URIs; or a directory of pictures, whose paths below it are their ids and names their titles.
+
+    Raises:
+      ValueError: no such place, or nothing in it; a row without id, or with neither text nor picture; a picture that is not
+        there, unless `problems` skips it. Names file and row.
+    """
+    root = pathlib.Path(corpus).expanduser()
+    count = 0
+    for entry in _files(root) if root.is_dir() else _rows(root, problems):
+        count += 1
+        yield entry
+    if not count:
+        raise ValueError(f"{root} holds nothing that can be used. Expected rows like {{id, title, text, image}}")
+
+
+def pictures_digest(corpus: str | pathlib.Path) -> str:
+    """Hex digest of a corpus: a file's bytes, or names, sizes and times of a directory's pictures."""
+    root = pathlib.Path(corpus).expanduser()
+    if not root.is_dir():
+        return file_sha256(checked_path(root))
+    digest = hashlib.sha256()
+    for path in documents(root, PICTURES):
+        found = os.stat(path)
+        digest.update(f"{path.relative_to(root)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _files(root: pathlib.Path) -> Iterator[Entry]:
+    for path in documents(root, PICTURES):
+        name = path.relative_to(root).as_posix()
+        yield Entry(id=name, title=path.stem.replace("_", " "), text="", image=path, place=str(path))
+
+
+def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
+    seen: dict[str, int] = {}
+    for place, row in read_rows(checked_path(path)):
+        name = new_id(string_field(row, "id", place), place, seen)
+        title = string_field(row, "title", place, default="")
+        text = string_field(row, "text" if row.get("text") is not None else "caption", place, default="")
+        image = string_field(row, "image", place, default="")
+        if not (title.strip() or text.strip() or image.strip()):
+            raise place.error(
+                "neither text nor picture: fill in 'title', 'text', 'caption' or 'image', or remove the row"
+            )
+        try:
+            source = _source(path, image, place) if image.strip() else None
+        except ValueError as error:
+            problems.handle(error)
+            continue
+        yield Entry(id=name, title=title, text=text, image=source, place=f"{path}, {place.unit} {place.number}")
+
+
+def _source(path: pathlib.Path, image: str, place: Place) -> ImageSource:
+    if image.startswith("data:"):
+        return image
+    if "://" in image:
+        raise place.error(f"key 'image': {image[:80]!r} is not on this machine; fetch it and give its path")
+    found = path.parent / pathlib.Path(image).expanduser()
+    if not found.is_file():
+        raise place.error(f"key 'image': {found} does not exist. Paths are relative to the file")
+    return found

@@ -1,0 +1,173 @@
+"""Captions and pictures found by text, picture or both (R1-Router's UniIR), and pictures by a picture (MMSearch-R1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.dense import QueryCache, open_index
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.index import VectorIndex
+from routerl_jax.knowledge.picture_files import PictureFiles
+from routerl_jax.knowledge.pictures.likeness import alike
+from routerl_jax.knowledge.query import query_image, query_key, query_text
+from routerl_jax.knowledge.store import Store, StoredArray
+from routerl_jax.models.clip import Clip, uniir_text
+from routerl_jax.models.images import decode_image
+
+FINGERPRINTS = "fingerprints"
+_QUERY_BATCH = 16  # rows of every encoder call, as in knowledge.dense
+
+
+class PictureKB(KnowledgeBase):
+    """What both kinds share: CLIP's vectors, an index over them, pictures on disk.
+
+    Args:
+      store: an opened store with embeddings.
+      encoder: gives queries their vectors.
+      index: over the store's embeddings.
+      cache_size: number of query vectors to remember (3 KB each at 768 dimensions).
+    """
+
+    def __init__(self, store: Store, encoder: Clip, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+        self.name = store.manifest.name
+        self.store, self.encoder, self.index = store, encoder, index
+        self.cache = QueryCache(cache_size)
+        self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
+        self._fingerprints = StoredArray(store.directory / FINGERPRINTS, 2**30, store.hint)
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Self:
+        """Opens a built store with its encoder and index, or the given ones."""
+        embedding = store.manifest.embedding
+        if embedding is None:
+            raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
+        chosen = encoder or embedding.encoder
+        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        if not isinstance(model, Clip):
+            raise ValueError(f"{chosen!r} is not a CLIP model, which {store.directory} is searched with")
+        found = encoder_digest(model)
+        if found and embedding.digest and found != embedding.digest:
+            raise ValueError(
+                f"the encoder {chosen!r} is not what {store.directory} was built with: its weights or tokenizer have another "
+                f"digest than kb.json says. {store.hint}"
+            )
+        return cls(store, model, open_index(store, index, mesh))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def embed_queries(self, queries: Sequence[Query]) -> Float32[np.ndarray, "Q D"]:
+        """The queries' vectors: the sum of text and picture, at unit length.
+
+        Raises:
+          ValueError: a picture that can't be read; names the query.
+        """
+        by_key = {query_key(query): query for query in queries}
+        vectors = self.cache.known(list(by_key))
+        missing = {key: query for key, query in by_key.items() if key not in vectors}
+        if missing:
+            inputs = [self._input(query) for query in missing.values()]
+            fresh = dict(zip(missing, self.encoder.embed(inputs, prefix="", batch_size=_QUERY_BATCH)))
+            fresh = {key: vector.copy() for key, vector in fresh.items()}
+            self.cache.add(fresh)
+            vectors |= fresh
+        return np.stack([vectors[query_key(query)] for query in queries])
+
+    def _input(self, query: Query) -> TextAndImage:
+        """A query as the encoder takes it."""
+        if isinstance(query, str):
+            return TextAndImage(text=query)
+        return dataclasses.replace(query, image=decode_image(query.image, name="the query's picture"))
+
+    def _passages(self, rows: Sequence[int] | np.ndarray) -> dict[int, Passage]:
+        """Passages by row, with their pictures where they have one."""
+        distinct = np.unique(np.asarray(rows, np.int64))
+        shown = [bool(one.any()) for one in self._fingerprints.take(distinct)] if len(distinct) else []
+        return {
+            row: dataclasses.replace(passage, image=str(self._files.path(row)) if has_picture else "")
+            for row, passage, has_picture in zip(distinct.tolist(), self.store.passages.take(distinct), shown)
+        }
+
+
+class TextImageKB(PictureKB):
+    """Texts, pictures, or texts with pictures, found by texts, pictures, or both at once.
+
+    The instruction that goes before a query's text is part of the trained model (UniIR has one per task).
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"text", "image"})
+
+    def _input(self, query: Query) -> TextAndImage:
+        shown = bool(query_image(query))
+        instruction = str(self.store.manifest.settings["image_instruction" if shown else "instruction"])
+        text = uniir_text(query_text(query), instruction)
+        return dataclasses.replace(super()._input(query), text=text or None)
+
+    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        ids, scores = self.index.search(self.embed_queries(queries), k)
+        passages = self._passages(ids[ids >= 0])
+        return [
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
+            for found, row in zip(ids.tolist(), scores.tolist())
+        ]
+
+
+class ReverseImageKB(PictureKB):
+    """The nearest pictures to a picture, with the titles of where they were found; `Passage.image` is a thumbnail.
+
+    A picture that is there several times (re-encoded or resized too) is one result; its text lists the other titles.
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"image"})
+
+    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        vectors = self.embed_queries(queries)
+        results: list[list[Passage]] = [[] for _ in queries]
+        open_queries, count = np.arange(len(queries)), min(4 * k, len(self))
+        while len(open_queries):
+            unclear = []
+            for query, ids, scores in zip(open_queries, *self.index.search(vectors[open_queries], count)):
+                groups = self._groups(ids[ids >= 0])
+                if len(groups) < k and count < len(self):
+                    unclear.append(query)
+                else:
+                    results[query] = self._shown(groups[:k], dict(zip(ids.tolist(), scores.tolist())))
+            open_queries, count = np.asarray(unclear, np.int64), min(4 * count, len(self))
+        return results
+
+    def _groups(self, rows: np.ndarray) -> list[list[int]]:
+        """Rows of the same picture together, each group where its best one stands."""
+        prints = self._fingerprints.take(rows)
+        groups: list[list[int]] = []
+        left = np.ones(len(rows), bool)
+        for i, row in enumerate(rows):
+            if left[i]:
+                same = left & alike(prints[i], prints)
+                same[i] = True
+                left &= ~same
+                groups.append([int(row), *(int(other) for other in rows[same] if other != row)])
+        return groups
+
+    def _shown(self, groups: list[list[int]], scores: dict[int, float]) -> list[Passage]:
+        passages = self._passages([row for group in groups for row in group])
+        shown = []
+        for first, *others in groups:
+            passage = passages[first]
+            titles = dict.fromkeys(passages[row].title for row in others)
+            titles.pop(passage.title, None)
+            lines = [passage.text] if passage.text.strip() else []
+            lines += [f"The same picture: {title}" for title in titles if title]
+            shown.append(dataclasses.replace(passage, text="\n".join(lines), score=scores[first]))
+        return shown
+
+
+KB_KINDS.register("text_image")(TextImageKB.open)
+KB_KINDS.register("reverse_image")(ReverseImageKB.open)

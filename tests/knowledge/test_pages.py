@@ -1,0 +1,236 @@
+"""Documents to pages, OCR, and knowledge bases of both kinds from end to end, on documents made here and real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.base import build
+from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.pages.build import OcrConfig, PagesConfig, build_ocr, build_pages
+from routerl_jax.knowledge.pages.documents import Page, Problems, Reader, documents, read_pages
+from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
+from routerl_jax.knowledge.pages.ocr import Ocr
+from routerl_jax.knowledge.pages.rendering import PageConfig
+from routerl_jax.models.late_interaction import max_similarity
+from tests.knowledge import late
+from tests.knowledge.helpers import files_of, write_jsonl
+
+pdf = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed (pip install routerl_jax[pages])")
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A PDF of three pages and twelve pictures, with files among them that are no documents."""
+    root = tmp_path_factory.mktemp("documents")
+    late.write_pdf(root / "deck.pdf", ["Hello world", "Second page", "Third one"])
+    for i in range(12):
+        late.write_picture(root / "slides" / f"slide{i}.png", i)
+    (root / "notes.txt").write_text("not a page")
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "x.png").write_bytes(b"")
+    return root
+
+
+def test_pages_of_a_directory(corpus: pathlib.Path) -> None:
+    reader = Reader(dpi=72)
+    pages = list(read_pages(corpus, reader, Problems("raise")))
+    slides = [f"slides/slide{i}.png#1" for i in range(12)]
+    assert [page.id for page in pages] == ["deck.pdf#1", "deck.pdf#2", "deck.pdf#3", *slides]
+    assert [page.title for page in pages[2:4]] == ["deck, page 3", "slide0"]
+    assert reader.text(pages[1]) == "Second page"
+    assert reader.picture(pages[0]).size == (200, 100)
+    assert Reader(dpi=144).picture(pages[0]).size == (400, 200)
+    drawn = np.asarray(Reader(dpi=144).picture(pages[0]))
+    assert drawn.min() < 50  # letters
+    assert drawn[0, 0].tolist() == [255, 255, 255]
+    single = list(read_pages(corpus / "slides" / "slide3.png", reader, Problems("raise")))
+    assert [page.id for page in single] == ["slide3.png#1"]
+
+
+def test_frames_of_a_scan_are_pages(tmp_path: pathlib.Path) -> None:
+    frames = [Image.new("L", (30, 20), 60 * i) for i in range(3)]
+    frames[0].save(tmp_path / "scan.tif", save_all=True, append_images=frames[1:])
+    reader = Reader()
+    pages = list(read_pages(tmp_path, reader, Problems("raise")))
+    assert [page.id for page in pages] == ["scan.tif#1", "scan.tif#2", "scan.tif#3"]
+    assert [reader.picture(page).getpixel((0, 0)) for page in pages] == [(60 * i,) * 3 for i in range(3)]
+
+
+def test_a_list_of_pages(tmp_path: pathlib.Path) -> None:
+    late.write_picture(tmp_path / "a.png", 1)
+    rows = [{"id": "a", "image": "a.png", "title": "A", "text": "what it says"}]
+    listed = write_jsonl(tmp_path / "pages.jsonl", rows)
+    (page,) = read_pages(listed, Reader(), Problems("raise"))
+    assert page == Page(id="a", title="A", path=tmp_path / "a.png", text="what it says")
+    for row, message in (
+        ({"id": "a", "image": "b.png"}, "b.png does not exist. Paths are relative to the list"),
+        ({"id": "a", "image": "https://example.com/b.png"}, "is not a file; save the pictures"),
+        ({"id": "a"}, "key 'image' is missing"),
+    ):
+        listed = write_jsonl(tmp_path / "pages.jsonl", [row])
+        with pytest.raises(ValueError, match=rf"pages\.jsonl, line 1: .*{re.escape(message)}"):
+            list(read_pages(listed, Reader(), Problems("raise")))
+
+
+def test_bad_documents(tmp_path: pathlib.Path) -> None:
+    whole = late.write_pdf(tmp_path / "whole.pdf", ["fine"])
+    (tmp_path / "corrupt.pdf").write_bytes(b"%PDF-1.4 and nothing that follows")
+    (tmp_path / "empty.pdf").write_bytes(b"")
+    (tmp_path / "half.png").write_bytes(late.write_picture(tmp_path / "x.png", 0).read_bytes()[:90])
+    (tmp_path / "x.png").unlink()
+    config = PagesConfig(corpus=str(tmp_path), encoder="late")
+    with pytest.raises(ValueError, match=r"corrupt\.pdf: not a PDF that can be read.*repair or remove it"):
+        build_pages(config, tmp_path.parent / "kb1", progress=False, encoder=late.model())
+    config = dataclasses.replace(config, pages=PageConfig(on_error="skip"))
+    report = build_pages(config, tmp_path.parent / "kb1", progress=False, encoder=late.model())
+    assert (report.count, report.damaged) == (1, 3)
+    assert "left out: 3 damaged" in str(report)
+    skipped = json.loads((tmp_path.parent / "kb1" / "skipped.json").read_text())["damaged"]
+    assert [re.search(r"(\w+)\.(pdf|png)", one)[1] for one in skipped] == ["corrupt", "empty", "half"]  # type: ignore[index]
+    whole.unlink()
+    with pytest.raises(ValueError, match=r"none of its pages can be used|holds no pages that can be read"):
+        build_pages(config, tmp_path.parent / "kb2", progress=False, encoder=late.model())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="none holds no documents"):
+        documents(tmp_path / "none")
+    with pytest.raises(ValueError, match="absent does not exist"):
+        documents(tmp_path / "absent")
+    with pytest.raises(ValueError, match="unknown type of document"):
+        documents(write_jsonl(tmp_path / "a.txt", []))
+
+
+def test_a_knowledge_base_of_pages(corpus: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config = PagesConfig(corpus=str(corpus), encoder="late", shard_size=4, precision="float32")
+    report = build_pages(config, tmp_path / "kb", progress=False, encoder=late.model())
+    assert (report.count, report.embedded, report.damaged, report.blank) == (15, 15, 0, 0)
+    assert report.index == "all pages in full"
+    kb = load_kb(tmp_path / "kb", encoder=late.model())  # type: ignore[arg-type]
+    assert isinstance(kb, PageKB)
+    queries = ["which slide is red?", "what does the second page say?", " "]
+    results = kb.search(queries, 4)
+    assert results[2] == []
+    embedded = late.model().embed(queries[:2], kind="query")
+    pictures = [tmp_path / "kb" / "pictures" / "0000" / f"{row:08d}.jpg" for row in range(15)]
+    expected = max_similarity(embedded, late.model().embed(pictures))
+    for found, scores in zip(results, expected):
+        order = np.argsort(-scores)[:4]
+        assert [passage.image for passage in found] == [str(pictures[row].resolve()) for row in order]
+        np.testing.assert_allclose([passage.score for passage in found], scores[order], rtol=1e-4)
+    assert {passage.text for passage in kb.search(queries[:1], 15)[0]} >= {
+        "Hello world",
+        "Second page",
+        "Third one",
+        "",
+    }
+    with pytest.raises(ValueError, match="has a picture, but knowledge base 'kb' is searched by text alone"):
+        kb.search([TextAndImage(text="x", image=pictures[0])])
+    assert build_pages(config, tmp_path / "kb", progress=False, encoder=late.model()).embedded == 0
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_first_stage(corpus: pathlib.Path, tmp_path: pathlib.Path, precision: Any) -> None:
+    config = PagesConfig(corpus=str(corpus), encoder="late", index="exact", pooled=4, precision=precision)
+    report = build_pages(config, tmp_path / "kb", progress=False, encoder=late.model())
+    assert "exact over 4 pooled vectors of a page" in report.index
+    assert report.recall == 1
+    queries = ["which slide is red?", "what does the second page say?"]
+    kb, full = (load_kb(tmp_path / "kb", encoder=late.model(), index=index) for index in (None, "maxsim"))  # type: ignore[arg-type]
+    assert kb.search(queries, 3) == full.search(queries, 3)
+    with pytest.raises(ValueError, match="is not a late-interaction model"):
+        load_kb(tmp_path / "kb", encoder="all-MiniLM-L6-v2")
+
+
+@pytest.mark.parametrize("stage", ["draw", "embed", "pool"])
+def test_a_killed_build_goes_on(corpus: pathlib.Path, tmp_path: pathlib.Path, stage: str) -> None:
+    def run(stage: str) -> int:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.knowledge.killed_pages",
+            corpus,
+            tmp_path / "kb",
+            tmp_path / "log",
+            stage,
+        ]
+        return subprocess.run(list(map(str, command)), cwd=ROOT, check=False).returncode
+
+    assert run(stage) == -signal.SIGKILL
+    assert not (tmp_path / "kb").exists()
+    before = (tmp_path / "log").read_text().splitlines()
+    assert run("none") == 0
+    log = (tmp_path / "log").read_text().splitlines()
+    drawn = [line for line in log if line.startswith("draw")]
+    assert len(drawn) <= 15 + (8 if stage == "draw" else 0)  # those under way are not noted
+    embedded = [line for line in log if line.startswith("embed")]
+    assert len(embedded) == {"draw": 15, "embed": 15 + 1, "pool": 15}[stage]  # one of an unfinished shard, twice
+    assert len(log) > len(before)
+    whole = tmp_path / "whole"
+    config = PagesConfig(corpus=str(corpus), name="kb", shard_size=4, index="exact", pooled=3)
+    build_pages(config, whole, progress=False, encoder=late.model())
+    assert files_of(tmp_path / "kb") == files_of(whole)
+
+
+def test_ocr_of_real_pages(tmp_path: pathlib.Path, shared_data: Any) -> None:
+    """Words of a slide, by the engine and then from what it left; pages without text are no passages."""
+    pytest.importorskip("rapidocr_onnxruntime", reason="rapidocr-onnxruntime is not installed")
+    slide = shared_data("vrag_demo_pages/pages/00a76e3a9a36255616e2dc14a6eb5dde598b321f_1.jpg")
+    lines = Ocr().lines(slide.read_bytes())
+    texts = [line.text for line in lines]
+    assert "CHARM" in texts
+    assert any("marine fisheries" in text for text in texts)
+    charm = lines[texts.index("CHARM")]
+    assert charm.confidence > 0.9
+    assert 250 < charm.box[0] < 300 < 500 < charm.box[2] < 600
+    cached = Ocr()
+    cached._engine = None  # type: ignore[method-assign,assignment]
+    assert cached.lines(slide.read_bytes()) == lines
+
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "charm.jpg").write_bytes(slide.read_bytes())
+    Image.new("RGB", (64, 64), "white").save(documents / "blank.png")
+    late.write_pdf(documents / "deck.pdf", ["Revenue of Ghana in 1957"])
+    config = OcrConfig(corpus=str(documents), pages=PageConfig(text="either"), index="exact")
+    report = build_ocr(config, tmp_path / "kb", progress=False)
+    assert (report.count, report.blank) == (2, 1)
+    kb = load_kb(tmp_path / "kb")
+    assert isinstance(kb, OcrKB)
+    (found,) = kb.search(["coastal communities and marine fisheries"], 1)[0]
+    assert (found.id, pathlib.Path(found.image).read_bytes()) == ("charm.jpg#1", slide.read_bytes())
+    assert kb.search(["How much did Ghana earn?"], 1)[0][0].text == "Revenue of Ghana in 1957"
+
+
+def test_configurations() -> None:
+    for kind in ("pages", "ocr"):
+        assert KB_BUILDERS.get(kind).config(kind=kind).kind == kind
+    with pytest.raises(ValueError, match="leaves nothing to search"):
+        OcrConfig(pages=PageConfig(text="none"))
+    with pytest.raises(ValueError, match="unknown kind of knowledge base to build 'bm52'"):
+        OcrConfig(retriever="bm52")
+    with pytest.raises(ValueError, match="dpi=5 must lie"):
+        PageConfig(dpi=5)
+    with pytest.raises(ValueError, match="corpus must be set"):
+        build(PagesConfig(), "kb")
+    with pytest.raises(ValueError, match="unknown index 'skann'"):
+        PagesConfig(index="skann")
+    changes = PagesConfig(corpus="x", pages=PageConfig(dpi=200), pooled=4).changes()
+    assert changes == {"kind": "pages", "pages.dpi": 200, "pooled": 4}
