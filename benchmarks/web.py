@@ -157,27 +157,30 @@ def main() -> None:
     peer = Peer(url)
     sides = {"ours": ours(url), "threads": peer.threads, "sequential": peer.sequential}
     rates: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(arguments.repeats):
         for name, run in sides.items():
             count = (
                 4 if name == "sequential" else arguments.queries
             )  # its time per query doesn't depend on their number
             queries = [f"{name}{repeat}q{i:03d}" for i in range(count)]
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             results = run(queries)
             rates[name].append(count / (time.perf_counter() - started))
+            cpu[name].append((time.process_time() - used) / count)
             assert [len(found) for found in results] == [PAGES] * count, (name, results)
     server.kill()
     medians = {name: statistics.median(found) for name, found in rates.items()}
     ratios = {f"web_vs_{name}": medians["ours"] / medians[name] for name in ("threads", "sequential")}
     if arguments.json:
-        print(json.dumps({"ratios": ratios, "queries_per_second": medians, "queries": arguments.queries}))
+        seconds = {name: statistics.median(found) for name, found in cpu.items()}
+        report = {"ratios": ratios, "queries_per_second": medians, "cpu_seconds_per_query": seconds}
+        print(json.dumps({**report, "queries": arguments.queries}))
         return
-    print("| side | queries/s (range) | ours, times as many |\n|---|---:|---:|")
+    print("| side | queries/s (range) | ours, times as many | CPU ms a query |\n|---|---:|---:|---:|")
     for name, found in rates.items():
-        print(
-            f"| {name} | {medians[name]:.2f} ({min(found):.2f}-{max(found):.2f}) | {medians['ours'] / medians[name]:.1f}x |"
-        )
+        row = f"{medians[name]:.2f} ({min(found):.2f}-{max(found):.2f}) | {medians['ours'] / medians[name]:.1f}x"
+        print(f"| {name} | {row} | {1000 * statistics.median(cpu[name]):.0f} |")
 
 
 if __name__ == "__main__":
