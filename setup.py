@@ -28,6 +28,7 @@ REQUIRED = [
     "pillow>=10.1",
     "rich>=13.0",
     "safetensors>=0.6",
+    "scipy>=1.12",
     "tensorflow-datasets>=4.9.10",
     "tensorstore>=0.1.80",
     "tokenizers>=0.22",
@@ -43,14 +44,17 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda12]>=0.10.2"],
     "compile_check": [LIBTPU],
+    "pages": ["pypdfium2>=5.0", "rapidocr-onnxruntime>=1.4"],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         "accelerate>=1.0",  # transformers reads GGUF files with it
         LIBTPU,
         "peft>=0.21",  # parity tests only
+        "pypdfium2>=5.0",
         "pyright>=1.1.390",
         "pytest>=8.0",
         "pytest-xdist>=3.6",
+        "rapidocr-onnxruntime>=1.4",
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
     ],
