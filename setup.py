@@ -54,7 +54,7 @@ SERVE = [
 WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
 
 # Pages of PDFs, and what is written on them.
-PAGES = ["pypdfium2>=4.30", "rapidocr-onnxruntime>=1.4"]
+PAGES = ["pypdfium2>=5.0", "rapidocr-onnxruntime>=1.4"]
 
 EXTRAS = {
     "serve": SERVE,

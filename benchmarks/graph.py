@@ -18,6 +18,7 @@ import argparse
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,15 +35,16 @@ def main() -> None:
     parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("runs/graph"))
     parser.add_argument("--hipporag", type=pathlib.Path)
+    parser.add_argument("--datasets", nargs="*", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"page_rank": page_rank(repeats=arguments.repeats)}
-    if arguments.data:
-        result["retrieval"] = {
-            dataset: retrieval(arguments.data, arguments.work, dataset, arguments.hipporag, arguments.repeats)
-            for dataset in DATASETS
-        }
+    print(result["page_rank"], file=sys.stderr)
+    for dataset in arguments.datasets if arguments.data else ():
+        found = retrieval(arguments.data, arguments.work, dataset, arguments.hipporag, arguments.repeats)
+        print(dataset, found, file=sys.stderr)
+        result.setdefault("retrieval", {})[dataset] = found
     result["ratios"] = {"graph_vs_igraph": result["page_rank"]["ratio"]}
     result["recall"] = {dataset: found["recall"] for dataset, found in result.get("retrieval", {}).items()}
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))

@@ -6,6 +6,7 @@ import gzip
 import json
 import pathlib
 import random
+import sys
 from typing import Any
 
 from routerl_jax.core.types import Passage
@@ -45,5 +46,5 @@ def build(data: pathlib.Path, work: pathlib.Path, dataset: str, questions: int, 
     _, corpus = questions_and_passages(data, dataset, questions, passages)
     triples = str(data / dataset / "triples.jsonl.gz") if dataset == "musique" else ""
     config = GraphConfig(extractor="given" if triples else "rules", triples=triples, shard_size=512)
-    print(build_graph_from_passages(corpus, config, directory))
+    print(build_graph_from_passages(corpus, config, directory), file=sys.stderr)
     return directory

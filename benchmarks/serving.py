@@ -206,7 +206,7 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
             for side, server in servers.items():
                 many = arguments.requests if side == "ours" else max(arguments.clients, arguments.requests // 5)
                 loads = [("one", 1, min(20, many), 0.0), ("load", arguments.clients, many, 0.0)]
-                if side == "ours":
+                if side == "ours" and repeat:
                     loads.append(("half", arguments.clients, many // 2, -1.0))
                 for load, clients, requests, think in loads:
                     if repeat == 0:

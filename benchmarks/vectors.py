@@ -109,7 +109,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def _compare(matrix: np.ndarray, queries: np.ndarray, details: dict[str, Any]) -> dict[str, Any]:
     truth = np.concatenate([exact_top_k(matrix, queries[at : at + 64]) for at in range(0, len(queries), 64)])
     start = time.perf_counter()
-    index: Any = ScannIndex.build(Memory(matrix), {"tree_from": 50_000})
+    index: Any = ScannIndex.build(Memory(matrix), {"brute_force_below": 5000, "tree_from": 50_000})
     built = time.perf_counter() - start
     start = time.perf_counter()
     faiss, nprobe = _faiss(matrix, queries, truth)

@@ -10,9 +10,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Message
-from routerl_jax.knowledge.cache import Cache, LayeredCache, SqliteCache, cache_key
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.models.pretrained import cache_directory
+from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
 
 
 class CachedModel:

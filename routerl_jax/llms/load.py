@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.secrets import secret
-from routerl_jax.knowledge.limits import open_limiter
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.openai import OpenAIModel
+from routerl_jax.remote.limits import open_limiter
+from routerl_jax.remote.secrets import secret
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.background import shared_loop
-from routerl_jax.core.http import HttpClient, HttpError
-from routerl_jax.core.secrets import secret
 from routerl_jax.core.types import Message
-from routerl_jax.knowledge.limits import RateLimiter, acquire_async
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.schemas import with_schema
+from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.http import HttpClient, HttpError
+from routerl_jax.remote.limits import RateLimiter, acquire_async
+from routerl_jax.remote.secrets import secret
 
 # How a schema is asked for, strictest first; servers reject what they don't know with one of these.
 _FORMATS = ("json_schema", "json_object", "none")

@@ -66,6 +66,10 @@ def test_queries_and_pages_of_any_length() -> None:
     found = scorer.scores(queries)
     np.testing.assert_allclose(found, max_similarity(queries, pages), rtol=1e-5, atol=1e-5)
     assert not found[-1].any()
+    alone = scorer.scores(queries, alone=True)
+    np.testing.assert_allclose(alone, found, rtol=1e-5, atol=1e-5)
+    for row, query in enumerate(queries[:3]):  # equal to the last bit, whatever else is there
+        np.testing.assert_array_equal(MaxSim(pages[2:]).scores([query], alone=True)[0], alone[row, 2:])
     assert scorer.scores([]).shape == (0, 8)
     for query, row in zip(queries, found):
         np.testing.assert_allclose(scorer.scores([query])[0], row, rtol=1e-5, atol=1e-5)

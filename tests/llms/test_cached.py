@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from routerl_jax.core.types import Message
-from routerl_jax.knowledge.cache import LayeredCache, SqliteCache
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.cached import CachedModel
+from routerl_jax.remote.cache import LayeredCache, SqliteCache
 
 
 class Counting:

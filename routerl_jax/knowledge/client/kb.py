@@ -17,15 +17,15 @@ from PIL import Image
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.cache import Cache
 from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Transport
-from routerl_jax.knowledge.limits import RateLimiter
 from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import data_uri, passage_json, passage_of
 from routerl_jax.models.images import ImageSource, decode_image, image_bytes
+from routerl_jax.remote.cache import Cache
+from routerl_jax.remote.limits import RateLimiter
 
 
 class HttpKB(KnowledgeBase):

@@ -4,8 +4,8 @@ With a first stage, every vector of the query finds its nearest among the pooled
 sum over the query's vectors of the best that was found for it, or of the worst that was found at all (so XTR, arXiv 2304.01982,
 fills its gaps). The pages of highest estimate are read from disk and compared in full.
 
-Scores that are returned are computed query by query and page by page in float32, whatever proposed the page; ties go to the
-page that comes first. Dimensions: Q queries, n vectors of a query, D width.
+Scores that are returned are computed query by query and page by page, whatever proposed the page; ties go to the page that
+comes first. Dimensions: Q queries, n vectors of a query, D width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from jaxtyping import Float, Float32, Int
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.pages.maxsim import MaxSim
 from routerl_jax.knowledge.pages.ragged import Ragged
-from routerl_jax.models.late_interaction import max_similarity
 
 _SPARE = 16  # pages beyond k that are scored anew: rounding can't push a winner out
 _PER_K = 4  # candidates at least, for each page asked for
@@ -108,8 +107,7 @@ class PageIndex:
     def _ranked(
         self, query: np.ndarray, rows: Int[np.ndarray, " B"], k: int
     ) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
-        pages = [page.astype(np.float32) for page in self.vectors.take(rows)]
-        scores = max_similarity([np.asarray(query, np.float32)], pages)[0]
+        scores = MaxSim(self.vectors.take(rows), mesh=self._mesh).scores([query], alone=True)[0]
         order = np.lexsort((rows, -scores))[:k]
         return rows[order], scores[order]
 

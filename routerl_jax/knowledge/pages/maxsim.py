@@ -66,8 +66,12 @@ class MaxSim:
     def __len__(self) -> int:
         return self.count
 
-    def scores(self, queries: Sequence[Float[np.ndarray, "n D"]]) -> Float32[np.ndarray, "Q P"]:
-        """Scores of all queries for all pages. A query's do not depend on the others of the call beyond float32 rounding.
+    def scores(self, queries: Sequence[Float[np.ndarray, "n D"]], *, alone: bool = False) -> Float32[np.ndarray, "Q P"]:
+        """Scores of all queries for all pages.
+
+        Args:
+          alone: query by query and page by page, slower: to the last bit, a score then follows from query and page alone.
+            Otherwise its rounding may depend on what else is scored.
 
         Raises:
           ValueError: a query of another width.
@@ -78,11 +82,11 @@ class MaxSim:
                     f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors"
                 )
         found = np.zeros((len(queries), self.count), np.float32)
-        for which in _calls([len(query) for query in queries]):
-            self._score([queries[i] for i in which], found, which)
+        for which in _calls([len(query) for query in queries], 1 if alone else _MOST_VECTORS):
+            self._score([queries[i] for i in which], found, which, alone)
         return found
 
-    def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int]) -> None:
+    def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
         starts = np.cumsum([0, *lengths[:-1]])
         dtype = self._blocks[0].values.dtype
@@ -91,7 +95,7 @@ class MaxSim:
         if dtype == jnp.bfloat16 and np.array_equal(vectors, short := vectors.astype(dtype)):
             vectors = short
         placed = {device: jax.device_put(vectors, device) for device in self._devices}
-        best = functools.partial(_best, self._together(len(vectors)))
+        best = functools.partial(_best, 1 if alone else self._together(len(vectors)))
 
         def one(block: Block) -> None:
             (device,) = block.values.devices()
@@ -146,13 +150,13 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(jax.local_device_count(), os.cpu_count() or 1), thread_name_prefix="maxsim")
 
 
-def _calls(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Which queries are scored together: as many as their vectors allow. Those without vectors score 0 everywhere."""
+def _calls(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Which queries are scored together: `most` vectors, or a single query. Those without vectors score 0 everywhere."""
     which, total = [], 0
     for i, length in enumerate(lengths):
         if not length:
             continue
-        if which and total + length > _MOST_VECTORS:
+        if which and total + length > most:
             yield which
             which, total = [], 0
         which.append(i)

@@ -8,10 +8,10 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from routerl_jax.core.http import import_aiohttp, open_session
 from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_host, networks
 from routerl_jax.knowledge.web.charset import decode
 from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.remote.http import import_aiohttp, open_session
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _READABLE = ("text/html", "application/xhtml+xml", "text/plain", "application/xml", "text/xml", "text/markdown")

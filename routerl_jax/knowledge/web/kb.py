@@ -13,16 +13,16 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.background import shared_loop
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.cache import MemoryCache, cache_key
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
 from routerl_jax.knowledge.web.stages import Stages
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.models.images import decode_image, image_digest
+from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.cache import MemoryCache, cache_key
 
 _REMEMBERED = 60.0  # seconds that an answer or a failure stands: a batch that raised is asked again one by one
 

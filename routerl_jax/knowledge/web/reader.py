@@ -9,9 +9,9 @@ import re
 import urllib.parse
 from typing import Protocol
 
-from routerl_jax.core.http import HttpClient, HttpError
 from routerl_jax.knowledge.web.fetch import Document, Fetcher
 from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.remote.http import HttpClient, HttpError
 
 _GAPS = re.compile(r"\n{3,}")
 

@@ -7,8 +7,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from routerl_jax.core.http import HttpClient, HttpError
 from routerl_jax.core.registry import Registry
+from routerl_jax.remote.http import HttpClient, HttpError
 
 
 class WebError(Exception):

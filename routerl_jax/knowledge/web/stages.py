@@ -9,10 +9,6 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from routerl_jax.core.http import HttpClient
-from routerl_jax.core.secrets import secret
-from routerl_jax.knowledge.cache import LayeredCache, cache_key, open_cache
-from routerl_jax.knowledge.limits import acquire_async, open_limiter
 from routerl_jax.knowledge.web.config import ReaderConfig, SearchConfig, WebConfig
 from routerl_jax.knowledge.web.fetch import Fetcher
 from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Reader
@@ -21,6 +17,10 @@ from routerl_jax.knowledge.web.snapshot import Record, Snapshot
 from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.load import chat_model
+from routerl_jax.remote.cache import LayeredCache, cache_key, open_cache
+from routerl_jax.remote.http import HttpClient
+from routerl_jax.remote.limits import acquire_async, open_limiter
+from routerl_jax.remote.secrets import secret
 
 
 class Stages:

@@ -18,13 +18,13 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.knowledge.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
-from routerl_jax.knowledge.limits import LocalRateLimiter, RedisRateLimiter
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
+from routerl_jax.remote.cache import LayeredCache, MemoryCache, RedisCache
+from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter
 from tests.knowledge.serving.servers import EchoKB, running, scripted, serving, wait_until
 from tests.programs import ROOT
 

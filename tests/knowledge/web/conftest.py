@@ -77,7 +77,7 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_KEY", "key-123")
-    monkeypatch.setattr("routerl_jax.core.http.random.uniform", lambda low, high: 0.02)  # short pauses before retries
+    monkeypatch.setattr("routerl_jax.remote.http.random.uniform", lambda low, high: 0.02)  # short pauses before retries
     holder: dict[str, World] = {}
     web, chats = Web(), Chats(summary_of)
     searches = Searches(lambda query: holder["world"].answers(query))

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from routerl_jax.core.background import shared_loop
+from routerl_jax.remote.background import shared_loop
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from routerl_jax.knowledge.cache import (
+from routerl_jax.remote.cache import (
     Cache,
     LayeredCache,
     MemoryCache,
@@ -84,7 +84,7 @@ def test_memory_forgets_the_least_recently_used():
 
 
 def test_sqlite_keeps_its_bound_and_the_recent(tmp_path, monkeypatch):
-    monkeypatch.setattr("routerl_jax.knowledge.cache._TOUCH_AFTER", 0.0)
+    monkeypatch.setattr("routerl_jax.remote.cache._TOUCH_AFTER", 0.0)
     cache = SqliteCache(tmp_path / "cache.sqlite", max_bytes=100_000)
     for i in range(60):
         cache.set(f"{i}", b"x" * 5_000)
@@ -103,7 +103,7 @@ def test_sqlite_keeps_its_bound_and_the_recent(tmp_path, monkeypatch):
 def test_sqlite_is_shared_by_processes_and_outlives_them(tmp_path):
     path = tmp_path / "cache.sqlite"
     program = (
-        "import sys; from routerl_jax.knowledge.cache import SqliteCache; c = SqliteCache(sys.argv[1])\n"
+        "import sys; from routerl_jax.remote.cache import SqliteCache; c = SqliteCache(sys.argv[1])\n"
         "for i in range(100): c.set(f'{sys.argv[2]}/{i}', sys.argv[2].encode()); c.get('a/1')"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in "abc"]

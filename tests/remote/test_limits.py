@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from routerl_jax.knowledge.limits import LocalRateLimiter, RedisRateLimiter, acquire_async
+from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter, acquire_async
 
 
 @pytest.fixture(params=["local", "redis"])
@@ -71,7 +71,7 @@ def test_impossible_limits_are_refused(rate, burst):
 
 
 def test_full_buckets_are_forgotten(monkeypatch):
-    monkeypatch.setattr("routerl_jax.knowledge.limits._MANY_KEYS", 10)
+    monkeypatch.setattr("routerl_jax.remote.limits._MANY_KEYS", 10)
     limit = LocalRateLimiter(1e6, 1)
     for i in range(1000):
         limit.acquire(str(i))
@@ -80,7 +80,7 @@ def test_full_buckets_are_forgotten(monkeypatch):
 
 _COUNT = """
 import sys, time
-from routerl_jax.knowledge.limits import RedisRateLimiter
+from routerl_jax.remote.limits import RedisRateLimiter
 limit = RedisRateLimiter(sys.argv[1], 40, 1)
 limit.reserve("warm up")
 print("ready", flush=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from absl import logging
 
-from routerl_jax.knowledge.cache import connect_redis, redis_place
+from routerl_jax.remote.cache import connect_redis, redis_place
 
 _MANY_KEYS = 10_000  # full buckets are forgotten above this
 

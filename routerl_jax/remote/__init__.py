@@ -1,0 +1,1 @@
+"""What calling other machines takes: requests, keys, caches, limits on rates."""
