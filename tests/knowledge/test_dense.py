@@ -5,6 +5,7 @@ import json
 import pathlib
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -262,3 +263,17 @@ def test_a_kind_that_gives_too_few_results(hashed: pathlib.Path) -> None:
     message = r"'hashed' gave 1 results for 2 queries: Forgetful\._search must give one list"
     with pytest.raises(ValueError, match=message):
         kb.search(["x", "", "y"])
+
+
+def test_knowledge_bases_of_one_encoder_embed_a_query_once(hashed: pathlib.Path) -> None:
+    """Also when they are asked at the same time; another encoder has a cache of its own."""
+    encoder = HashEncoder()
+    first, second = (load_kb(hashed, encoder=encoder) for _ in range(2))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: (first, second)[i % 2].search([f"q{i // 8}", "same"], 3), range(32)))
+    assert sorted(text.removeprefix("query: ") for text in encoder.seen) == ["q0", "q1", "q2", "q3", "same"]
+    assert all(found[i] == found[i - i % 8] for i in range(32))
+    other = load_kb(hashed, encoder=HashEncoder())
+    assert isinstance(other, DenseKB)
+    assert isinstance(first, DenseKB)
+    assert other.cache is not first.cache

@@ -90,7 +90,7 @@ class GraphKB(KnowledgeBase):
         *,
         settings: WalkSettings | None = None,
         fact_filter: RecognitionFilter | None = None,
-        cache_size: int = 16_384,
+        cache_size: int | None = None,
     ) -> None:
         self._vectors = QueryVectors(store, encoder, cache_size)
         saved = store.manifest.index
