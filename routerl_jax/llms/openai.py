@@ -33,7 +33,7 @@ class OpenAIModel:
       api_key_env: environment variable that holds the key; "" sends none.
       concurrency: requests under way at once.
       timeout: seconds for one attempt.
-      retries: further attempts, see `core.http.HttpClient`.
+      retries: further attempts, see `remote.http.HttpClient`.
       extra: further fields of every request (`{"chat_template_kwargs": {"enable_thinking": False}}`, `seed`, ...).
       limiter: rate limit of requests.
 

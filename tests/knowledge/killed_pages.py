@@ -10,6 +10,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 from typing import Any
 
 from routerl_jax.knowledge.pages import build
@@ -21,14 +22,15 @@ COUNT, SHARD = 15, 4
 
 def main(documents: str, directory: str, log: str, stage: str) -> None:
     model, done = late.model(), {"draw": 0, "embed": 0}
-    embed, picture = model.embed, Reader.picture
+    embed, picture, lock = model.embed, Reader.picture, threading.Lock()
 
     def note(what: str, name: str, last: int) -> None:
-        if stage == what and done[what] == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pathlib.Path(log).open("a", encoding="utf-8") as file:
-            file.write(f"{what} {name}\n")
-        done[what] += 1
+        with lock:  # pages are drawn by several threads
+            if stage == what and done[what] == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pathlib.Path(log).open("a", encoding="utf-8") as file:
+                file.write(f"{what} {name}\n")
+            done[what] += 1
 
     def noted_embed(inputs: Any, **options: Any) -> Any:
         for one in inputs:

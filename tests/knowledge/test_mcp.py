@@ -100,7 +100,7 @@ def test_the_token_guards_mcp_too() -> None:
     with serving(kb, settings=ServerSettings(token="s3cret"), mcp=mcp) as url:
         assert McpTool(f"{url}/mcp", token="s3cret").search(["x"], k=1)[0][0].text == "x (0)"
         with pytest.raises(Unavailable):
-            McpTool(f"{url}/mcp", token="wrong", timeout=20)
+            McpTool(f"{url}/mcp", token="wrong", timeout=60)
 
 
 def test_foreign_tools_over_stdio() -> None:
@@ -130,12 +130,12 @@ def test_a_tool_that_says_it_failed() -> None:
 
 
 def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
-    tool = McpTool(command("foreign"), "hangs", timeout=15.0)
+    tool = McpTool(command("foreign"), "hangs", timeout=60.0)
     tool._timeout = 1.0
     started = time.monotonic()
     with pytest.raises(Unavailable, match="gave no answer within 1 s"):
         tool.search(["hang"], k=1)
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 50
     tool._timeout = 60.0
     assert tool.search(["fine"], k=1)[0][0].text == "fine"
     tool.close()
@@ -147,7 +147,7 @@ def test_a_server_that_crashes_is_an_error_and_then_started_anew() -> None:
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"went away|failed"):
         tool.search(["crash"], k=1)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50
     second = tool.search(["a"], k=1)[0][0].text
     assert first.split()[0] == second.split()[0] == "a"
     assert first != second  # another process
@@ -156,6 +156,6 @@ def test_a_server_that_crashes_is_an_error_and_then_started_anew() -> None:
 
 def test_a_command_that_is_none() -> None:
     with pytest.raises(Unavailable, match="did not start"):
-        McpTool(["/nowhere/server"], timeout=20)
+        McpTool(["/nowhere/server"], timeout=60)
     with pytest.raises(Unavailable):
-        McpTool([sys.executable, "-c", "print('hello')"], timeout=5)
+        McpTool([sys.executable, "-c", "print('hello')"], timeout=10)

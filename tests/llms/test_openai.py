@@ -35,13 +35,11 @@ def chats():
 
 
 def test_answers_come_in_order_and_at_once(chats):
-    chats.delay = 0.05
+    chats.delay = 0.2
     model = OpenAIModel("m", chats.url, concurrency=16)
-    started = time.monotonic()
     answers = model.complete(say(*(f"text {i}" for i in range(48))), max_tokens=9, temperature=0.5)
     assert [answer.text for answer in answers] == [f"TEXT {i}" for i in range(48)]
-    assert time.monotonic() - started < 1.5  # 2.4 s one after the other
-    assert chats.server.most <= 16
+    assert 4 <= chats.server.most <= 16
     assert answers[0].error is None
     assert (answers[0].prompt_tokens, answers[0].tokens) == (7, 2)
     assert {key: chats.bodies[0][key] for key in ("model", "max_tokens", "temperature")} == {

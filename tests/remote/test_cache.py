@@ -46,10 +46,10 @@ def test_what_is_put_in_comes_out(cache):
 
 
 def test_entries_expire(cache):
-    cache.set_many({"a": b"1"}, ttl=0.05)
+    cache.set_many({"a": b"1"}, ttl=0.7)
     cache.set_many({"b": b"2"}, ttl=60)
     assert cache.get_many(["a", "b"]) == {"a": b"1", "b": b"2"}
-    time.sleep(0.08)
+    time.sleep(0.75)
     assert cache.get_many(["a", "b"]) == {"b": b"2"}
     left = cache.entries(["b"])["b"].expires
     assert left is not None
@@ -139,12 +139,12 @@ def test_a_place_that_cannot_be_written_leaves_memory(tmp_path):
 
 def test_faster_layers_are_filled_until_the_entry_expires(tmp_path):
     memory, disk = MemoryCache(), SqliteCache(tmp_path / "cache.sqlite")
-    disk.set_many({"a": b"1", "b": b"2"}, ttl=0.2)
+    disk.set_many({"a": b"1", "b": b"2"}, ttl=1.0)
     disk.set("c", b"3")
     layers = LayeredCache([memory, disk])
     assert layers.get_many("abcx") == {"a": b"1", "b": b"2", "c": b"3"}
     assert memory.get_many("abc") == {"a": b"1", "b": b"2", "c": b"3"}
-    time.sleep(0.25)
+    time.sleep(1.05)
     assert memory.get_many("abc") == {"c": b"3"}
 
 

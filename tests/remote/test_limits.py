@@ -32,13 +32,13 @@ def test_rate_and_burst(limiter):
 
 
 def test_too_long_a_wait_takes_nothing(limiter):
-    limit = limiter(10, 2)
+    limit = limiter(0.1, 2)  # a token in ten seconds: what a busy machine takes between two lines doesn't count
     assert limit.acquire("key", 2)
     started = time.monotonic()
     assert not limit.acquire("key", 1, timeout=0.01)
-    assert time.monotonic() - started < 0.09
-    assert limit.reserve("key") == pytest.approx(0.1, abs=0.09)
-    assert limit.reserve("key") == pytest.approx(0.2, abs=0.09)  # behind the one before
+    assert time.monotonic() - started < 5
+    assert limit.reserve("key") == pytest.approx(10, abs=5)
+    assert limit.reserve("key") == pytest.approx(20, abs=5)  # behind the one before
 
 
 def test_threads_together_keep_the_rate(limiter):
@@ -58,7 +58,10 @@ def test_coroutines_wait_without_threads(limiter):
     async def main():
         return await asyncio.gather(*(acquire_async(limit, "key", timeout=0.2) for _ in range(40)))
 
-    assert 18 <= sum(asyncio.run(main())) < 40  # those that would wait longer are told so at once
+    started = time.monotonic()
+    served = sum(asyncio.run(main()))
+    # those that would have to wait longer are told so at once; what comes in while they ask is one token per 10 ms
+    assert 18 <= served <= 2 + 100 * (0.2 + time.monotonic() - started)
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (1, 0), (float("nan"), 1)])

@@ -25,7 +25,7 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
 from routerl_jax.remote.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter
-from tests.knowledge.serving.servers import EchoKB, running, scripted, serving, wait_until
+from tests.knowledge.serving.servers import EchoKB, get, running, scripted, serving, wait_until
 from tests.programs import ROOT
 
 FAST = Retries(attempts=4, base=0.01, cap=0.05, seed=0)
@@ -151,11 +151,11 @@ def test_retry_after_is_honoured() -> None:
         kb.search(["x"], k=1)
         assert time.monotonic() - started >= 1.0
     with scripted(HELLO, (503, {"Retry-After": "3600"}, {}), FOUND) as (url, seen):
-        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(total=2.0))
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(total=20.0))
         started = time.monotonic()
         with pytest.raises(Unavailable, match="HTTP 503"):  # no use waiting
             kb.search(["x"], k=1)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 15
         assert len(seen) == 2
 
 
@@ -179,7 +179,7 @@ async def never() -> None:
 
 def test_a_server_that_never_answers() -> None:
     with scripted(HELLO, never) as (url, _):
-        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=0.2, total=5))
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=0.2, total=60))
         with pytest.raises(Unavailable, match=r"after 4 attempts.*no answer in time"):
             kb.search(["x"], k=1)
     with scripted(HELLO, never) as (url, _):
@@ -187,7 +187,7 @@ def test_a_server_that_never_answers() -> None:
         started = time.monotonic()
         with pytest.raises(Unavailable, match="no answer in time"):
             kb.search(["x"], k=1)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20
 
 
 def test_nobody_there() -> None:
@@ -203,11 +203,11 @@ def slow_server(port: int, seconds: float) -> subprocess.Popen[bytes]:
 def wait_for(url: str) -> None:
     def alive() -> bool:
         try:
-            return httpx2.get(f"{url}/healthz").status_code == 200
+            return get(f"{url}/healthz").status_code == 200
         except httpx2.TransportError:
             return False
 
-    wait_until(alive, 60)
+    wait_until(alive, 300)
 
 
 def test_a_server_killed_in_the_middle_of_a_search() -> None:
@@ -221,12 +221,12 @@ def test_a_server_killed_in_the_middle_of_a_search() -> None:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             results = [pool.submit(kb.search, ["x"], 1) for kb in (alone, both)]
             metrics = f"{urls[0]}/metrics"
-            wait_until(lambda: "kb_requests_in_flight 0.0" not in httpx2.get(metrics).text)
+            wait_until(lambda: "kb_requests_in_flight 0.0" not in get(metrics).text)
             time.sleep(0.3)
             doomed.kill()
             with pytest.raises(Unavailable, match="connection failed"):
-                results[0].result(30)
-            assert results[1].result(30)[0][0].text == "x (0)"  # the other replica
+                results[0].result(120)
+            assert results[1].result(120)[0][0].text == "x (0)"  # the other replica
     finally:
         doomed.kill()
         spare.kill()

@@ -42,7 +42,7 @@ class EchoKB(KnowledgeBase):
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
         self.calls.append((queries, k))
-        self.open.wait(30)
+        self.open.wait(120)
         time.sleep(self.seconds)
         texts = [query_text(query) for query in queries]
         if any("boom" in text for text in texts):
@@ -104,7 +104,12 @@ def scripted(*replies: tuple[int, dict[str, str], Any] | Callable[[], Any]) -> I
 
 def search(url: str, body: Any, path: str = "/v1/search", **options: Any) -> httpx2.Response:
     """POSTs JSON."""
-    return httpx2.post(url + path, json=body, timeout=30, **options)
+    return httpx2.post(url + path, json=body, timeout=120, **options)
+
+
+def get(url: str, **options: Any) -> httpx2.Response:
+    """GETs, with patience for busy machines."""
+    return httpx2.get(url, timeout=120, **options)
 
 
 def error_of(reply: httpx2.Response) -> tuple[int, str, str]:
@@ -113,7 +118,7 @@ def error_of(reply: httpx2.Response) -> tuple[int, str, str]:
     return reply.status_code, error["type"], error["message"]
 
 
-def wait_until(ready: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_until(ready: Callable[[], Any], seconds: float = 120.0) -> None:
     """Returns when `ready()` is true; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not ready():

@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
 from routerl_jax.knowledge.serving.schema import Limits
-from tests.knowledge.serving.servers import EchoKB, error_of, running, search, serving
+from tests.knowledge.serving.servers import EchoKB, error_of, get, running, search, serving
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SMALL = ServerSettings(limits=Limits(body_bytes=200_000, queries=8, query_chars=1000, k=50))
@@ -103,17 +103,17 @@ def test_paths_and_methods(url: str) -> None:
         "unknown_kb",
         "there is no knowledge base 'other' here; there are: wiki, pictures",
     )
-    assert httpx2.get(f"{url}/v1/search").status_code == 405
-    assert httpx2.get(f"{url}/retrieve").status_code == 405
+    assert get(f"{url}/v1/search").status_code == 405
+    assert get(f"{url}/retrieve").status_code == 405
 
 
 def test_listing_health_and_page(url: str) -> None:
-    kbs = {kb["name"]: kb for kb in httpx2.get(f"{url}/v1/kbs").json()["kbs"]}
+    kbs = {kb["name"]: kb for kb in get(f"{url}/v1/kbs").json()["kbs"]}
     assert (kbs["wiki"]["size"], kbs["wiki"]["cost"], kbs["wiki"]["reads"]) == (10, 2.5, ["text"])
     assert kbs["pictures"]["modes"] == {"default": {"size": 10, "cost": 1.0, "reads": ["image", "text"]}}
-    assert httpx2.get(f"{url}/wiki/v1/kbs").json() == kbs["wiki"]
-    assert httpx2.get(f"{url}/healthz").status_code == httpx2.get(f"{url}/readyz").status_code == 200
-    page = httpx2.get(url)
+    assert get(f"{url}/wiki/v1/kbs").json() == kbs["wiki"]
+    assert get(f"{url}/healthz").status_code == get(f"{url}/readyz").status_code == 200
+    page = get(url)
     assert "v1/search" in page.text
     assert "http" not in page.text.replace(url, "")  # nothing from elsewhere
 
@@ -123,7 +123,7 @@ def test_metrics() -> None:
         search(url, {"queries": ["a", "b"]})
         search(url, {"queries": ["boom"]})
         search(url, {}, "/elsewhere/v1/search")
-        text = httpx2.get(f"{url}/metrics").text
+        text = get(f"{url}/metrics").text
     for line in (
         'kb_requests_total{endpoint="v1",kb="m",status="200"} 1.0',
         'kb_requests_total{endpoint="v1",kb="m",status="500"} 1.0',
@@ -140,9 +140,9 @@ def test_a_token_guards_everything_but_health_and_the_page() -> None:
     with serving(EchoKB(), settings=ServerSettings(token="s3cret")) as url:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
             assert error_of(search(url, {"queries": ["x"]}, headers=headers))[:2] == (401, "unauthorized")
-            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 401
+            assert get(f"{url}/metrics", headers=headers).status_code == 401
         assert search(url, {"queries": ["x"]}, headers={"Authorization": "Bearer s3cret"}).status_code == 200
-        assert [httpx2.get(url + path).status_code for path in ("/", "/healthz", "/readyz")] == [200] * 3
+        assert [get(url + path).status_code for path in ("/", "/healthz", "/readyz")] == [200] * 3
 
 
 def test_modes() -> None:

@@ -16,7 +16,7 @@ import httpx2
 
 from routerl_jax.knowledge.serving.app import ServerSettings
 from routerl_jax.knowledge.serving.schema import Limits
-from tests.knowledge.serving.servers import EchoKB, error_of, search, serving, wait_until
+from tests.knowledge.serving.servers import EchoKB, error_of, get, search, serving, wait_until
 from tests.programs import ROOT
 
 
@@ -27,13 +27,13 @@ def test_a_full_queue_is_503_with_retry_after_and_not_ready() -> None:
         first = pool.submit(search, url, {"queries": ["first"]})
         wait_until(lambda: kb.calls)
         waiting = pool.submit(search, url, {"queries": ["a", "b"]})
-        wait_until(lambda: httpx2.get(f"{url}/readyz").status_code == 503)
+        wait_until(lambda: get(f"{url}/readyz").status_code == 503)
         refused = search(url, {"queries": ["c"]})
         kb.open.set()
         assert error_of(refused)[:2] == (503, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert first.result().status_code == waiting.result().status_code == 200
-        assert httpx2.get(f"{url}/readyz").status_code == 200
+        assert get(f"{url}/readyz").status_code == 200
 
 
 def test_a_search_that_takes_too_long_is_504_and_the_next_one_is_answered() -> None:
@@ -48,11 +48,11 @@ def test_a_search_that_takes_too_long_is_504_and_the_next_one_is_answered() -> N
 
 
 def test_a_client_may_ask_for_less_time() -> None:
-    kb = EchoKB(seconds=1.0)
+    kb = EchoKB(seconds=3.0)
     with serving(kb) as url:
         started = time.monotonic()
         assert search(url, {"queries": ["x"]}, headers={"X-Timeout-Seconds": "0.1"}).status_code == 504
-        assert time.monotonic() - started < 0.9
+        assert time.monotonic() - started < 3.0
         assert search(url, {"queries": ["x"]}, headers={"X-Timeout-Seconds": "soon"}).status_code == 200
 
 
@@ -65,10 +65,8 @@ def test_the_query_of_a_client_that_hangs_up_is_not_searched() -> None:
         body = json.dumps({"queries": ["gone"]}).encode()
         with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as raw:
             raw.sendall(b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-            wait_until(
-                lambda: "kb_queue_queries{" in (text := httpx2.get(f"{url}/metrics").text) and 'default"} 1.0' in text
-            )
-        wait_until(lambda: 'type="client_gone"} 1.0' in httpx2.get(f"{url}/metrics").text)
+            wait_until(lambda: "kb_queue_queries{" in (text := get(f"{url}/metrics").text) and 'default"} 1.0' in text)
+        wait_until(lambda: 'type="client_gone"} 1.0' in get(f"{url}/metrics").text)
         kb.open.set()
         assert first.result().status_code == 200
         assert search(url, {"queries": ["next"]}).status_code == 200
@@ -79,7 +77,7 @@ def test_a_body_that_breaks_off_harms_nobody() -> None:
     with serving(EchoKB()) as url:
         with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as raw:
             raw.sendall(b'POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"quer')
-        wait_until(lambda: 'type="client_gone"} 1.0' in httpx2.get(f"{url}/metrics").text)
+        wait_until(lambda: 'type="client_gone"} 1.0' in get(f"{url}/metrics").text)
         assert search(url, {"queries": ["x"]}).status_code == 200
 
 
@@ -108,19 +106,19 @@ def test_a_server_told_to_end_finishes_what_runs() -> None:
     process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ))
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: process.poll() is not None or _alive(url), 60)
+        wait_until(lambda: process.poll() is not None or _alive(url), 300)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(search, url, {"queries": ["x"], "k": 1})
-            wait_until(lambda: "kb_requests_in_flight 1.0" in httpx2.get(f"{url}/metrics").text)
+            wait_until(lambda: "kb_requests_in_flight 1.0" in get(f"{url}/metrics").text)
             process.send_signal(signal.SIGTERM)
             assert running.result().json()["results"][0][0]["text"] == "x (0)"
-        process.wait(10)
+        process.wait(60)
     finally:
         process.kill()
 
 
 def _alive(url: str) -> bool:
     try:
-        return httpx2.get(f"{url}/healthz").status_code == 200
+        return get(f"{url}/healthz").status_code == 200
     except httpx2.TransportError:
         return False

@@ -45,12 +45,12 @@ class World:
     def config(self, **changes: Any) -> WebConfig:
         """`section__key=value` for keys of sections."""
         config = WebConfig(
-            search=SearchConfig(url=self.search_server.url, api_key_env="TEST_KEY", retries=2, timeout=5.0),
-            reader=ReaderConfig(allow_networks=("127.0.0.0/8",), timeout=2.0),
+            search=SearchConfig(url=self.search_server.url, api_key_env="TEST_KEY", retries=2, timeout=20.0),
+            reader=ReaderConfig(allow_networks=("127.0.0.0/8",), timeout=20.0),
             summary=SummaryConfig(model=ChatModelConfig(model="writer", base_url=f"{self.chat_server.url}/v1")),
             cache=CacheConfig(path=str(self._tmp_path / "cache.sqlite")),
             snapshot=SnapshotConfig(),
-            deadline=10.0,
+            deadline=60.0,
         )
         for key, value in changes.items():
             section, _, name = key.rpartition("__")

@@ -22,7 +22,7 @@ def pages():
 
 def fetch(url: str, **settings):
     async def main():
-        fetcher = Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 5.0, **settings})
+        fetcher = Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 20.0, **settings})
         try:
             return await fetcher.fetch(url)
         finally:
@@ -33,7 +33,7 @@ def fetch(url: str, **settings):
 
 def read(url: str, **settings):
     async def main():
-        reader = LocalReader(Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 5.0, **settings}))
+        reader = LocalReader(Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 20.0, **settings}))
         try:
             return await reader.read(url)
         finally:
@@ -107,7 +107,7 @@ def test_a_page_that_never_ends(pages: Server, path: str):
     started = time.monotonic()
     with pytest.raises(WebError, match=r"not read within 0.5 s"):
         fetch(f"{pages.url}{path}", timeout=0.5)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("path", ["/giant", "/bomb"])

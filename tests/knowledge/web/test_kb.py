@@ -34,14 +34,13 @@ def test_search_read_summarise(world):
 
 
 def test_everything_is_under_way_at_once(world):
-    world.web.delay = world.chats.delay = world.searches.delay = 0.2
+    world.web.delay = world.chats.delay = world.searches.delay = 0.3
     world.found = {f"q{i}": [f"/page/{10 * i + j}" for j in range(8)] for i in range(8)}
     kb = world.kb(cache__disk=False)
-    started = time.monotonic()
     results = kb.search(list(world.found), k=5)
     assert [len(result) for result in results] == [5] * 8
-    assert time.monotonic() - started < 10  # 17 s one after the other
-    assert world.chat_server.most > 4
+    assert world.search_server.most > 2
+    assert world.pages.most > 5  # more than one query's
 
 
 def test_further_urls_are_tried_until_five_succeed(world):
@@ -96,17 +95,17 @@ def test_equal_queries_at_the_same_time_are_one(world):
 def test_a_page_that_never_answers_makes_room_for_the_next(world):
     world.found["q"] = ["/never", "/drips", "/page/1", "/page/2", "/page/3", "/page/4", "/page/5"]
     started = time.monotonic()
-    passages = world.kb(reader__timeout=0.5).search(["q"], k=5)[0]
+    passages = world.kb(reader__timeout=3.0).search(["q"], k=5)[0]
     assert ids(passages) == [f"/page/{i}" for i in range(1, 6)]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_at_the_deadline_what_is_there_is_the_result(world):
     world.found["q"] = ["/page/1", "/never", "/page/2", "/never?2", "/never?3"]
     started = time.monotonic()
-    passages = world.kb(deadline=1.0, reader__timeout=30.0).search(["q"], k=5)[0]
+    passages = world.kb(deadline=4.0, reader__timeout=30.0).search(["q"], k=5)[0]
     assert ids(passages) == ["/page/1", "/page/2"]
-    assert 0.9 < time.monotonic() - started < 4
+    assert 3.9 < time.monotonic() - started < 25
 
 
 def test_a_search_engine_that_hangs(world):

@@ -15,8 +15,8 @@ QUERIES = ["one", "two", "bad pages", "nothing"]
 
 @pytest.fixture
 def recorded(world, tmp_path):
-    world.found = {"bad pages": ["/gone", "/page/7", "/never", "/page/8"], "nothing": []}
-    kb = world.kb(snapshot__directory=str(tmp_path / "web"), snapshot__mode="record", reader__timeout=0.4)
+    world.found = {"bad pages": ["/gone", "/page/7", "/loop", "/page/8"], "nothing": []}
+    kb = world.kb(snapshot__directory=str(tmp_path / "web"), snapshot__mode="record")
     results = kb.search(QUERIES, k=3)
     assert [len(result) for result in results] == [3, 3, 2, 0]
     world.searches.storm = [http_error(500) for _ in range(3)]
