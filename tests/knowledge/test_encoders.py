@@ -114,6 +114,11 @@ def open_kb(directory: pathlib.Path) -> DenseKB:
     return kb
 
 
+def assert_embedded(actual: np.ndarray, wanted: np.ndarray) -> None:
+    """The same text's vectors, whatever batches they were computed in (another text's differ by some tenths)."""
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_queries_and_passages_get_the_encoder_s_own_prefixes(home: pathlib.Path) -> None:
     write_prompts(home / "enc", query="question: ", passage="answer: ")
     build(home / "kb", "enc")
@@ -121,12 +126,12 @@ def test_queries_and_passages_get_the_encoder_s_own_prefixes(home: pathlib.Path)
     assert kb.store.manifest.embedding is not None
     assert kb.store.manifest.embedding.query_prefix == "question: "
     np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), encoder.embed([f"answer: {t}" for t in texts()]))
-    np.testing.assert_array_equal(kb.embed_queries(["x"]), encoder.embed(["question: x"], batch_size=16))
+    assert_embedded(kb.embed_queries(["x"]), encoder.embed(["question: x"]))
 
     build(home / "plain", "enc", query_prefix="", passage_prefix="mine: ")
     kb = open_kb(home / "plain")
     np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), encoder.embed([f"mine: {t}" for t in texts()]))
-    np.testing.assert_array_equal(kb.embed_queries(["x"]), encoder.embed(["x"], batch_size=16))
+    assert_embedded(kb.embed_queries(["x"]), encoder.embed(["x"]))
 
 
 def test_a_knowledge_base_keeps_the_prefixes_it_was_built_with(home: pathlib.Path) -> None:
@@ -135,9 +140,7 @@ def test_a_knowledge_base_keeps_the_prefixes_it_was_built_with(home: pathlib.Pat
     build(home / "kb", "enc")
     write_prompts(home / "enc", query="new: ")
     encoders._loaded.clear()
-    np.testing.assert_array_equal(
-        open_kb(home / "kb").embed_queries(["x"]), shared_encoder("enc").embed(["old: x"], batch_size=16)
-    )
+    assert_embedded(open_kb(home / "kb").embed_queries(["x"]), shared_encoder("enc").embed(["old: x"]))
     with pytest.raises(ValueError, match="of another corpus, encoder or configuration"):
         build(home / "kb", "enc")
 
@@ -151,7 +154,7 @@ def test_an_encoder_of_its_own_for_queries(home: pathlib.Path, monkeypatch: pyte
     monkeypatch.chdir("/")
     kb = open_kb(home / "kb")
     np.testing.assert_array_equal(kb.store.embeddings.read(0, 5), shared_encoder(f"{home}/enc").embed(texts()))
-    np.testing.assert_array_equal(kb.embed_queries(["x"]), shared_encoder(f"{home}/asks").embed(["x"], batch_size=16))
+    assert_embedded(kb.embed_queries(["x"]), shared_encoder(f"{home}/asks").embed(["x"]))
     with pytest.raises(ValueError, match=r"enc' is not what .* than kb\.json says of '.*asks'"):
         load_kb(home / "kb", encoder=f"{home}/enc")
 
