@@ -28,10 +28,10 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["Question: what is on the flag?"] * 3, tiny.VOCABULARY, MARKS, context=256)
 
 
-def model(devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated") -> VisionLanguageModel:
-    """A random policy that sees: patches of 4 pixels, windows of 2 x 2 merge groups."""
+def config() -> VisionLanguageConfig:
+    """Patches of 4 pixels, windows of 2 x 2 merge groups."""
     start, image, end = (tokenizer().encode(mark)[0] for mark in MARKS)
-    config = VisionLanguageConfig(
+    return VisionLanguageConfig(
         model_type="qwen2_5_vl",
         text=tiny.config(model_type="qwen2", qkv_bias=True, mrope_sections=(2, 1, 1)),
         vision=VisionConfig(
@@ -51,7 +51,11 @@ def model(devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replica
         vision_start_id=start,
         vision_end_id=end,
     )
-    made = VisionLanguageModel(config, jax.random.key(0), param_dtype=dtype)
+
+
+def model(devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated") -> VisionLanguageModel:
+    """A random policy that sees."""
+    made = VisionLanguageModel(config(), jax.random.key(0), param_dtype=dtype)
     mesh = mesh or make_mesh(devices=jax.devices()[:devices])
     params = nnx.state(made, nnx.Param)
     nnx.update(made, jax.tree.map(jax.device_put, params, shardings(params, mesh, layout)))

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from typing import Any
+from unittest import mock
 
 from routerl_jax.knowledge.pages import build
 from routerl_jax.knowledge.pages.documents import Page, Reader
@@ -42,12 +43,14 @@ def main(documents: str, directory: str, log: str, stage: str) -> None:
         note("draw", page.id, 7)
         return found
 
-    object.__setattr__(model, "embed", noted_embed)
-    Reader.picture = noted_picture  # type: ignore[method-assign]
-    if stage == "pool":
-        build.pool = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    pool = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)) if stage == "pool" else build.pool
     config = build.PagesConfig(corpus=documents, name="kb", shard_size=SHARD, index="exact", pooled=3)
-    build.build_pages(config, directory, progress=False, encoder=model)
+    with (
+        mock.patch.object(late.LateInteraction, "embed", lambda _, *inputs, **options: noted_embed(*inputs, **options)),
+        mock.patch.object(Reader, "picture", noted_picture),
+        mock.patch.object(build, "pool", pool),
+    ):
+        build.build_pages(config, directory, progress=False, encoder=model)
 
 
 if __name__ == "__main__":

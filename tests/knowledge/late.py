@@ -7,7 +7,9 @@ import pathlib
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from PIL import Image
 
 from routerl_jax.models.config import Prompts
@@ -20,17 +22,22 @@ from tests import seeing
 @functools.cache
 def model() -> LateInteraction:
     """Two layers, vectors of 24; a page takes about 25 tokens, and its vectors follow from its pixels."""
-    made = LateInteraction(
-        LateInteractionConfig(
-            backbone=seeing.model().architecture,
-            dim=24,
-            init_scale=0.3,
-            query_padding=2,
-            page_prompt=f"{seeing.MARKER} page",
-            prompts=Prompts(query="Question: "),
-        ),
-        jax.random.key(1),
+    config = LateInteractionConfig(
+        backbone=seeing.config(),
+        dim=24,
+        query_padding=2,
+        page_prompt=f"{seeing.MARKER} page",
+        prompts=Prompts(query="Question: "),
     )
+    made = nnx.eval_shape(lambda: LateInteraction(config, jax.random.key(0)))
+    rng = np.random.default_rng(1)
+
+    def draw(path: tuple[object, ...], leaf: nnx.Param) -> nnx.Param:  # jax would compile a program for every shape
+        norm = "norm" in str(path[-1]) and "bias" not in str(path[-1])
+        values = np.ones(leaf.shape) if norm else 0.2 * rng.normal(size=leaf.shape)
+        return leaf.replace(jnp.asarray(values, jnp.float32))
+
+    nnx.update(made, nnx.map_state(draw, nnx.state(made, nnx.Param)))
     made.tokenizer = seeing.tokenizer()
     made.tokenizer.hf.pad_token = made.tokenizer.hf.pad_token or made.tokenizer.hf.eos_token
     made.backbone.image_processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=40 * 40, window=16)
