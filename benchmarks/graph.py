@@ -1,10 +1,10 @@
 """Graph retrieval: batched personalised PageRank beside python-igraph's PRPACK, and whole queries beside HippoRAG's own code.
 
-    python -m benchmarks.graph --data DIR --work DIR [--hipporag CHECKOUT] [--repeats 5] [--json]
+    python -m benchmarks.graph [--datasets hotpotqa ..] [--repeats 5] [--json]
 
-`--data` holds the real datasets (hotpotqa, 2wikimultihopqa, musique), `--work` the knowledge bases that are built at the first
-run (minutes to an hour: MiniLM embeds passages, phrases and facts). Without `--hipporag`, a checkout of OSU-NLP-Group/HippoRAG
-(github.com, commit c617143), what needs it is left out. igraph is needed (`pip install igraph`).
+ROUTERL_TEST_DATA names the real datasets, ROUTERL_BENCH_CACHE where the knowledge bases stay that are built at the first run
+(minutes to an hour: MiniLM embeds passages, phrases and facts), ROUTERL_HIPPORAG a checkout of OSU-NLP-Group/HippoRAG
+(github.com, commit c617143); without the last, what needs it is left out. igraph is needed (`pip install igraph`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -26,28 +27,45 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.passages import cache_directory
+
 BATCH, TOP = 64, 10
 DATASETS = {"musique": (500, 1890), "hotpotqa": (60, 300), "2wikimultihopqa": (60, 300)}  # questions, passages
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=pathlib.Path)
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("runs/graph"))
-    parser.add_argument("--hipporag", type=pathlib.Path)
-    parser.add_argument("--datasets", nargs="*", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--datasets", nargs="*", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    result: dict[str, Any] = {"page_rank": page_rank(repeats=arguments.repeats)}
-    print(result["page_rank"], file=sys.stderr)
-    for dataset in arguments.datasets if arguments.data else ():
-        found = retrieval(arguments.data, arguments.work, dataset, arguments.hipporag, arguments.repeats)
-        print(dataset, found, file=sys.stderr)
-        result.setdefault("retrieval", {})[dataset] = found
-    result["ratios"] = {"graph_vs_igraph": result["page_rank"]["ratio"]}
-    result["recall"] = {dataset: found["recall"] for dataset, found in result.get("retrieval", {}).items()}
+    result = _measure(arguments.datasets, arguments.repeats)
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """For benchmarks/retrieval.py; `quick`: the ranks alone."""
+    return _measure((), 3) if quick else _measure(list(DATASETS), 5)
+
+
+def _measure(datasets: Sequence[str], repeats: int) -> dict[str, Any]:
+    ranks = page_rank(repeats=repeats)
+    print(ranks, file=sys.stderr)
+    result: dict[str, Any] = {"ratios": {"graph_vs_igraph": ranks["ratio"]}, "recall": {}, "page_rank": ranks}
+    data, hipporag = os.environ.get("ROUTERL_TEST_DATA"), os.environ.get("ROUTERL_HIPPORAG")
+    if datasets and not data:
+        raise ValueError("set ROUTERL_TEST_DATA to the directory of real datasets")
+    for dataset in datasets:
+        found = retrieval(
+            pathlib.Path(str(data)), cache_directory(), dataset, pathlib.Path(hipporag) if hipporag else None, repeats
+        )
+        print(dataset, found, file=sys.stderr)
+        result["recall"][f"{dataset}, {found['passages']} passages"] = found.pop("recall")
+        result[dataset] = found
+        for key in ("ratio", "ratio_given_vectors"):
+            if key in found:
+                result["ratios"][f"graph_{key.replace('ratio', 'vs_hipporag')}_{dataset}"] = found[key]
+    return result
 
 
 def page_rank(nodes: int = 30_000, edges: int = 150_000, repeats: int = 5, asked: int = 16) -> dict[str, Any]:
@@ -114,7 +132,11 @@ def random_resets(nodes: int, queries: int) -> np.ndarray:
 def retrieval(
     data: pathlib.Path, work: pathlib.Path, dataset: str, hipporag: pathlib.Path | None, repeats: int
 ) -> dict[str, Any]:
-    """Recall@5 of graph, dense and reference on the same triples and vectors, and queries per second end to end."""
+    """Recall@5 of graph, dense and reference on the same triples and vectors, and queries per second end to end.
+
+    Both sides embed every query with the same encoder on the host, ours a batch, theirs one by one and for facts and passages
+    anew; `given_vectors`: both remember the vectors of queries that they have seen.
+    """
     from benchmarks.graph_data import build, questions_and_passages
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.graph.kb import GraphKB
@@ -162,15 +184,18 @@ def retrieval(
     differences = [abs(t[p.id] - p.score) for t, found in scored for p in found if p.id in t]
     result["largest_difference_without_ties"] = max(differences, default=None)
     batch = (asked * BATCH)[:BATCH]
-    few = batch[: max(4, BATCH // 8)]
-    ours_times, their_times = _in_turn(
-        lambda: kb.search(batch, 5), lambda: [peer.retrieve(query, 5) for query in few], repeats
-    )
-    result["queries_per_second"] = BATCH / _median(ours_times, 0)
-    result["hipporag_queries_per_second"] = len(few) / _median(their_times, 0)
-    result["ratio"] = _ratio(ours_times, their_times, 0, BATCH / len(few))
-    result["ratio_of_cpu_seconds"] = _ratio(ours_times, their_times, 1, BATCH / len(few))
-    result["seconds_of_a_batch"] = _parts(kb, batch)
+    few = batch[: BATCH // 8]
+    remembering = GraphKB(store, encoder)
+    for key, search, anew in (("", kb.search, True), ("_given_vectors", remembering.search, False)):
+        ours_times, their_times = _in_turn(
+            lambda search=search: search(batch, 5),
+            lambda anew=anew: [peer.retrieve(query, 5, anew=anew) for query in few],
+            repeats,
+        )
+        result[f"queries_per_second{key}"] = BATCH / _median(ours_times, 0)
+        result[f"hipporag_queries_per_second{key}"] = len(few) / _median(their_times, 0)
+        result[f"ratio{key}"] = _ratio(ours_times, their_times, 0, BATCH / len(few))
+        result[f"ratio_of_cpu_seconds{key}"] = _ratio(ours_times, their_times, 1, BATCH / len(few))
     return result
 
 
@@ -191,19 +216,6 @@ def _tied(kb: Any, queries: Sequence[str]) -> np.ndarray:
 def recall(found: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
     """Mean share of the gold passages that are found."""
     return float(np.mean([len(set(ids) & set(wanted)) / len(set(wanted)) for ids, wanted in zip(found, gold)]))
-
-
-def _parts(kb: Any, batch: list[str]) -> dict[str, float]:
-    """Where a batch's time goes."""
-    started = time.perf_counter()
-    kb._vectors(batch)
-    embedded = time.perf_counter() - started
-    started = time.perf_counter()
-    kb._walk(np.ones((kb.graph.nodes, len(batch)), np.float32))
-    walked = time.perf_counter() - started
-    started = time.perf_counter()
-    kb.search(batch, 5)
-    return {"embedding": embedded, "walk": walked, "all": time.perf_counter() - started}
 
 
 def _in_turn(

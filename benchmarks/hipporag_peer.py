@@ -8,6 +8,7 @@ are empty shells.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib
 import json
@@ -70,13 +71,15 @@ class HippoRag:
         config.synonymy_edge_topk = 128  # of 2,047: the same edges, as it takes no more than 101, in less time
         rag.add_synonymy_edges()
         rag.get_graph_info = dict
-        rag.augment_graph()
+        with contextlib.redirect_stdout(sys.stderr):
+            rag.augment_graph()  # it prints
         rag.prepare_retrieval_objects()
         self.rag = rag
 
-    def retrieve(self, query: str, k: int) -> list[tuple[str, float]]:
-        """(passage id, score) of the k best; embeds the query anew."""
-        self.rag.query_to_embedding = {"triple": {}, "passage": {}}
+    def retrieve(self, query: str, k: int, *, anew: bool = True) -> list[tuple[str, float]]:
+        """(passage id, score) of the k best; `anew`: the query is embedded even if it was asked before."""
+        if anew:
+            self.rag.query_to_embedding = {"triple": {}, "passage": {}}
         found = self.rag.retrieve([query], num_to_retrieve=k)[0]
         return [(self.passages[text].id, float(score)) for text, score in zip(found.docs, found.doc_scores)]
 

@@ -134,9 +134,17 @@ class GraphKB(KnowledgeBase):
 
     def link(self, queries: Sequence[str]) -> list[list[tuple[int, float]]]:
         """The facts that each query starts from: (row in `facts`, score 0..1), best first, after the filter if there is one."""
+        return self._linked(queries, self._vectors(queries, self.fact_prefix))
+
+    def triples(self, rows: Iterable[int]) -> list[Triple]:
+        """The facts of these rows, in phrases as nodes have them."""
+        parts = [line.text.split("\t") for line in self.facts.take(list(rows))] if self.facts else []
+        return [(subject, predicate, object_) for subject, predicate, object_ in parts]
+
+    def _linked(self, queries: Sequence[str], vectors: Float32[np.ndarray, "Q D"]) -> list[list[tuple[int, float]]]:
         if self.facts is None:
             return [[] for _ in queries]
-        scores = nearest(self._vectors(queries, self.fact_prefix), self.fact_vectors, self.settings.link_facts)
+        scores = nearest(vectors, self.fact_vectors, self.settings.link_facts)
         linked = []
         for i, (ids, values) in enumerate(scores.best):
             normal = min_max(values, scores.smallest[i], scores.largest[i])
@@ -145,11 +153,6 @@ class GraphKB(KnowledgeBase):
             return linked
         kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
         return [[facts[place] for place in places] for facts, places in zip(linked, kept)]
-
-    def triples(self, rows: Iterable[int]) -> list[Triple]:
-        """The facts of these rows, in phrases as nodes have them."""
-        parts = [line.text.split("\t") for line in self.facts.take(list(rows))] if self.facts else []
-        return [(subject, predicate, object_) for subject, predicate, object_ in parts]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -164,8 +167,10 @@ class GraphKB(KnowledgeBase):
 
     def _ranked(self, queries: list[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Rows and scores of the k best passages of each query."""
-        linked = self.link(queries)
-        dense = self._dense(queries)
+        vectors = self._vectors(queries)
+        same = self.fact_prefix == self._vectors.prefix  # then a query is embedded once
+        linked = self._linked(queries, vectors if same else self._vectors(queries, self.fact_prefix))
+        dense = self._dense(vectors)
         walking = [i for i, facts in enumerate(linked) if facts]
         scores = dense.copy()
         if walking:
@@ -187,10 +192,10 @@ class GraphKB(KnowledgeBase):
         best = [largest_of(row, min(k, len(row))) for row in scores]
         return [(rows, row[rows]) for rows, row in zip(best, scores)]
 
-    def _dense(self, queries: Sequence[str]) -> Float32[np.ndarray, "Q P"]:
+    def _dense(self, vectors: Float32[np.ndarray, "Q D"]) -> Float32[np.ndarray, "Q P"]:
         """Inner products with all passages, brought to 0..1."""
-        vectors, count = self._vectors(queries), len(self.store)
-        scores = np.empty((len(queries), count), np.float32)
+        count = len(self.store)
+        scores = np.empty((len(vectors), count), np.float32)
         for start in range(0, count, _ROWS):
             stop = min(start + _ROWS, count)
             scores[:, start:stop] = products(vectors, self.store.embeddings.read(start, stop))
