@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.vectors import Mixture, real_vectors
-from routerl_jax.knowledge.build import BuildConfig, build_kb
+from routerl_jax.knowledge.build import BuildConfig, Report, build_kb
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.measures import peak_rss
 from routerl_jax.knowledge.recall import jittered
@@ -42,20 +42,23 @@ def main() -> None:
     parser.add_argument("--real", type=pathlib.Path)
     arguments = parser.parse_args()
     shutil.rmtree(arguments.workdir, ignore_errors=True)
-    arguments.workdir.mkdir(parents=True)
-    corpus = arguments.workdir / "corpus.jsonl"
+    encoder = Given(Mixture(real_vectors([arguments.real] if arguments.real else [], arguments.dim)))
+    print(build(arguments.workdir, arguments.count, encoder), flush=True)
+    _searches(arguments.workdir / "kb", encoder)
+
+
+def build(workdir: pathlib.Path, count: int, encoder: Given, index: str = "scann") -> Report:
+    """Writes a corpus of `count` passages to `workdir` and builds the knowledge base `workdir`/kb of it."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    corpus = workdir / "corpus.jsonl"
     start = time.perf_counter()
     with corpus.open("w") as file:
-        for i in range(arguments.count):
-            file.write(
-                json.dumps({"id": str(i), "title": f"Title {i % 9999}", "text": f"passage {i} of a synthetic corpus"})
-                + "\n"
-            )
+        for i in range(count):
+            row = {"id": str(i), "title": f"Title {i % 9999}", "text": f"passage {i} of a synthetic corpus"}
+            file.write(json.dumps(row) + "\n")
     print(f"corpus of {corpus.stat().st_size / 1e6:.0f} MB written in {time.perf_counter() - start:.0f} s", flush=True)
-    encoder = Given(Mixture(real_vectors([arguments.real] if arguments.real else [], arguments.dim)))
-    config = BuildConfig(corpus=str(corpus), shard_size=65_536, name="synthetic")
-    print(build_kb(config, arguments.workdir / "kb", encoder=encoder), flush=True)
-    _searches(arguments.workdir / "kb", encoder)
+    config = BuildConfig(corpus=str(corpus), shard_size=65_536, name="synthetic", index=index)
+    return build_kb(config, workdir / "kb", encoder=encoder)
 
 
 def _searches(directory: pathlib.Path, encoder: Given) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.graph [--datasets hotpotqa ..] [--repeats 5] [--json]
 
 ROUTERL_TEST_DATA names the real datasets, ROUTERL_BENCH_CACHE where the knowledge bases stay that are built at the first run
-(minutes to an hour: MiniLM embeds passages, phrases and facts), ROUTERL_HIPPORAG a checkout of OSU-NLP-Group/HippoRAG
+(minutes to half an hour: MiniLM embeds passages, phrases and facts), ROUTERL_HIPPORAG a checkout of OSU-NLP-Group/HippoRAG
 (github.com, commit c617143); without the last, what needs it is left out. igraph is needed (`pip install igraph`).
 """
 
@@ -27,10 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.passages import cache_directory
+from benchmarks.graph_data import DATASETS, build, questions_and_passages
+from benchmarks.passages import cache_directory, data_directory
 
 BATCH, TOP = 64, 10
-DATASETS = {"musique": (500, 1890), "hotpotqa": (60, 300), "2wikimultihopqa": (60, 300)}  # questions, passages
+ALL = 10**6
+DATASETS = {
+    "musique": (ALL, 1890),
+    "hotpotqa": (ALL, ALL),
+    "2wikimultihopqa": (ALL, ALL),
+}  # most questions, and passages
 
 
 def main() -> None:
@@ -52,12 +58,10 @@ def _measure(datasets: Sequence[str], repeats: int) -> dict[str, Any]:
     ranks = page_rank(repeats=repeats)
     print(ranks, file=sys.stderr)
     result: dict[str, Any] = {"ratios": {"graph_vs_igraph": ranks["ratio"]}, "recall": {}, "page_rank": ranks}
-    data, hipporag = os.environ.get("ROUTERL_TEST_DATA"), os.environ.get("ROUTERL_HIPPORAG")
-    if datasets and not data:
-        raise ValueError("set ROUTERL_TEST_DATA to the directory of real datasets")
+    hipporag = os.environ.get("ROUTERL_HIPPORAG")
     for dataset in datasets:
         found = retrieval(
-            pathlib.Path(str(data)), cache_directory(), dataset, pathlib.Path(hipporag) if hipporag else None, repeats
+            data_directory(), cache_directory(), dataset, pathlib.Path(hipporag) if hipporag else None, repeats
         )
         print(dataset, found, file=sys.stderr)
         result["recall"][f"{dataset}, {found['passages']} passages"] = found.pop("recall")
@@ -137,15 +141,13 @@ def retrieval(
     Both sides embed every query with the same encoder on the host, ours a batch, theirs one by one and for facts and passages
     anew; `given_vectors`: both remember the vectors of queries that they have seen.
     """
-    from benchmarks.graph_data import build, questions_and_passages
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.graph.kb import GraphKB
     from routerl_jax.knowledge.store import Store
     from routerl_jax.parallel.mesh import single_device_mesh
 
-    questions, passages = DATASETS[dataset]
-    rows, _ = questions_and_passages(data, dataset, questions, passages)
-    store = Store(build(data, work, dataset, questions, passages))
+    rows, _ = questions_and_passages(data, dataset)
+    store = Store(build(data, work, dataset))
     encoder = shared_encoder("all-MiniLM-L6-v2", single_device_mesh())
     kb = GraphKB(store, encoder, cache_size=0)  # no vector of a query is remembered
     asked, gold = [row["question"] for row in rows], [row["supporting"] for row in rows]

@@ -27,14 +27,23 @@ BM25_REFERENCE = {"hotpotqa": 0.7500, "2wikimultihopqa": 0.6639, "musique": 0.48
 
 def measure(quick: bool) -> dict[str, Any]:
     """Recall@5 per corpus and retriever; `quick`: MuSiQue alone, and dense only where its vectors are there already."""
+    data, result = data_directory(), {}
+    for name in DATASETS[-1:] if quick else DATASETS:
+        result[name] = _one(data / name, cache_directory(), dense=not quick)
+        result[name]["bm25_reference"] = BM25_REFERENCE[name]
+    return {"ratios": {}, "recall": result}
+
+
+def data_directory() -> pathlib.Path:
+    """The real datasets.
+
+    Raises:
+      ValueError: ROUTERL_TEST_DATA is not set.
+    """
     data = os.environ.get("ROUTERL_TEST_DATA")
     if not data:
         raise ValueError("set ROUTERL_TEST_DATA to the directory of real datasets")
-    result = {}
-    for name in DATASETS[-1:] if quick else DATASETS:
-        result[name] = _one(pathlib.Path(data) / name, cache_directory(), dense=not quick)
-        result[name]["bm25_reference"] = BM25_REFERENCE[name]
-    return {"ratios": {}, "recall": result}
+    return pathlib.Path(data)
 
 
 def cache_directory() -> pathlib.Path:
@@ -43,15 +52,21 @@ def cache_directory() -> pathlib.Path:
     return pathlib.Path(os.environ.get("ROUTERL_BENCH_CACHE", default))
 
 
+def dense_kb(name: str) -> pathlib.Path:
+    """MiniLM's knowledge base of a dataset's corpus, built at the first call (five minutes on two idle cores)."""
+    place = cache_directory() / f"kb_{name}"
+    if not (place / "kb.json").is_file():
+        build_kb(BuildConfig(corpus=str(data_directory() / name / "corpus.jsonl.gz")), place)
+    return place
+
+
 def _one(data: pathlib.Path, cache: pathlib.Path, dense: bool) -> dict[str, float]:
     corpus = str(data / "corpus.jsonl.gz")
     rows = [row for _, row in read_rows(data / "questions_dev.jsonl.gz") if row["supporting"]]
     build_bm25(Bm25Config(corpus=corpus), cache / f"bm25_{data.name}", progress=False)
     kbs: dict[str, KnowledgeBase] = {"bm25": load_kb(cache / f"bm25_{data.name}")}
-    place = cache / f"kb_{data.name}"
-    if dense or (place / "kb.json").is_file():
-        build_kb(BuildConfig(corpus=corpus), place)
-        kbs["dense"] = load_kb(place)
+    if dense or (cache / f"kb_{data.name}" / "kb.json").is_file():
+        kbs["dense"] = load_kb(dense_kb(data.name))
         kbs["hybrid"] = HybridKB([kbs["bm25"], kbs["dense"]])
     return {name: recall_at(kb, rows, K) for name, kb in kbs.items()}
 

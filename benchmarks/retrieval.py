@@ -10,8 +10,8 @@ Parts, each a module of this directory with `measure(quick) -> {"ratios": .., "r
     maxsim    benchmarks.maxsim    late interaction beside a torch loop
     server    benchmarks.serving   200 clients beside one blocking search per request
 
-Set ROUTERL_TEST_DATA to the real datasets, ROUTERL_BENCH_CACHE to where knowledge bases may stay, and ROUTERL_BENCH_KBS to
-dense knowledge bases (separated by colons) whose vectors the million are drawn around. A part that fails is reported, the
+Set ROUTERL_TEST_DATA to the real datasets, ROUTERL_BENCH_CACHE to where knowledge bases may stay (the first run builds them:
+half an hour on two idle cores), and ROUTERL_HIPPORAG to a checkout of HippoRAG. A part that fails is reported, the
 others go on, and the exit status is 1.
 """
 

@@ -1,28 +1,31 @@
 r"""Serving: our server beside the pattern of Search-R1's, under concurrent clients.
 
-    python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/hotpotqa-2k --config.corpus=corpus-2k.jsonl
-    python -m benchmarks.serving --kb=kb/hotpotqa-2k --questions=questions.jsonl.gz [--questions=more.jsonl.gz] \
-        [--clients=200] [--repeats=3] [--json]
+    python -m benchmarks.serving [--setups=flat,hotpotqa,free] [--clients=200] [--repeats=3] [--quick] [--json]
 
-Three servers over the same knowledge base, each a process, clients in another; one query per request, `POST /retrieve`:
+Two servers over the same knowledge base, each a process, clients in another; one query per request, `POST /retrieve`:
 
   ours      `serving.app`: dynamic batching.
   blocking  Search-R1's `search_r1/search/retrieval_server.py` (a14dc3a): FastAPI, a plain `def` endpoint that searches for the
-            request's own queries, in uvicorn's thread pool. The encoder as our knowledge bases use it: 16 rows at a time, so
-            that a query's vector does not depend on its neighbours.
-  one row   the same with the encoder called for one row, as Search-R1's own encoder class does.
+            request's own queries, in uvicorn's thread pool; its encoder is called with one row, where ours gets eight, so that
+            a query's vector does not depend on its neighbours.
 
-Twice: with the real encoder, and with vectors that cost nothing, which leaves HTTP, batching and the index. No vector is
-remembered between requests on any side, and all queries are different questions. Three loads: one client at a time; `clients`
-at once, each asking again as soon as it has its answer; `clients` that think between their questions, so that together they
-ask half as much as ours can answer. "CPU" is the server's processor time per request, which a busy machine changes least.
+Three setups:
+
+  flat      a million vectors, all inner products (Search-R1's own setting is a flat index of 21 million), MiniLM
+  hotpotqa  the 7,795 passages of HotpotQA, MiniLM, the index as built: on a CPU the encoder takes nearly all the time
+  free      the same with vectors that cost nothing, which leaves HTTP, batching and the index
+
+No vector is remembered between requests on any side, and all queries are different questions. Three loads: one client at a
+time; `clients` at once, each asking again as soon as it has its answer; `clients` that think between their questions, so that
+together they ask half as much as ours can answer. "CPU" is the server's processor time per request, which a busy machine
+changes least. ROUTERL_TEST_DATA names the real datasets, ROUTERL_BENCH_CACHE where knowledge bases stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
+import contextlib
 import hashlib
 import json
 import os
@@ -37,39 +40,68 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-SIDES = ("ours", "blocking", "one row")
-ENCODERS = ("real", "free")
+from benchmarks import build_scale
+from benchmarks.passages import cache_directory, data_directory, dense_kb
+from benchmarks.vectors import Mixture, real_vectors
+from routerl_jax.core.rows import read_rows
+
+SIDES = ("ours", "blocking")
+SETUPS = ("flat", "hotpotqa", "free")
+QUESTIONS = ("r1searcher_train", "2wikimultihopqa", "hotpotqa", "musique")  # whose questions are asked
 
 
 def main() -> None:
     arguments = _arguments()
     if arguments.serve:
-        serve(arguments.serve, arguments.encoder, arguments.kb, arguments.port)
+        serve(arguments.serve, arguments.setup, arguments.count, arguments.port)
         return
     if arguments.drive:
-        print(json.dumps(asyncio.run(drive(arguments, _questions(arguments.questions)))))
+        print(json.dumps(asyncio.run(drive(arguments, _questions()))))
         return
-    rows = [row for encoder in arguments.encoders.split(",") for row in measure(encoder, arguments)]
+    chosen = arguments.setups.split(",")
+    if unknown := set(chosen) - set(SETUPS):
+        sys.exit(f"unknown setup {unknown.pop()!r}; known: {', '.join(SETUPS)}")
+    rows = [row for setup in chosen for row in _setup(setup, arguments)]
     _print(rows, arguments)
 
 
-def _arguments() -> argparse.Namespace:
+def measure(quick: bool) -> dict[str, Any]:
+    """For benchmarks/retrieval.py."""
+    arguments = _arguments(["--quick"] if quick else [])
+    rows = [row for setup in arguments.setups.split(",") for row in _setup(setup, arguments)]
+    return _summary(rows) | {"recall": {}, "rows": rows}
+
+
+def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kb", required=True, help="directory of a dense knowledge base")
-    parser.add_argument(
-        "--questions", action="append", required=True, help="jsonl(.gz) with `question`; may be repeated"
-    )
+    parser.add_argument("--setups", default=",".join(SETUPS))
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=1000, help="of ours under load; the others get a fifth")
+    parser.add_argument("--requests", type=int, default=1000, help="of ours under load; the other gets a fifth")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--encoders", default="real,free")
+    parser.add_argument("--quick", action="store_true", help="100,000 vectors, one run")
     parser.add_argument("--json", action="store_true")
-    for name in ("serve", "drive", "encoder"):  # how it calls itself
+    for name in ("serve", "drive", "setup"):  # how it calls itself
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=1_000_000, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--think", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args(given)
+    if arguments.quick:
+        arguments.count, arguments.repeats = 100_000, 1
+    return arguments
+
+
+def prepare(setup: str, count: int) -> pathlib.Path:
+    """The knowledge base of a setup, built at the first call."""
+    hotpotqa = dense_kb("hotpotqa")
+    if setup != "flat":
+        return hotpotqa
+    work = cache_directory() / f"flat_{count}"
+    if not (work / "kb" / "kb.json").is_file():
+        with contextlib.redirect_stdout(sys.stderr):
+            print(build_scale.build(work, count, build_scale.Given(Mixture(real_vectors([hotpotqa]))), index="exact"))
+    return work / "kb"
 
 
 class FreeEncoder:
@@ -94,19 +126,23 @@ class OneRow:
         return self._encoder.embed(inputs, prefix=prefix, batch_size=1)
 
 
-def serve(side: str, encoder: str, directory: str, port: int) -> None:
+def serve(side: str, setup: str, count: int, port: int) -> None:
     """One of the servers, until it is killed."""
     import uvicorn
 
     from routerl_jax.knowledge.dense import DenseKB
+    from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.load import load_kb
     from routerl_jax.knowledge.serving.config import warm_up
 
-    found = load_kb(directory, encoder=FreeEncoder(_dim(directory)) if encoder == "free" else None)
+    directory = prepare(setup, count)
+    encoder: Any = FreeEncoder(_dim(directory)) if setup == "free" else shared_encoder("all-MiniLM-L6-v2")
+    if side == "blocking" and setup != "free":
+        encoder = OneRow(encoder)
+    found = load_kb(directory, encoder=encoder)
     if not isinstance(found, DenseKB):
         sys.exit(f"{directory}: not a dense knowledge base")
-    chosen: Any = OneRow(found.encoder) if side == "one row" and encoder == "real" else found.encoder
-    kb = DenseKB(found.store, chosen, found.index, cache_size=0)
+    kb = DenseKB(found.store, encoder, found.index, cache_size=0)
     warm_up(kb)
     if side == "ours":
         from routerl_jax.knowledge.serving.app import Served, create_app
@@ -147,8 +183,8 @@ def blocking_app(kb: Any) -> Any:
     return app
 
 
-def _dim(directory: str) -> int:
-    return json.loads((pathlib.Path(directory) / "kb.json").read_text())["embedding"]["dim"]
+def _dim(directory: pathlib.Path) -> int:
+    return json.loads((directory / "kb.json").read_text())["embedding"]["dim"]
 
 
 async def drive(arguments: argparse.Namespace, questions: Sequence[str]) -> dict[str, Any]:
@@ -192,10 +228,10 @@ async def drive(arguments: argparse.Namespace, questions: Sequence[str]) -> dict
     }
 
 
-def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All sides with one encoder, in turn, `repeats` times: one row per side and load."""
-    sides = SIDES if encoder == "real" else SIDES[:2]
-    servers = {side: _Server(side, encoder, arguments) for side in sides}
+def _setup(setup: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Both sides in turn, `repeats` times: one row per side and load."""
+    prepare(setup, arguments.count)
+    servers = {side: _Server(side, setup, arguments) for side in SIDES}
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     asked = 0
     try:
@@ -220,7 +256,7 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
                     said = ", ".join(
                         f"{key} {result[key]:.4g}" for key in ("throughput", "p50", "p99", "cpu", "failed")
                     )
-                    print(f"run {repeat}, {encoder}, {side}, {load}: {said}", file=sys.stderr, flush=True)
+                    print(f"run {repeat}, {setup}, {side}, {load}: {said}", file=sys.stderr, flush=True)
                     if repeat:
                         found.setdefault((side, load), []).append(result)
     finally:
@@ -228,7 +264,7 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
             server.stop()
     rows = []
     for (side, load), results in found.items():
-        row: dict[str, Any] = {"encoder": encoder, "side": side, "load": load}
+        row: dict[str, Any] = {"setup": setup, "side": side, "load": load}
         for key in ("throughput", "p50", "p99", "cpu"):
             row[key] = statistics.median(result[key] for result in results)
         row["failed"] = sum(result["failed"] for result in results)
@@ -238,11 +274,11 @@ def measure(encoder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
 
 
 class _Server:
-    def __init__(self, side: str, encoder: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, side: str, setup: str, arguments: argparse.Namespace) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._process = _self("--serve", side, "--encoder", encoder, "--port", str(self.port), arguments=arguments)
+        self._process = _self("--serve", side, "--setup", setup, "--port", str(self.port), arguments=arguments)
 
     def wait(self) -> None:
         import httpx2
@@ -283,62 +319,54 @@ class _Server:
 
 
 def _self(*extra: str, arguments: argparse.Namespace, **changes: int) -> subprocess.Popen[str]:
-    settings = {"clients": arguments.clients, "requests": arguments.requests, **changes}
-    command = [sys.executable, "-m", "benchmarks.serving", "--kb", arguments.kb]
-    command += [word for path in arguments.questions for word in ("--questions", path)]
+    settings = {"clients": arguments.clients, "requests": arguments.requests, "count": arguments.count, **changes}
+    command = [sys.executable, "-m", "benchmarks.serving"]
     command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     return subprocess.Popen([*command, *extra], stdout=subprocess.PIPE, text=True)
 
 
-def _questions(paths: Sequence[str]) -> list[str]:
+def _questions() -> list[str]:
     questions: dict[str, None] = {}
-    for path in paths:
-        opener: Any = gzip.open if path.endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            questions.update(dict.fromkeys(json.loads(line)["question"] for line in file if line.strip()))
+    for name in QUESTIONS:
+        rows = read_rows(data_directory() / name / "questions_dev.jsonl.gz")
+        questions.update(dict.fromkeys(row["question"] for _, row in rows))
     return list(questions)
 
 
-def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    of = {(row["encoder"], row["side"], row["load"]): row for row in rows}
-
-    def ratio(key: str, encoder: str, peer: str, load: str = "load") -> float:
-        ours, theirs = of[encoder, "ours", load][key], of[encoder, peer, load][key]
-        return ours / theirs if key == "throughput" else theirs / ours
-
-    ratios = {}
-    for encoder in arguments.encoders.split(","):
-        name = "server_vs_blocking" + ("" if encoder == "real" else "_free_encoder")
-        ratios[name] = ratio("throughput", encoder, "blocking")
-        ratios[f"{name}_cpu"] = ratio("cpu", encoder, "blocking")
-        if encoder == "real":
-            ratios["server_vs_blocking_one_row"] = ratio("throughput", encoder, "one row")
-            ratios["server_vs_blocking_one_row_cpu"] = ratio("cpu", encoder, "one row")
-    tails = {
-        f"{encoder}_{load}": of[encoder, "ours", load]["p99"] / of[encoder, "ours", "one"]["p50"]
-        for encoder in arguments.encoders.split(",")
-        for load in ("load", "half")
-    }
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    of = {(row["setup"], row["side"], row["load"]): row for row in rows}
+    ratios, tails = {}, {}
+    for setup in dict.fromkeys(row["setup"] for row in rows):
+        name = "server_vs_blocking" + ("" if setup == SETUPS[0] else f"_{setup}")
+        ours, theirs = of[setup, "ours", "load"], of[setup, "blocking", "load"]
+        ratios[name] = ours["throughput"] / theirs["throughput"]
+        ratios[f"{name}_cpu"] = theirs["cpu"] / ours["cpu"]
+        for load in ("load", "half"):
+            tails[f"{setup}, {load}"] = of[setup, "ours", load]["p99"] / of[setup, "ours", "one"]["p50"]
     failed = sum(row["failed"] for row in rows if row["side"] == "ours")
+    return {"ratios": ratios, "p99_over_single_median": tails, "failed": failed}
+
+
+def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    summary = _summary(rows)
     if arguments.json:
-        print(json.dumps({"ratios": ratios, "p99_over_single_median": tails, "failed": failed, "rows": rows}))
+        print(json.dumps({**summary, "rows": rows}))
         return
     from benchmarks import peers
 
     print(peers.hardware())
     print(f"{arguments.clients} clients; medians of {arguments.repeats} runs in turn\n")
-    print("| encoder | server | load | requests/s | p50, ms | p99, ms | CPU, ms | failed |")
+    print("| setup | server | load | requests/s | p50, ms | p99, ms | CPU, ms | failed |")
     print("|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         times = " | ".join(f"{1000 * row[key]:,.1f}" for key in ("p50", "p99", "cpu"))
         print(
-            f"| {row['encoder']} | {row['side']} | {row['load']} | {row['throughput']:,.1f} | {times} | {row['failed']} |"
+            f"| {row['setup']} | {row['side']} | {row['load']} | {row['throughput']:,.1f} | {times} | {row['failed']} |"
         )
-    for name, value in {
-        **ratios,
-        **{f"p99 / median of one client, {key}": value for key, value in tails.items()},
-    }.items():
+    for name, value in summary["ratios"].items():
         print(f"{name}: {value:.1f}x")
+    for name, value in summary["p99_over_single_median"].items():
+        print(f"p99 / median of one client, {name}: {value:.1f}x")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.passages import dense_kb
 from routerl_jax.knowledge.index import ScannIndex
 from routerl_jax.knowledge.recall import jittered
 from routerl_jax.knowledge.store import Store
@@ -91,9 +91,8 @@ def exact_top_k(matrix: np.ndarray, queries: np.ndarray, k: int = K) -> np.ndarr
 def measure(quick: bool) -> dict[str, Any]:
     """ScaNN through our index beside exact search with numpy and FAISS's IVF, batches of 256, in turn."""
     count = 100_000 if quick else 1_000_000
-    places = [pathlib.Path(place) for place in os.environ.get("ROUTERL_BENCH_KBS", "").split(":") if place]
-    details: dict[str, Any] = {"vectors": "mixtures of real ones" if places else "random clusters", "count": count}
-    matrix = Mixture(real_vectors(places)).many(count)
+    details: dict[str, Any] = {"vectors": "mixtures of MiniLM's of HotpotQA's passages", "count": count}
+    matrix = Mixture(real_vectors([dense_kb("hotpotqa")])).many(count)
     result = _compare(matrix, jittered(Memory(matrix), BATCH, seed=9), details)
     rng = np.random.default_rng(0)
     worst = rng.standard_normal((count // 10, 384), np.float32)

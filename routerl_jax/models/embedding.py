@@ -21,7 +21,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
 
 _LENGTHS = (
-    *(16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
+    *(8, 16, 24, 32, 40, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
     *(12288, 16384, 24576, 32768),
 )
 _FULL_BATCH = 512  # tokens up to which a batch has all its rows; longer ones have fewer
