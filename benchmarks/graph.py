@@ -31,12 +31,6 @@ from benchmarks.graph_data import DATASETS, build, questions_and_passages
 from benchmarks.passages import cache_directory, data_directory
 
 BATCH, TOP = 64, 10
-ALL = 10**6
-DATASETS = {
-    "musique": (ALL, 1890),
-    "hotpotqa": (ALL, ALL),
-    "2wikimultihopqa": (ALL, ALL),
-}  # most questions, and passages
 
 
 def main() -> None:
