@@ -24,6 +24,9 @@ _QUERY_BUCKETS = (1, 8, 64)  # compiled numbers of queries
 _SHARE = 0.6  # of a device's memory that vectors may take
 # Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
 _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
+# Rows of a group of which, where there are many, only the best is looked at first: choosing among all of them would take a
+# third as long as the products.
+_GROUP, _LEAST_GROUPS = 256, 128
 _SETTINGS = ("dtype", "recall_target", "device_bytes")
 
 
@@ -117,12 +120,14 @@ class ExactIndex(VectorIndex):
     def _rows_per_block(self) -> int:
         n, width = self.vectors.shape
         devices = self._mesh.size
-        whole = -(-n // devices) * devices
+        step = devices * (_GROUP if n >= devices * _GROUP * _LEAST_GROUPS else 1)
+        whole = -(-n // step) * step
         limit = self.device_bytes or _memory(self._mesh)
         row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
         if not limit or whole // devices * row <= limit:
             return whole
-        return max(1, limit // (2 * row)) * devices  # two blocks at a time
+        rows = max(1, limit // (2 * row))  # two blocks at a time
+        return (rows // _GROUP * _GROUP if rows >= _GROUP * _LEAST_GROUPS else rows) * devices
 
     def _put(self, i: int) -> tuple[Array, ...]:
         """Block i on the devices: its vectors and, for int8, their scales."""
@@ -169,7 +174,7 @@ class ExactIndex(VectorIndex):
             if self.recall_target < 1:
                 values, columns = jax.lax.approx_max_k(scores_QR, local, recall_target=self.recall_target)
             else:
-                values, columns = jax.lax.top_k(scores_QR, local)
+                values, columns = _top_k(scores_QR, local)
             return values, ids_R[columns]
 
         everywhere, split = PartitionSpec(), PartitionSpec(None, "data")
@@ -205,6 +210,21 @@ def _products(queries_QD: Array, values_RD: Array, scales_R: Array | None = None
     whole_QD = jnp.round(queries_QD * (127 / largest_Q)).astype(jnp.int8)
     sums_QR = jnp.einsum("qd,rd->qr", whole_QD, values_RD, preferred_element_type=jnp.int32)
     return sums_QR.astype(jnp.float32) * scales_R
+
+
+def _top_k(scores_QR: Float32[Array, "Q R"], count: int) -> tuple[Float32[Array, "Q C"], Int[Array, "Q C"]]:
+    """`lax.top_k`, equal to the last tie: the best `count` lie in the `count` groups whose maxima are largest."""
+    queries, rows = scores_QR.shape
+    groups = rows // _GROUP
+    if rows % _GROUP or groups < max(_LEAST_GROUPS, 2 * count):
+        return jax.lax.top_k(scores_QR, count)
+    scores_QGR = scores_QR.reshape(queries, groups, _GROUP)
+    chosen_QC = jnp.sort(
+        jax.lax.top_k(scores_QGR.max(2), count)[1], axis=1
+    )  # in order, so that ties go to the lower row
+    few = jnp.take_along_axis(scores_QGR, chosen_QC[:, :, None], axis=1).reshape(queries, -1)
+    values, places = jax.lax.top_k(few, count)
+    return values, jnp.take_along_axis(chosen_QC, places // _GROUP, 1) * _GROUP + places % _GROUP
 
 
 def _reduced(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from routerl_jax.knowledge import exact_index
 from routerl_jax.knowledge.index import INDEXES, ExactIndex, ScannIndex
 from routerl_jax.knowledge.recall import jittered, kth_best, recall
 from routerl_jax.knowledge.scann_index import ScannSettings, _matrix
@@ -47,6 +48,19 @@ def test_exact_is_numpys_top_k_in_float32() -> None:
     ids, found = ExactIndex(InMemory(vectors)).search(queries, 7)
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_array_equal(found, np.take_along_axis(scores, order, 1))
+
+
+@pytest.mark.parametrize(("n", "device_bytes"), [(8 * 256 * 128 + 1, 0), (600_000, 1_060_000)])
+def test_the_best_of_many_by_groups(n: int, device_bytes: int) -> None:
+    """Few values, so that many are equal: the lowest ids win, whichever group of rows they are in."""
+    vectors = np.random.default_rng(0).integers(-3, 4, (n, 4)).astype(np.float32)
+    index = ExactIndex(InMemory(vectors), mesh=make_mesh(devices=jax.devices()), device_bytes=device_bytes)
+    assert index._rows % (8 * exact_index._GROUP) == 0
+    assert (index.blocks > 1) == (device_bytes > 0)
+    queries = vectors[[5, n - 1, 17]] + np.float32(0.5)
+    ids = index.candidates(queries, 20)
+    expected = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(ids[:, :20], expected)
 
 
 def test_names_stand_for_types(tmp_path: pathlib.Path) -> None:
