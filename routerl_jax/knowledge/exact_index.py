@@ -20,7 +20,7 @@ from jaxtyping import Array, Float32, Int
 from routerl_jax.knowledge.encoders import local_mesh
 from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
 
-_QUERY_BUCKETS = (1, 8, 64)  # compiled numbers of queries
+_QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries
 _SHARE = 0.6  # of a device's memory that vectors may take
 # Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
 _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}

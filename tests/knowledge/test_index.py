@@ -174,9 +174,9 @@ def test_exact_compiles_few_programs() -> None:
     for count in range(1, 140, 9):
         for k in (1, 2, 3, 5, 8, 10, 16):
             index.search(near(vectors, count), k)
-    assert compiled_programs(index._best) <= 3
+    assert compiled_programs(index._best) <= 5
     index.search(near(vectors, 2), 100)
-    assert compiled_programs(index._best) <= 4
+    assert compiled_programs(index._best) <= 6
 
 
 def test_approximate_top_k_reaches_its_target() -> None:
