@@ -3,7 +3,8 @@
 Changes are written beside the main part, into DIR/delta-GENERATION: the passages that were added (with vectors, which are
 compared one by one) and the rows that were deleted. Then kb.json is replaced in one step; whoever opens the directory
 finds the state before or after. Once the changes outgrow a share of the main part, a new main part is built of both.
-Who has opened a knowledge base goes on with what was there then, until it is compacted; open it again to see changes.
+Who has opened a knowledge base goes on with what was there then; open it again to see changes. Once it was compacted,
+what was not in memory is gone, and reading it is an error (`store.StoredArray`).
 """
 
 from __future__ import annotations

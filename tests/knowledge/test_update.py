@@ -16,12 +16,13 @@ from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.store import Manifest
+from routerl_jax.knowledge.store import Manifest, Store
 from routerl_jax.knowledge.update import add, delete, update
 from routerl_jax.knowledge.updated_index import UpdatedIndex
 from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages
 
 ENCODER = HashEncoder()
+HOW = {"mesh": None, "index": None, "encoder": ENCODER}
 
 
 def new(*numbers: int) -> list[Passage]:
@@ -155,6 +156,23 @@ def test_a_crash_while_compacting(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     assert isinstance(kb, DenseKB)
     assert kb.store.manifest.delta is None
     assert kb.store.manifest.updates == 2
+
+
+@pytest.mark.parametrize("memory_limit", [0, 2**30])
+def test_who_has_it_open_never_gets_rows_of_the_new_one(tmp_path: pathlib.Path, memory_limit: int) -> None:
+    """Compacted under its feet, an open knowledge base gives what was there as far as it is in memory, or an error."""
+    build("exact", make_passages(20), tmp_path / "kb")
+    fresh, used = (DenseKB.open(Store(tmp_path / "kb", memory_limit=memory_limit), **HOW) for _ in range(2))
+    expected = used.search(QUERIES, 3)
+    update(tmp_path / "kb", delete=["p0", "p1"], compact_above=0, encoder=ENCODER)
+    with pytest.raises(RuntimeError, match="was replaced since the knowledge base was opened .*: open it again"):
+        fresh.search(QUERIES, 3)
+    if memory_limit:
+        assert used.search(QUERIES, 3) == expected
+    else:
+        with pytest.raises(RuntimeError, match="open it again"):
+            used.search(QUERIES, 3)
+    assert opened("exact", tmp_path / "kb").search([QUERIES[1]], 1)[0][0].id == "p7"
 
 
 def test_damage_and_rebuild(tmp_path: pathlib.Path) -> None:
