@@ -253,6 +253,12 @@ class Store:
     def __init__(self, directory: str | pathlib.Path, *, memory_limit: int = 2**30) -> None:
         self.directory = pathlib.Path(directory).expanduser()
         if not self.directory.is_dir():
+            replaced = replaced_directory(self.directory)
+            if (replaced / MANIFEST).is_file():
+                raise ValueError(
+                    f"{self.directory}: no such directory, but {replaced} is what was there when a build or an update "
+                    f"was killed at its last step: run that again, or rename it"
+                )
             raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
@@ -318,6 +324,11 @@ class Store:
 def delta_directory(directory: pathlib.Path, generation: int) -> pathlib.Path:
     """Where the files of a generation of changes are."""
     return directory / f"delta-{generation}"
+
+
+def replaced_directory(directory: pathlib.Path) -> pathlib.Path:
+    """Where a knowledge base lies for the moment in which another one takes its place."""
+    return directory.with_name(f".{directory.name}.replaced")
 
 
 def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: int, chunk: int, compress: bool) -> Any:
