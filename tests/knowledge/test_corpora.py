@@ -36,7 +36,7 @@ def test_dpr_table(tmp_path: pathlib.Path) -> None:
 
 def test_tables_without_a_header(tmp_path: pathlib.Path) -> None:
     lines = ['7\tThe "A" Team   He said "no', "8\tTitle: Paris Text: A city. Text: no", "9\ta text\tits title"]
-    (tmp_path / "c.tsv").write_text("\n".join(lines))
+    (tmp_path / "c.tsv").write_text("\ufeff" + "\n".join(lines))  # a byte order mark is no part of the first id
     found = list(read_corpus(tmp_path / "c.tsv"))
     assert [(p.id, p.title, p.text) for p in found] == [
         ("7", 'The "A" Team', 'He said "no'),
