@@ -30,7 +30,8 @@ from routerl_jax.core.types import Passage
 
 FORMAT = 1
 DELETED = "deleted.npy"
-MANIFEST, EMBEDDINGS, BYTES, OFFSETS, INDEX = "kb.json", "embeddings", "passages/bytes", "passages/offsets", "index"
+MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
+PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,14 @@ from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
     BYTES,
     EMBEDDINGS,
     INDEX,
     MANIFEST,
     OFFSETS,
+    PASSAGES,
     Manifest,
     StoredPassages,
     create_array,
@@ -293,12 +295,19 @@ class Shards:
 
 
 def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+    """Passages whose files have lost something since, in a crash of the machine, are written again: they are the same."""
     progress.mkdir(parents=True, exist_ok=True)
-    marker = progress / "passages"
-    if not marker.is_file():
+    marker, files = progress / "passages", directory / PASSAGES
+    written = json.loads(marker.read_text()) if marker.is_file() else None
+    if written is not None and written.get("bytes") != size_on_disk(files):
+        logging.warning("%s is not what was written there: the passages are written again", files)
+        written = None
+    if written is None:
         with explained(directory):
-            finish(marker, {"count": write_passages(directory, passages)})
-    return json.loads(marker.read_text())["count"]
+            count = write_passages(directory, passages)
+            written = {"count": count, "bytes": size_on_disk(files)}
+            finish(marker, written)
+    return written["count"]
 
 
 @contextlib.contextmanager
