@@ -9,6 +9,7 @@ import json
 import lzma
 import pathlib
 import time
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
@@ -228,7 +229,7 @@ def test_a_dump_is_not_read_far_ahead(tmp_path: pathlib.Path, monkeypatch: pytes
 
     monkeypatch.setattr(wikipedia, "_sources", counted)
     monkeypatch.setattr(wikipedia, "_CHUNK", 2)
-    pages = read_dump(path, workers=2)
+    pages: Any = read_dump(path, workers=2)
     first = next(pages)[1]
     time.sleep(0.3)
     assert first.text == "text 0"
