@@ -83,6 +83,7 @@ class Batcher:
         self._unfinished = 0  # requests whose future is open
         self._rate = 0.0  # queries per second of recent calls, for Retry-After
         self.waiting = 0  # queries
+        self.searching = False  # the thread is in a call
 
     async def search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
         """The results of one request. Whoever cancels this takes what still waits out of the queue.
@@ -207,14 +208,16 @@ class Batcher:
                 request.future.set_result(request.results)
 
     def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+        self.searching = True
         try:
             results = self.kb.search(queries, k)
         except Exception:
             raise
-        except (
-            BaseException
-        ) as error:  # a panic in Rust, as tokenizers may have, would end the worker and answer nobody
+        except BaseException as error:
+            # a panic in Rust, as tokenizers may have, would end the worker and answer nobody
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.searching = False
         if len(results) != len(queries):
             raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
         return results
