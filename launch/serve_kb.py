@@ -67,11 +67,14 @@ def read_serve_config() -> ServeConfig:
     config = read_config_as(ServeConfig) if _given("config") else ServeConfig()
     changes: dict[str, Any] = {key: FLAGS[key].value for key in _OVERRIDES if FLAGS[key].value is not None}
     if FLAGS.kb:
-        pairs = dict(config.knowledge_bases)
+        pairs, given = dict(config.knowledge_bases), set()
         for pair in FLAGS.kb:
             name, equals, directory = pair.partition("=")
             if not (name and equals and directory):
                 raise ValueError(f"--kb={pair}: write --kb=NAME=DIRECTORY")
+            if name in given:
+                raise ValueError(f"--kb={pair}: there is another --kb={name}=..; give them different names or modes")
+            given.add(name)
             pairs[name] = directory
         changes["knowledge_bases"] = pairs
     return dataclasses.replace(config, **changes)

@@ -3,9 +3,10 @@ r"""Adds passages to a knowledge base, or deletes some, whole or not at all.
     python -m launch.update_kb --workdir=kb/hotpotqa --add=more.jsonl.gz
     python -m launch.update_kb --workdir=kb/hotpotqa --delete=ids.txt
 
-With both, what is deleted goes first: ids that are in both files are replaced. The files of --add are those that
-launch.build_kb reads; --delete has an id per line. Once the changes exceed --compact_above of the knowledge base, it is
-built anew of what is left, without embedding anything twice.
+With both, what is deleted goes first: ids that are in both files are replaced. The files of --add are what launch.build_kb
+reads for this knowledge base (passages, or tables), and become passages as they did there; --delete has an id per line.
+Once the changes exceed --compact_above of the knowledge base, it is built anew of what is left, without embedding
+anything twice.
 """
 
 from __future__ import annotations
@@ -32,12 +33,11 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.knowledge.corpus import read_corpus
-    from routerl_jax.knowledge.update import update
+    from routerl_jax.knowledge.update import read_added, update
 
     report = update(
         FLAGS.workdir,
-        add=list(read_corpus(FLAGS.add)) if FLAGS.add else (),
+        add=read_added(FLAGS.workdir, FLAGS.add) if FLAGS.add else (),
         delete=_ids(FLAGS.delete) if FLAGS.delete else (),
         compact_above=FLAGS.compact_above,
         progress=True,

@@ -22,7 +22,7 @@ from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.store import FORMAT, INDEX, Manifest, Store, StoredPassages
-from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.knowledge.writer import StoreWriter, explained
 
 _BLOCK = 8192  # passages read at a time
 _WORD = r"(?u)\b\w\w+\b"  # of two letters or more, as bm25s's own default
@@ -241,7 +241,8 @@ def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
     ids = list(tokenizer.streaming_tokenize(bar))
     retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)
     retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=progress, leave_progress=progress)
-    retriever.save(str(directory / INDEX), show_progress=False)
+    with explained(directory / INDEX, f"All {len(passages):,} passages are kept"):
+        retriever.save(str(directory / INDEX), show_progress=False)
 
 
 def _texts(passages: StoredPassages) -> Iterator[str]:

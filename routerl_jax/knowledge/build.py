@@ -180,7 +180,9 @@ def build_kb(
     corpus_files(path) if config.kind == "dense_text" else checked_path(path)
     encoder = encoder or shared_encoder(config.encoder)
     source = str(path.resolve()), corpus_sha256(path)
-    return _build(config, directory, lambda: _read(config, path, encoder), source, encoder, progress, together)
+    return _build(
+        config, directory, lambda: read_source(config, path, lambda: encoder), source, encoder, progress, together
+    )
 
 
 def build_from_passages(
@@ -405,11 +407,12 @@ def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
-def _read(config: BuildConfig, path: pathlib.Path, encoder: TextEncoder) -> Iterator[Passage]:
+def read_source(config: BuildConfig, path: pathlib.Path, encoder: Callable[[], TextEncoder]) -> Iterator[Passage]:
+    """The passages that a build makes of a corpus or of tables; `encoder` is asked for where its tokens are counted."""
     if config.kind == "dense_text":
         yield from read_corpus(path, split=split_of(config.passage_words, config.least_words))
         return
-    counter = token_counter(encoder)
+    counter = token_counter(encoder())
     count = counter[0] if counter else count_words
     for table in read_tables(path):
         yield from table_passages(

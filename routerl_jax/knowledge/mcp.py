@@ -416,14 +416,16 @@ def _passages(result: Any, tool: str) -> list[Passage]:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """A list of objects with texts, wherever it is: the value itself, or what stands under one of its keys."""
+    """A list of objects with texts, wherever it is: the value itself, or what stands under one of its keys; an empty list
+    only if there is no other."""
     candidates = [value, *value.values()] if isinstance(value, dict) else [value]
-    for rows in candidates:
-        if isinstance(rows, list) and all(
-            isinstance(row, dict) and any(key in row for key in _TEXT_KEYS) for row in rows
-        ):
-            return rows
-    return None
+    lists = [
+        rows
+        for rows in candidates
+        if isinstance(rows, list)
+        and all(isinstance(row, dict) and any(key in row for key in _TEXT_KEYS) for row in rows)
+    ]
+    return max(lists, key=bool, default=None)
 
 
 def _row_passage(row: Mapping[str, Any], rank: int) -> Passage:

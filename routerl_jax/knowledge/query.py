@@ -32,6 +32,8 @@ def is_blank(query: Query) -> bool:
 def checked_query(query: object, number: int, reads: Collection[str], name: str) -> Query:
     """The query as a knowledge base of that name takes it, which reads "text", "image" or both: texts alone as strings.
 
+    Halves of surrogate pairs, which JSON may hold and no encoder reads, become question marks.
+
     Raises:
       ValueError: something else, or a text or a picture where the knowledge base reads none.
     """
@@ -41,6 +43,7 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
         text, image = query.text or "", query.image
     else:
         raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
+    text = text if text.isascii() else text.encode("utf-8", "replace").decode()
     if image is not None and "image" not in reads:
         raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
     if text.strip() and "text" not in reads:

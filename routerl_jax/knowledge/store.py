@@ -30,7 +30,8 @@ from routerl_jax.core.types import Passage
 
 FORMAT = 1
 DELETED = "deleted.npy"
-MANIFEST, EMBEDDINGS, BYTES, OFFSETS, INDEX = "kb.json", "embeddings", "passages/bytes", "passages/offsets", "index"
+MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
+PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,11 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
 
 
 class StoredArray:
-    """A zarr array that is read lazily, or held in memory once it is small enough to be."""
+    """A zarr array that is read lazily, or held in memory from its first use if it is small enough to be.
+
+    Reading raises ValueError where a file is damaged, and RuntimeError once another array lies at `path`: a knowledge base
+    that was opened before it was compacted or built anew would else take the rows of one from the files of the other.
+    """
 
     def __init__(self, path: pathlib.Path, memory_limit: int, hint: str) -> None:
         try:
@@ -127,6 +132,7 @@ class StoredArray:
         except ValueError as error:
             raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
         self.path, self._hint = path, hint
+        self._opened = _identity(path)
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
         self._check_files()
 
@@ -145,11 +151,11 @@ class StoredArray:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
-        return self._memory[start:stop] if self._small else self._get(self._array[start:stop].read())
+        return self._memory[start:stop] if self._small else self._got([self._array[start:stop].read()])[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The rows of the given numbers, in their order."""
-        return self._memory[rows] if self._small else self._get(self._array[rows].read())
+        return self._memory[rows] if self._small else self._got([self._array[rows].read()])[0]
 
     def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
         """Several ranges of rows, read at once."""
@@ -157,17 +163,26 @@ class StoredArray:
             return [self._memory[start:stop] for start, stop in zip(starts, stops)]
         with ts.Batch() as batch:
             pending = [self._array[int(a) : int(b)].read(batch=batch) for a, b in zip(starts, stops)]
-        return [self._get(future) for future in pending]
+        return self._got(pending)
 
     @functools.cached_property
     def _memory(self) -> np.ndarray:
-        return self._get(self._array.read())
+        return self._got([self._array.read()])[0]
 
-    def _get(self, future: Any) -> np.ndarray:
+    def _got(self, pending: Sequence[Any]) -> list[np.ndarray]:
+        damage: ValueError | None = None
+        found = []
         try:
-            return future.result()
+            found = [future.result() for future in pending]
         except ValueError as error:
-            raise ValueError(f"{self.path} is damaged ({_brief(error)}). {self._hint}") from error
+            damage = error
+        if _identity(self.path) != self._opened:  # asked last: what was there to the end was there all the while
+            raise RuntimeError(
+                f"{self.path} was replaced since the knowledge base was opened (it was compacted, or built anew): open it again"
+            ) from damage
+        if damage is not None:
+            raise ValueError(f"{self.path} is damaged ({_brief(damage)}). {self._hint}") from damage
+        return found
 
     def _check_files(self) -> None:
         """zarr reads an absent file as zeros; here it is an error."""
@@ -239,6 +254,12 @@ class Store:
     def __init__(self, directory: str | pathlib.Path, *, memory_limit: int = 2**30) -> None:
         self.directory = pathlib.Path(directory).expanduser()
         if not self.directory.is_dir():
+            replaced = replaced_directory(self.directory)
+            if (replaced / MANIFEST).is_file():
+                raise ValueError(
+                    f"{self.directory}: no such directory, but {replaced} is what was there when a build or an update "
+                    f"was killed at its last step: run that again, or rename it"
+                )
             raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
@@ -306,6 +327,11 @@ def delta_directory(directory: pathlib.Path, generation: int) -> pathlib.Path:
     return directory / f"delta-{generation}"
 
 
+def replaced_directory(directory: pathlib.Path) -> pathlib.Path:
+    """Where a knowledge base lies for the moment in which another one takes its place."""
+    return directory.with_name(f".{directory.name}.replaced")
+
+
 def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: int, chunk: int, compress: bool) -> Any:
     """A new zarr array: files of `shard` rows, each of chunks of `chunk` rows that can be read alone."""
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
@@ -331,6 +357,15 @@ def open_array(path: pathlib.Path) -> Any:
 
 def _location(path: pathlib.Path) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.resolve()}/"}}
+
+
+def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
+    """What tells an array from another one that is put in its place; None if none is there."""
+    try:
+        found = os.stat(path / "zarr.json")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _brief(error: Exception) -> str:

@@ -3,7 +3,8 @@
 Changes are written beside the main part, into DIR/delta-GENERATION: the passages that were added (with vectors, which are
 compared one by one) and the rows that were deleted. Then kb.json is replaced in one step; whoever opens the directory
 finds the state before or after. Once the changes outgrow a share of the main part, a new main part is built of both.
-Who has opened a knowledge base goes on with what was there then, until it is compacted; open it again to see changes.
+Who has opened a knowledge base goes on with what was there then; open it again to see changes. Once it was compacted,
+what was not in memory is gone, and reading it is an error (`store.StoredArray`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from jaxtyping import Float32
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.bm25 import Words, index_words
-from routerl_jax.knowledge.build import BuildConfig, Vectoriser
-from routerl_jax.knowledge.corpus import checked_passages
+from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words
+from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
+from routerl_jax.knowledge.corpora.splitting import split_of
+from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES
 from routerl_jax.knowledge.store import (
@@ -36,14 +38,17 @@ from routerl_jax.knowledge.store import (
     StoredArray,
     create_array,
     delta_directory,
+    replaced_directory,
 )
-from routerl_jax.knowledge.writer import StoreWriter, write_passages
+from routerl_jax.knowledge.writer import StoreWriter, explained, write_passages
 
 KINDS = ("dense_text", "dense_table", "bm25")
 COMPACT_ABOVE = 0.2  # of the main part's passages
 _BLOCK = 8192  # passages read at a time
 _SHARD = 8192  # vectors in a file
 _NAMED = 3  # ids in a message
+_SPLIT = ("passage_words", "least_words")
+_TABLES = ("rows_per_passage", "table_budget", "table_format")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,13 +109,10 @@ def update(
     directory = pathlib.Path(directory).expanduser().resolve()
     add, delete = list(add), list(dict.fromkeys(delete))
     list(checked_passages(add)) if add else None
-    with StoreWriter(directory, _fingerprint(directory, add, delete), overwrite=True) as writer:
+    _manifest(directory)  # a directory that holds no knowledge base gets no lock beside it
+    with StoreWriter(directory, lambda: _fingerprint(directory, add, delete), overwrite=True) as writer:
         store = Store(directory)
-        if store.manifest.kind not in KINDS:
-            raise ValueError(
-                f"{directory} is of kind {store.manifest.kind!r}, which can't be changed in place (only "
-                f"{', '.join(KINDS)} can): build it anew"
-            )
+        _check_kind(directory, store.manifest)
         gone = _rows_to_delete(store, delete, add)
         if len(store) - len(gone) + len(add) == 0:
             raise ValueError(f"{directory}: nothing would be left. Delete the directory instead")
@@ -119,7 +121,8 @@ def update(
             compacted = True
         else:
             if add or gone:
-                _write_delta(store, gone, add, encoder, progress)
+                with explained(directory / EMBEDDINGS, "All that was there is kept"):
+                    _write_delta(store, gone, add, encoder, progress)
             compacted = _compact(writer, Store(directory), compact_above, progress)
     return UpdateReport(
         directory=str(directory),
@@ -129,6 +132,24 @@ def update(
         compacted=compacted,
         seconds=time.perf_counter() - start,
     )
+
+
+def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[Passage]:
+    """Passages of a file, or of a directory of files, as the build of this knowledge base would make them: of as many words,
+    or of tables by its settings.
+
+    Raises:
+      ValueError: as `corpus.read_corpus` or `tables.read_tables`; no knowledge base there, or one that can't be changed.
+    """
+    directory = pathlib.Path(directory).expanduser().resolve()
+    manifest = _manifest(directory)
+    _check_kind(directory, manifest)
+    if manifest.kind == "bm25" or manifest.embedding is None:
+        asked = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
+        return list(read_corpus(path, split=split_of(asked.passage_words, asked.least_words)))
+    keys = {key: manifest.config[key] for key in (*_SPLIT, *_TABLES) if key in manifest.config}
+    config = BuildConfig(kind=manifest.kind, encoder=manifest.embedding.encoder, **keys)
+    return list(read_source(config, pathlib.Path(path).expanduser(), lambda: shared_encoder(config.encoder)))
 
 
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
@@ -195,7 +216,8 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     shards.write_rows(lambda start, stop: _vectors(store, rows[start:stop]))
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
-    saved = backend.build(vectors, _chosen(store.manifest)).save(writer.index_directory)
+    with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
+        saved = backend.build(vectors, _chosen(store.manifest)).save(writer.index_directory)
     index = {"backend": store.manifest.index["backend"], **saved}
     writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index))
     return True
@@ -273,9 +295,27 @@ def _chained(first: Iterable[Passage], then: Iterable[Passage]) -> Iterator[Pass
     yield from then
 
 
+def _check_kind(directory: pathlib.Path, manifest: Manifest) -> None:
+    if manifest.kind not in KINDS:
+        raise ValueError(
+            f"{directory} is of kind {manifest.kind!r}, which can't be changed in place (only {', '.join(KINDS)} can): "
+            f"build it anew"
+        )
+
+
+def _manifest(directory: pathlib.Path) -> Manifest:
+    """kb.json; where nothing is at `directory`, that of what will be put back there after a kill."""
+    aside = replaced_directory(directory)
+    return Manifest.read(aside if not directory.exists() and aside.is_dir() else directory)
+
+
 def _fingerprint(directory: pathlib.Path, add: Sequence[Passage], delete: Sequence[str]) -> str:
+    """Of what a new main part would hold: the state that a delta has made current, whose compaction any later call may
+    go on with, or for kinds without one the old state and the change."""
     manifest = Manifest.read(directory)
-    parts = [manifest.created, manifest.updates, [[p.id, p.title, p.text] for p in add], list(delete)]
+    parts: list[object] = [manifest.created, manifest.updates + bool(add or delete)]
+    if manifest.embedding is None:
+        parts += [[[p.id, p.title, p.text] for p in add], list(delete)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -2,7 +2,8 @@
 
 Everything is written into `DIR.tmp-FINGERPRINT` beside DIR, which is renamed to DIR at the very end. Finished stages
 leave a marker there; a second build with the same fingerprint (same corpus, encoder, ...) finds it and skips them.
-`.DIR.lock` lets one process at a time build DIR; `.DIR.replaced` is what was at DIR, in the moment of the renaming.
+`.DIR.lock` lets one process at a time build DIR; `.DIR.replaced` is what was at DIR, in the moment of the renaming. If that
+is the moment of a kill, the same build goes on from there, and any other first puts back what was there.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
     BYTES,
     EMBEDDINGS,
     INDEX,
     MANIFEST,
     OFFSETS,
+    PASSAGES,
     Manifest,
     StoredPassages,
     create_array,
     open_array,
+    replaced_directory,
 )
 from routerl_jax.parallel import multihost
 
@@ -56,7 +60,8 @@ class StoreWriter:
 
     Args:
       directory: where the knowledge base will be; its parent is made if need be.
-      fingerprint: hex digest of everything that passages and embeddings depend on.
+      fingerprint: hex digest of everything that passages and embeddings depend on; a function is asked for it once no other
+        process can change what is at `directory`.
       overwrite: replace a knowledge base that is there already (at `commit`, not before).
       together: all processes of the job write this one, on a file system that they share. The main process locks, writes
         passages and commits; `embeddings` gives each its share of the shards.
@@ -66,7 +71,12 @@ class StoreWriter:
     """
 
     def __init__(
-        self, directory: str | pathlib.Path, fingerprint: str, *, overwrite: bool = False, together: bool = False
+        self,
+        directory: str | pathlib.Path,
+        fingerprint: str | Callable[[], str],
+        *,
+        overwrite: bool = False,
+        together: bool = False,
     ) -> None:
         if "://" in str(directory):
             raise ValueError(
@@ -76,9 +86,10 @@ class StoreWriter:
         self.overwrite = overwrite
         self._together = together and jax.process_count() > 1
         self._leads = not self._together or multihost.is_main()
-        self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
-        self._progress = self.scratch / _PROGRESS
-        self._replaced = self.directory.with_name(f".{self.directory.name}.replaced")
+        self._fingerprint = fingerprint
+        if isinstance(fingerprint, str):
+            self._name_scratch(fingerprint)
+        self._replaced = replaced_directory(self.directory)
         self._lock = FileLock(self.directory.with_name(f".{self.directory.name}.lock"))
 
     def __enter__(self) -> StoreWriter:
@@ -90,9 +101,28 @@ class StoreWriter:
         except Timeout:
             logging.warning("waiting for the process that is building %s", self.directory)
             self._lock.acquire()
-        if self.existing is not None:  # otherwise it may be all that a crash in `commit` has left
-            shutil.rmtree(self._replaced, ignore_errors=True)
+        try:
+            self._after_a_crash()
+            if not isinstance(self._fingerprint, str):
+                self._name_scratch(self._fingerprint())
+        except BaseException:
+            self._lock.release()
+            raise
         return self
+
+    def _name_scratch(self, fingerprint: str) -> None:
+        self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
+        self._progress = self.scratch / _PROGRESS
+
+    def _after_a_crash(self) -> None:
+        """Tidies up after a `commit` that was killed between its two renames, or right after them."""
+        if self.existing is not None:
+            shutil.rmtree(self._replaced, ignore_errors=True)
+            return
+        goes_on = isinstance(self._fingerprint, str) and (self.scratch / MANIFEST).is_file()
+        if not goes_on and not self.directory.exists() and (self._replaced / MANIFEST).is_file():
+            logging.warning("%s is put back: what was to replace it was killed at its last step", self.directory)
+            self._replaced.rename(self.directory)
 
     def __exit__(self, *_: object) -> None:
         if not self._leads:
@@ -265,12 +295,19 @@ class Shards:
 
 
 def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+    """Passages whose files have lost something since, in a crash of the machine, are written again: they are the same."""
     progress.mkdir(parents=True, exist_ok=True)
-    marker = progress / "passages"
-    if not marker.is_file():
+    marker, files = progress / "passages", directory / PASSAGES
+    written = json.loads(marker.read_text()) if marker.is_file() else None
+    if written is not None and written.get("bytes") != size_on_disk(files):
+        logging.warning("%s is not what was written there: the passages are written again", files)
+        written = None
+    if written is None:
         with explained(directory):
-            finish(marker, {"count": write_passages(directory, passages)})
-    return json.loads(marker.read_text())["count"]
+            count = write_passages(directory, passages)
+            written = {"count": count, "bytes": size_on_disk(files)}
+            finish(marker, written)
+    return written["count"]
 
 
 @contextlib.contextmanager

@@ -8,12 +8,15 @@ import itertools
 import json
 import lzma
 import pathlib
+import time
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpora import wikipedia
 from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.splitting import Split
 from routerl_jax.knowledge.corpora.wikipedia import plain_text, read_dump
@@ -36,7 +39,7 @@ def test_dpr_table(tmp_path: pathlib.Path) -> None:
 
 def test_tables_without_a_header(tmp_path: pathlib.Path) -> None:
     lines = ['7\tThe "A" Team   He said "no', "8\tTitle: Paris Text: A city. Text: no", "9\ta text\tits title"]
-    (tmp_path / "c.tsv").write_text("\n".join(lines))
+    (tmp_path / "c.tsv").write_text("\ufeff" + "\n".join(lines))  # a byte order mark is no part of the first id
     found = list(read_corpus(tmp_path / "c.tsv"))
     assert [(p.id, p.title, p.text) for p in found] == [
         ("7", 'The "A" Team', 'He said "no'),
@@ -211,6 +214,29 @@ def test_wikipedia_dump(tmp_path: pathlib.Path) -> None:
         assert found[0].text == " ".join(PLAIN.split())
     assert plain_text(MARKUP) == PLAIN
     assert list(read_dump(path, workers=2)) == list(read_dump(path, workers=1))
+
+
+def test_a_dump_is_not_read_far_ahead(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops reading ends the processes, too; whoever reads slowly does not have the dump in memory."""
+    pytest.importorskip("mwxml")
+    path = dump([(f"Page {i}", 0, "", f"text {i}") for i in range(100)], tmp_path / "d.xml")
+    read, sources = [], wikipedia._sources
+
+    def counted(path: pathlib.Path):
+        for item in sources(path):
+            read.append(item)
+            yield item
+
+    monkeypatch.setattr(wikipedia, "_sources", counted)
+    monkeypatch.setattr(wikipedia, "_CHUNK", 2)
+    pages: Any = read_dump(path, workers=2)
+    first = next(pages)[1]
+    time.sleep(0.3)
+    assert first.text == "text 0"
+    assert 1 <= len(read) <= 17
+    pages.close()
+    assert len(read) <= 18
+    assert [page.text for _, page in read_dump(path, workers=2)] == [f"text {i}" for i in range(100)]
 
 
 @pytest.mark.parametrize(("cut", "where"), [(lambda data: data[:-60], "page 2"), (lambda _: b"hello", "page 0")])

@@ -108,6 +108,12 @@ def test_blank_queries_find_nothing(hashed: pathlib.Path) -> None:
     assert [len(found) for found in kb.search(["a"])] == [5]
 
 
+def test_half_a_surrogate_pair_harms_no_query(minilm_kb: pathlib.Path) -> None:
+    """JSON may hold one; no tokenizer reads it."""
+    kb = load_kb(minilm_kb)
+    assert kb.search(["a \ud800 b", "Tïtle"], 2) == kb.search(["a ? b", "Tïtle"], 2)
+
+
 def test_bad_arguments(hashed: pathlib.Path) -> None:
     kb = open_hashed(hashed)
     for k in (0, -3, 2.0, True, "5", None):

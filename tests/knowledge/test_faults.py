@@ -107,8 +107,18 @@ def test_a_full_file_system(tmp_path: pathlib.Path) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_shard_that_lost_its_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    """Between two runs a file became shorter than it was written: its rows are embedded again, the others are not."""
+@pytest.mark.parametrize(
+    ("file", "said", "embedded"),
+    [
+        ("embeddings/c/1/0", "its rows are embedded again", 32),
+        ("passages/bytes/c/0", "the passages are written again", 0),
+        ("passages/offsets/c/0", "the passages are written again", 0),
+    ],
+)
+def test_a_shard_that_lost_its_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog, file: str, said: str, embedded: int
+) -> None:
+    """Between two runs a file became shorter than it was written: what it held is made again, the rest is not."""
     config = BuildConfig(name="kb", shard_size=32, index="exact")
 
     def build(directory: pathlib.Path) -> HashEncoder:
@@ -120,11 +130,11 @@ def test_a_shard_that_lost_its_end(tmp_path: pathlib.Path, monkeypatch: pytest.M
         patch.setattr(ExactIndex, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "kb")
-    [shard] = tmp_path.glob("kb.tmp-*/embeddings/c/1/0")
+    [shard] = tmp_path.glob(f"kb.tmp-*/{file}")
     os.truncate(shard, shard.stat().st_size - 100)
     with caplog.at_level("WARNING", logger="absl"):
         encoder = build(tmp_path / "kb")
-    assert "its rows are embedded again" in caplog.text
-    assert sum(text != "width" for text in encoder.seen) == 32
+    assert said in caplog.text
+    assert sum(text != "width" for text in encoder.seen) == embedded
     build(tmp_path / "whole" / "kb")
     assert files_of(tmp_path / "kb") == files_of(tmp_path / "whole" / "kb")

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import sys
 import time
+import types
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from mcp import Client, StdioServerParameters
 
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.policy import Unavailable
-from routerl_jax.knowledge.mcp import McpTool, http_app
+from routerl_jax.knowledge.mcp import McpTool, _passages, http_app
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
 from tests.knowledge.mcp_servers import PNG
 from tests.knowledge.serving.servers import EchoKB, search, serving
@@ -120,6 +121,24 @@ def test_foreign_tools_over_stdio() -> None:
     mixed.close()
     with pytest.raises(ValueError, match="takes no 'q'; give query_key=: one of query"):
         McpTool(server, "plain", query_key="q")
+
+
+@pytest.mark.parametrize(
+    ("structured", "expected"),
+    [
+        ({"errors": [], "results": [{"text": "found"}]}, ["found"]),
+        ({"query": "x", "results": []}, []),
+        ({"answer": 42}, ["said"]),
+        ([{"id": 1, "title": "", "text": "a", "score": 1, "image": "/etc/hostname"}], ["a"]),
+    ],
+)
+def test_structured_results(structured: object, expected: list[str]) -> None:
+    """The list that holds something is the answer; pictures are only taken as they come, never from a path."""
+    block = types.SimpleNamespace(type="text", text="said")
+    result = types.SimpleNamespace(content=[block], is_error=False, structured_content=structured)
+    found = _passages(result, "search")
+    assert [p.text for p in found] == expected
+    assert not any(p.image for p in found)
 
 
 def test_a_tool_that_says_it_failed() -> None:

@@ -74,6 +74,8 @@ def test_what_it_says_works(server: tuple[str, subprocess.Popen[str]], directory
         ((), "there is nothing to serve: give --kb=NAME=DIRECTORY"),
         (("--kb=wiki",), "--kb=wiki: write --kb=NAME=DIRECTORY"),
         (("--kb=wiki=/nowhere",), "/nowhere"),
+        (("--kb=wiki={kb}", "--kb=wiki=/nowhere"), "there is another --kb=wiki=.."),
+        (("--kb=wiki={kb}", "--kb=wiki:default={kb}"), "'wiki' has two modes 'default'"),
         (("--kb=a/b={kb}",), "can't be called 'a/b'"),
         (("--kb=wiki={kb}", "--token_file=/nowhere"), "token_file=/nowhere: can't be read"),
         (("--kb=wiki={kb}", "--max_batch=0"), "max_batch=0"),

@@ -83,6 +83,7 @@ class HttpKB(KnowledgeBase):
             "breaker": breaker,
         }
         self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the transport
         self._lock = threading.Lock()
         self._describe(run(self._request("GET", "/v1/kbs")))
 
@@ -175,9 +176,12 @@ class HttpKB(KnowledgeBase):
         return [task.result() for task in tasks]
 
     async def _request(self, method: str, path: str, body: Any = None) -> Any:
+        loop = asyncio.get_running_loop()
         with self._lock:
-            if self._transport is None:
-                self._transport = Transport(self._bases, **self._settings)
+            if (
+                self._transport is None or self._loop is not loop
+            ):  # a forked process has a loop, and needs sockets, of its own
+                self._transport, self._loop = Transport(self._bases, **self._settings), loop
             transport = self._transport
         return await transport.request(method, path, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import pathlib
@@ -33,7 +34,7 @@ def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
         if columns:
             yield from _named(file, path, columns)
             return
-        for number, line in enumerate(_chain(head, file), 1):
+        for number, line in enumerate(_chain(head.removeprefix(codecs.BOM_UTF8), file), 1):
             place = place._replace(number=number)
             text = _decoded(line, place).rstrip("\r\n")
             if text.strip():

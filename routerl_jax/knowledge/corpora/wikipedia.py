@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,11 +51,40 @@ def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, 
         cleaned = ((place, _clean(source)) for place, source in sources)
         yield from ((place, page) for place, page in cleaned if page.text)
         return
+    ahead = _Ahead(sources, 4 * workers * _CHUNK)
     # spawn: this process may hold devices and threads, which a fork would copy
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for place, page in pool.imap(_clean_placed, sources, chunksize=_CHUNK):
+    with multiprocessing.get_context("spawn").Pool(workers) as pool, contextlib.closing(ahead):
+        for place, page in pool.imap(_clean_placed, ahead, chunksize=_CHUNK):
+            ahead.consumed()
             if page.text:
                 yield place, page
+
+
+class _Ahead:
+    """The pages for a pool, which would otherwise read and keep the whole dump where its consumer is slower than it is.
+
+    At most `most` are read that are not yet `consumed`; once closed, it ends, so that the pool can.
+    """
+
+    def __init__(self, pages: Iterator[tuple[Place, Page]], most: int) -> None:
+        self._pages, self._room, self._closed = pages, threading.Semaphore(most), False
+
+    def __iter__(self) -> Iterator[tuple[Place, Page]]:
+        self._room.acquire()
+        for page in self._pages:
+            yield page
+            self._room.acquire()
+            if self._closed:
+                return
+
+    def consumed(self) -> None:
+        """One has come out at the other end."""
+        self._room.release()
+
+    def close(self) -> None:
+        """No more are wanted."""
+        self._closed = True
+        self._room.release()
 
 
 def plain_text(markup: str) -> str:

@@ -137,6 +137,11 @@ class Server:
         waiting = max(batcher.waiting for batcher in self._batchers.values())
         return f"{waiting} queries are waiting" if waiting >= self.settings.max_queue else ""
 
+    @property
+    def searching(self) -> bool:
+        """Whether a knowledge base is being searched, be it for a client that has gone."""
+        return any(batcher.searching for batcher in self._batchers.values())
+
     async def close(self) -> None:
         """Finishes what waits."""
         self.closing = True
@@ -202,6 +207,8 @@ async def _respond(server: Server, endpoint: str, answer: _Answer, request: Requ
         body = _dumps(await answer(server, server.named(name), request))
     except Refusal as error:
         refusal = error
+    except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
+        refusal = Refusal(503, "shutting_down", "the server is shutting down", {"Retry-After": "1"})
     except Exception as error:  # a bug here; the server goes on
         logging.exception("request to %s failed", request.url.path)
         refusal = Refusal(500, "internal", f"{type(error).__name__}: {error}")

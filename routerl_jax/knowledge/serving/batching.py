@@ -80,8 +80,10 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
         self._worker: asyncio.Task[None] | None = None
+        self._unfinished = 0  # requests whose future is open
         self._rate = 0.0  # queries per second of recent calls, for Retry-After
         self.waiting = 0  # queries
+        self.searching = False  # the thread is in a call
 
     async def search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
         """The results of one request. Whoever cancels this takes what still waits out of the queue.
@@ -98,6 +100,7 @@ class Batcher:
         request = _Request(queries, k, future, [[] for _ in queries], missing=len(queries))
         future.add_done_callback(lambda _: self._forget(request))
         self._requests.append(request)
+        self._unfinished += 1
         self.waiting += len(queries)
         self._start().set()
         self._tell_queue()
@@ -110,12 +113,13 @@ class Batcher:
 
     def _forget(self, request: _Request) -> None:
         """What of an ended request still waits (its client has gone, or a part of it failed) waits no more."""
+        self._unfinished -= 1
         self.waiting -= request.waiting
         request.taken = len(request.queries)
 
     async def close(self) -> None:
-        """Finishes what waits, then ends the thread."""
-        while self._requests and self._worker is not None and not self._worker.done():
+        """Finishes what waits and what is searched, then ends the thread."""
+        while self._unfinished and self._worker is not None and not self._worker.done():
             await asyncio.sleep(0.01)
         if self._worker is not None:
             self._worker.cancel()
@@ -204,7 +208,16 @@ class Batcher:
                 request.future.set_result(request.results)
 
     def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
-        results = self.kb.search(queries, k)
+        self.searching = True
+        try:
+            results = self.kb.search(queries, k)
+        except Exception:
+            raise
+        except BaseException as error:
+            # a panic in Rust, as tokenizers may have, would end the worker and answer nobody
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.searching = False
         if len(results) != len(queries):
             raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
         return results

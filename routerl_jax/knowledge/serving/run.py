@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Sequence
 
 from routerl_jax.knowledge.serving.app import Served, create_app
@@ -33,8 +35,13 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
             timeout_keep_alive=75,
         )
     )
-    with listener:
-        server.run(sockets=[listener])
+    try:
+        with listener:
+            server.run(sockets=[listener])
+    finally:
+        if app.state.server.searching:  # Python would wait for its thread at the end, perhaps for good
+            print("a search that does not end is given up", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def _listen(host: str, port: int) -> socket.socket:

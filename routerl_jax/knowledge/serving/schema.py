@@ -179,14 +179,18 @@ def data_uri(data: bytes, kind: str) -> str:
 
 
 def passage_of(fields: Any) -> Passage:
-    """The passage that `passage_json` wrote. Raises ValueError if it is none."""
+    """The passage that `passage_json` wrote. Raises ValueError if it is none, or if its picture is no data URI: a path
+    that another machine sends would be read on this one."""
     try:
+        image = str(fields.get("image") or "")
+        if image and not image.startswith("data:"):
+            raise ValueError("its image is not a data URI")
         return Passage(
             id=str(fields["id"]),
             title=str(fields["title"]),
             text=str(fields["text"]),
             score=float(fields["score"]),
-            image=str(fields.get("image", "")),
+            image=image,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"not a passage: {str(fields)[:200]!r} ({error!r})") from error

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.client import background
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
@@ -160,7 +161,15 @@ def test_retry_after_is_honoured() -> None:
 
 
 def test_nonsense_is_an_error() -> None:
-    for reply in ({"results": []}, {"results": [["x"]]}, {"results": [[{"id": 1}]]}, ["?"], {"answer": 42}):
+    path = {**PASSAGE, "image": "/etc/hostname"}  # would be read here
+    for reply in (
+        {"results": []},
+        {"results": [["x"]]},
+        {"results": [[path]]},
+        {"results": [[{"id": 1}]]},
+        ["?"],
+        {"answer": 42},
+    ):
         with (
             scripted(HELLO, (200, {}, reply)) as (url, _),
             pytest.raises(Unavailable, match=r"results for|another form"),
@@ -325,6 +334,16 @@ def test_a_rate_limit_is_shared_through_redis(redis_server: Any) -> None:
             else:
                 with pytest.raises(Unavailable, match="rate limit"):
                     kb.search(["b"], k=1)
+
+
+def test_another_event_loop_gets_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a forked process, whose inherited sockets are its parent's."""
+    with serving(EchoKB()) as url:
+        kb = HttpKB(url)
+        first = kb._transport
+        monkeypatch.setattr(background, "_process", -1)
+        assert kb.search(["x"], k=1)[0][0].text == "x (0)"
+        assert kb._transport is not first
 
 
 def test_close_and_go_on() -> None:

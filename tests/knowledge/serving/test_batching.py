@@ -136,6 +136,43 @@ def test_a_knowledge_base_that_gives_too_few_results_is_an_error() -> None:
         asyncio.run(Batcher(Short()).search(["a", "b"], 1))
 
 
+def test_what_is_no_exception_fails_its_request_alone() -> None:
+    """pyo3's PanicException is a BaseException; asyncio would end the worker with it."""
+
+    class Panic(BaseException):
+        pass
+
+    class Panicking(EchoKB):
+        def _search(self, queries: list, k: int) -> list:
+            if "panic" in queries:
+                raise Panic("index out of bounds")
+            return super()._search(queries, k)
+
+    kb = Panicking()
+    results = asyncio.run(asyncio.wait_for(while_busy(kb, Batcher(kb), (["panic"], 1), (["b"], 1)), 10))
+    assert str(results[0]) == "Panic: index out of bounds"
+    assert texts(results[1]) == ["b (0)"]
+
+
+def test_close_finishes_what_is_searched_and_what_waits() -> None:
+    async def work() -> list[list]:
+        kb.open.clear()
+        requests = [asyncio.ensure_future(batcher.search(["running"], 1))]
+        while not kb.calls:
+            await asyncio.sleep(0.001)
+        requests.append(asyncio.ensure_future(batcher.search(["waiting"], 1)))
+        closing = asyncio.ensure_future(batcher.close())
+        await asyncio.sleep(0.03)
+        assert not closing.done()
+        kb.open.set()
+        await closing
+        return await asyncio.gather(*requests)
+
+    kb = EchoKB()
+    batcher = Batcher(kb)
+    assert [texts(found) for found in asyncio.run(asyncio.wait_for(work(), 10))] == [["running (0)"], ["waiting (0)"]]
+
+
 def test_it_works_on_one_event_loop_after_another() -> None:
     batcher = Batcher(EchoKB())
     assert [texts(asyncio.run(batcher.search([query], 1))) for query in "ab"] == [["a (0)"], ["b (0)"]]

@@ -117,6 +117,36 @@ def test_a_server_told_to_end_finishes_what_runs() -> None:
         process.kill()
 
 
+class Hanging(EchoKB):
+    """A search of which never ends."""
+
+    def _search(self, queries: list, k: int) -> list:
+        time.sleep(3600)
+        return []
+
+
+def test_a_search_that_never_ends_does_not_keep_the_server() -> None:
+    """After the time that requests get at the end, they are told so, and the process ends in spite of the search's thread."""
+    code = (
+        "from routerl_jax.knowledge.serving.config import ServeConfig; from routerl_jax.knowledge.serving.run import serve\n"
+        "from routerl_jax.knowledge.serving.app import Served; from tests.knowledge.serving.test_faults import Hanging\n"
+        "serve([Served('x', {'default': Hanging()})], ServeConfig(port=0, shutdown_seconds=1))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().split()[2]
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(search, url, {"queries": ["x"], "k": 1})
+            wait_until(lambda: "kb_requests_in_flight 1.0" in get(f"{url}/metrics").text)
+            process.send_signal(signal.SIGINT)
+            assert running.result().status_code == 503
+            assert running.result().json()["error"]["type"] == "shutting_down"
+        process.wait(30)
+    finally:
+        process.kill()
+
+
 def _alive(url: str) -> bool:
     try:
         return get(f"{url}/healthz").status_code == 200
