@@ -131,10 +131,13 @@ class Fetcher:
         self._slots = asyncio.Semaphore(self._concurrency)
 
     async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
+        import yarl
+
         for _ in range(self._redirects + 1):
             target = _checked_url(url)
-            check_host(urllib.parse.urlsplit(target).hostname or "", self._allowed)
-            async with self._session.get(target, allow_redirects=False) as reply:
+            read = yarl.URL(target)  # aiohttp's reading of it: wide digits and ideographic full stops become an address
+            check_host(read.raw_host or "", self._allowed)
+            async with self._session.get(read, allow_redirects=False) as reply:
                 where = reply.headers.get("Location")
                 if reply.status not in _REDIRECTS or not where:
                     return await self._take(str(reply.url), reply, kinds)
