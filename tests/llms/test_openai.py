@@ -49,6 +49,17 @@ def test_answers_come_in_order_and_at_once(chats):
     }
 
 
+@pytest.mark.parametrize("changes", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}])
+def test_impossible_settings(chats, changes):
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}="):
+        OpenAIModel("m", chats.url, **changes)
+
+
+def test_half_a_letter_is_no_text(chats):
+    chats.reply = lambda messages: "cut \ud83d"
+    assert OpenAIModel("m", chats.url).complete(say("a"))[0].text == "cut ?"
+
+
 def test_a_failure_harms_no_other(chats):
     chats.refuse = lambda body: "context length exceeded" if "long" in body["messages"][0]["content"] else ""
     good, bad, other = OpenAIModel("m", chats.url).complete(say("a", "long", "b"))
