@@ -199,3 +199,7 @@ def test_thinking_is_taken_off():
     assert without_thinking("hm, begun in the prompt</think> The answer.") == "The answer."
     assert without_thinking("<think>never ended") == ""
     assert without_thinking("The answer.") == "The answer."
+    assert without_thinking("<think>a</think>b<think>c</think> <think>d") == "b"
+    started = time.process_time()
+    assert without_thinking("<think>" * 20_000) == ""  # a model in a loop; took minutes
+    assert time.process_time() - started < 5
