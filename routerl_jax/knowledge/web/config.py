@@ -131,7 +131,7 @@ def mmsearch_r1(**changes: Any) -> WebConfig:
 
 
 def r1_searcher(**changes: Any) -> WebConfig:
-    """R1-Searcher, section 4.4: Google search, pages (not snippets) read, summaries by GPT-4o-mini before the policy sees them."""
+    """R1-Searcher, section 4.4: Google, pages (not snippets) read, summaries by GPT-4o-mini before the policy sees them."""
     writer = ChatModelConfig(
         model="gpt-4o-mini", base_url="https://api.openai.com/v1", api_key_env="OPENAI_API_KEY", concurrency=32
     )
