@@ -79,8 +79,13 @@ class Journal:
     def __enter__(self) -> Journal:
         lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
         whole = [line for line in lines if line.endswith("\n")]  # the last one may have been cut by the kill
-        rows = dict(json.loads(line) for line in whole)
-        self._rows = {name: row for name, row in rows.items() if self._files.path(row).is_file()}
+        shown: dict[int, str] = {}
+        for name, row in map(json.loads, whole):
+            self._rows[name] = row
+            shown[row] = name  # the last one that was written there
+        self._rows = {
+            name: row for name, row in self._rows.items() if shown[row] == name and self._files.path(row).is_file()
+        }
         self._path.write_text("".join(whole), "utf-8")
         self._file = self._path.open("a", encoding="utf-8")
         return self
@@ -94,7 +99,12 @@ class Journal:
 
     def write(self, name: str, row: int, encoded: bytes) -> None:
         """Writes a picture and takes note of it."""
+        if self._files.path(row).is_file():
+            self._note("", row)  # what was noted of this row is not true from here on
         self._files.write(row, encoded)
+        self._note(name, row)
+
+    def _note(self, name: str, row: int) -> None:
         self._file.write(json.dumps([name, row]) + "\n")
         self._file.flush()
 

@@ -104,7 +104,11 @@ class EngineModel:
                 _, job = self._running.pop(id(stream))
                 length = len(stream.ledger)
                 self._engine.close(stream)
-                job.done.set_result(self._completion(generated, length))
+                try:
+                    answer = self._completion(generated, length)
+                except Exception as error:  # whoever waits must hear of it
+                    answer = Completion(error=f"{type(error).__name__}: {error}", finish="error")
+                job.done.set_result(answer)
 
     def _take_jobs(self, block: bool) -> bool:
         """Opens conversations for all jobs that wait; False if the model is to be closed."""

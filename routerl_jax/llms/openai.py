@@ -188,7 +188,7 @@ def _completion(reply: Any) -> Completion:
     elif not isinstance(content, str):
         error = f"an answer without text (finish_reason {finish!r})"
     else:
-        text = content
+        text = content.encode("utf-8", "replace").decode()  # half a surrogate pair, which JSON can hold, is no text
     return Completion(
         text=text,
         error=error,

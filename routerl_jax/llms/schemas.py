@@ -11,6 +11,7 @@ from typing import Any
 from routerl_jax.core.types import Message
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _OPEN_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _CLOSED_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 
@@ -27,6 +28,7 @@ def without_thinking(text: str) -> str:
 
     Reasoning that was cut off before its end leaves nothing; one whose beginning was in the prompt ends at `</think>`.
     """
-    text = _THINKING.sub("", text)
+    end = max((match.end() for match in _END.finditer(text)), default=0)
+    text = _THINKING.sub("", text[:end]) + text[end:]  # beyond the last end, every beginning would search in vain
     text = _CLOSED_THINKING.sub("", text)
     return _OPEN_THINKING.sub("", text).strip()

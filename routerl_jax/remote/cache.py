@@ -107,6 +107,8 @@ class MemoryCache(Cache):
         with self._lock:
             for key, value in items.items():
                 self._remove(key)
+                if len(value) > self._max_bytes:  # it would push out all others, and then itself
+                    continue
                 self._entries[key] = Entry(bytes(value), expires)
                 self._bytes += len(value)
             while self._entries and (len(self._entries) > self._limit or self._bytes > self._max_bytes):

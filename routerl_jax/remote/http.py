@@ -41,7 +41,7 @@ class Reply:
         """The body as JSON. Raises ValueError that shows its beginning."""
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the reply is not JSON: {self.body[:120].decode(errors='replace')!r}") from error
 
 
@@ -60,6 +60,9 @@ class HttpClient:
       secret: never shown in messages.
       backoff: seconds of the first pause, about; the next ones double.
       max_bytes: of a reply.
+
+    Raises:
+      ValueError: a timeout or concurrency that is not above zero, or negative retries.
     """
 
     def __init__(
@@ -73,6 +76,10 @@ class HttpClient:
         backoff: float = 0.5,
         max_bytes: int = 16 << 20,
     ) -> None:
+        if not (timeout > 0 and concurrency >= 1 and retries >= 0):
+            raise ValueError(
+                f"timeout={timeout} must be above 0, concurrency={concurrency} at least 1, retries={retries} at least 0"
+            )
         self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
         self._turn, self._secret, self._backoff, self._max_bytes = turn, secret, backoff, max_bytes
         self._session: Any = None
@@ -225,7 +232,7 @@ def _reason(content: bytes) -> str:
             if isinstance(said, dict) and said.get(key):
                 said = said[key]
         text = said if isinstance(said, str) else json.dumps(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     return " ".join(text.split())[:300]
 

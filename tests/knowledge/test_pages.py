@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import signal
+import types
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from routerl_jax.knowledge.pages.build import OcrConfig, PagesConfig, build_ocr,
 from routerl_jax.knowledge.pages.documents import Page, Problems, Reader, documents, read_pages
 from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
 from routerl_jax.knowledge.pages.ocr import Ocr
-from routerl_jax.knowledge.pages.rendering import PageConfig
+from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter
+from routerl_jax.knowledge.picture_files import Journal, PictureFiles
 from routerl_jax.models.late_interaction import max_similarity
 from tests.knowledge import killed_pages, late
 from tests.knowledge.helpers import files_of, write_jsonl
@@ -155,6 +157,49 @@ def test_first_stage(corpus: pathlib.Path, tmp_path: pathlib.Path, precision: An
     assert kb.search(queries, 3) == full.search(queries, 3)
     with pytest.raises(ValueError, match="is not a late-interaction model"):
         load_kb(tmp_path / "kb", encoder="all-MiniLM-L6-v2")
+
+
+def test_a_corpus_that_is_mended_between_kills(tmp_path: pathlib.Path) -> None:
+    """A page that can be read after all moves all others down; none keeps the picture that stood at its new row."""
+    rows = [{"id": f"p{i}", "image": f"{i}.png"} for i in range(20)]
+    corpus = write_jsonl(tmp_path / "pages.jsonl", rows)
+    for i in range(1, 20):
+        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "0.png").write_bytes(b"damaged")
+    (tmp_path / "progress").mkdir()
+    place: Any = types.SimpleNamespace(scratch=tmp_path, progress=tmp_path / "progress")
+
+    def run() -> Any:
+        config = PageConfig(picture_format="png", on_error="skip", text="none")
+        return PageWriter(str(corpus), config, place, progress=False).passages()
+
+    assert [passage.id for passage in run()] == [f"p{i}" for i in range(1, 20)]
+    Image.new("RGB", (8, 8), (0, 0, 0)).save(tmp_path / "0.png")
+    killed = run()
+    assert [next(killed).id, next(killed).id] == ["p0", "p1"]
+    killed.close()
+    assert [passage.id for passage in run()] == [f"p{i}" for i in range(20)]
+    files = PictureFiles(tmp_path, "png")
+    assert [Image.open(files.path(i)).getpixel((0, 0)) for i in range(20)] == [(10 * i, 0, 0) for i in range(20)]
+
+
+def test_a_journal_trusts_no_picture_that_was_written_over(tmp_path: pathlib.Path) -> None:
+    class Dying(PictureFiles):
+        def write(self, row: int, encoded: bytes) -> pathlib.Path:
+            super().write(row, encoded)
+            raise KeyboardInterrupt
+
+    files, path = PictureFiles(tmp_path), tmp_path / "journal"
+    with Journal(path, files) as journal:
+        for row, name in enumerate("abc"):
+            journal.write(name, row, name.encode())
+    with pytest.raises(KeyboardInterrupt), Journal(path, Dying(tmp_path)) as journal:
+        journal.write("new", 1, b"new")
+    with Journal(path, files) as journal:
+        assert [journal.row(name) for name in ("a", "b", "c", "new")] == [0, None, 2, None]
+        journal.write("b", 2, b"b")
+    with Journal(path, files) as journal:
+        assert [journal.row(name) for name in ("a", "b", "c", "new")] == [0, 2, None, None]
 
 
 @pytest.mark.parametrize("stage", ["draw", "embed", "pool"])

@@ -7,16 +7,19 @@ import io
 import json
 import pathlib
 import re
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tqdm.auto import tqdm
 
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.pictures.build import PicturesConfig, build_pictures
+from routerl_jax.knowledge.picture_files import PictureFiles
+from routerl_jax.knowledge.pictures.build import PicturesConfig, _Build, build_pictures
 from routerl_jax.knowledge.pictures.kb import ReverseImageKB, TextImageKB
 from routerl_jax.knowledge.pictures.likeness import alike, fingerprint
 from routerl_jax.models.clip import Clip, uniir_text
@@ -100,6 +103,31 @@ def test_the_same_picture_is_one_result(tmp_path: pathlib.Path, photos: list[pat
     told = found[0].text.removeprefix("The same picture: ").split("\nThe same picture: ")
     assert {found[0].title, *told} == titles
     assert len(kb.search([TextAndImage(image=photos[3])], 50)[0]) == 12
+
+
+def test_a_row_without_picture_gets_no_other_rows(tmp_path: pathlib.Path) -> None:
+    """A build is killed, a damaged picture mended: rows move down, and one with a text alone comes to stand where one was."""
+    Image.new("RGB", (40, 40), (0, 200, 0)).save(tmp_path / "c.png")
+    (tmp_path / "a.png").write_bytes(b"damaged")
+    rows = [
+        {"id": "a", "text": "a", "image": "a.png"},
+        {"id": "b", "text": "b"},
+        {"id": "c", "text": "c", "image": "c.png"},
+    ]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", rows)
+    (tmp_path / "progress").mkdir()
+    place: Any = types.SimpleNamespace(scratch=tmp_path, progress=tmp_path / "progress")
+    files = PictureFiles(tmp_path)
+
+    def run() -> tuple[str, list[int]]:
+        unused: Any = None
+        made = _Build(PicturesConfig(corpus=str(corpus), on_error="skip"), place, unused, unused, progress=False)
+        passages = list(made._passages(tqdm(disable=True)))
+        return "".join(one.id for one in passages), [i for i in range(len(passages)) if files.path(i).is_file()]
+
+    assert run() == ("bc", [1])
+    Image.new("RGB", (40, 40), (0, 0, 200)).save(tmp_path / "a.png")
+    assert run() == ("abc", [0, 2])
 
 
 def test_likeness(photos: list[pathlib.Path]) -> None:

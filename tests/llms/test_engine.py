@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import types
+from typing import Any
 
 import pytest
 
@@ -85,3 +87,42 @@ def test_a_model_without_a_template_is_refused(engine, monkeypatch):
     monkeypatch.setattr(engine.tokenizer.hf, "chat_template", None)
     with pytest.raises(ValueError, match="no chat template"):
         EngineModel(engine)
+
+
+def test_an_answer_that_cannot_be_decoded_fails_alone():
+    """Nobody waits for ever, and the thread goes on."""
+
+    class Tokenizer:
+        hf, has_chat_template = None, True
+
+        def chat(self, conversation):
+            return [1]
+
+        def decode(self, tokens):
+            if tokens == [7]:
+                raise OverflowError("no such token")
+            return "fine"
+
+    class Odd:
+        tokenizer, max_length, seed = Tokenizer(), 8, 0
+
+        def open(self, prompt, example_id):
+            return types.SimpleNamespace(ledger=prompt)
+
+        def request(self, stream, **settings):
+            self._stream = stream
+
+        def step(self):
+            token = 7 if not hasattr(self, "_stepped") else 8
+            self._stepped = True
+            return [(self._stream, types.SimpleNamespace(tokens=[token], stop_reason="stop"))]
+
+        def close(self, stream):
+            pass
+
+    engine: Any = Odd()
+    model = EngineModel(engine, "odd")
+    question = [[Message(role="user", content="?")]]
+    assert model.complete(question)[0].error == "OverflowError: no such token"
+    assert model.complete(question)[0].text == "fine"
+    model.close()

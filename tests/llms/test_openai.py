@@ -49,6 +49,17 @@ def test_answers_come_in_order_and_at_once(chats):
     }
 
 
+@pytest.mark.parametrize("changes", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}])
+def test_impossible_settings(chats, changes):
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}="):
+        OpenAIModel("m", chats.url, **changes)
+
+
+def test_half_a_letter_is_no_text(chats):
+    chats.reply = lambda messages: "cut \ud83d"
+    assert OpenAIModel("m", chats.url).complete(say("a"))[0].text == "cut ?"
+
+
 def test_a_failure_harms_no_other(chats):
     chats.refuse = lambda body: "context length exceeded" if "long" in body["messages"][0]["content"] else ""
     good, bad, other = OpenAIModel("m", chats.url).complete(say("a", "long", "b"))
@@ -188,3 +199,7 @@ def test_thinking_is_taken_off():
     assert without_thinking("hm, begun in the prompt</think> The answer.") == "The answer."
     assert without_thinking("<think>never ended") == ""
     assert without_thinking("The answer.") == "The answer."
+    assert without_thinking("<think>a</think>b<think>c</think> <think>d") == "b"
+    started = time.process_time()
+    assert without_thinking("<think>" * 20_000) == ""  # a model in a loop; took minutes
+    assert time.process_time() - started < 5

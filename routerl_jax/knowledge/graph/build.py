@@ -235,7 +235,9 @@ def _build(
         llm = chat_model(config.llm)
     clock, texts = Clock(), _Vectors(config, encoder or shared_encoder(config.encoder), progress)
     given = file_sha256(checked_path(config.triples)) if config.triples else ""
-    extractor = f"llm {llm.name} {config.entities_first}" if config.extractor == "llm" and llm else config.extractor
+    extractor: list[Any] = [config.extractor]
+    if llm is not None and config.extractor == "llm":
+        extractor += [llm.name, config.entities_first, dict(getattr(llm, "settings", {}))]
     parts = [FORMAT, "graph", source[1], extractor, given, texts.manifest.digest, texts.manifest.encoder]
     parts += [texts.manifest.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -29,6 +29,7 @@ from routerl_jax.llms.base import ChatModel, Completion
 
 PROMPTS = 1  # version of the prompts below; another one makes other answers
 
+_ENTITY_KEYS = ("entities", "named_entities")
 _BATCH = 64  # passages between two writes to the cache
 _SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
 
@@ -126,6 +127,8 @@ class ModelExtractor:
 
     def _key(self, text: str) -> str:
         parts = [PROMPTS, self.model.name, self.entities_first, self.max_tokens, text]
+        if settings := getattr(self.model, "settings", None):
+            parts.append(settings)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
@@ -164,9 +167,9 @@ class ModelExtractor:
 
 def parse_entities(text: str) -> tuple[str, ...] | None:
     """The entities in a model's answer, `{"entities": [..]}` or a list; None if it has no such list."""
-    value = json_value(text)
+    value = json_value(text, *_ENTITY_KEYS)
     if isinstance(value, dict):
-        value = next((value[key] for key in ("entities", "named_entities") if key in value), None)
+        value = next((value[key] for key in _ENTITY_KEYS if key in value), None)
     if isinstance(value, list):
         return checked_entities(value)
     return checked_entities(whole_strings(text, "entities")) or None
@@ -175,14 +178,12 @@ def parse_entities(text: str) -> tuple[str, ...] | None:
 def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | None:
     """The triples in a model's answer, `{"triples": [..]}` or a list, and how many items were none; None if it has no list.
 
-    Of an answer that is not whole JSON, the triples that are whole count.
+    Of an answer that is not whole JSON, or has its triples one after the other, the triples that are whole count.
     """
-    value = json_value(text)
+    value = json_value(text, "triples")
     if isinstance(value, dict) and "triples" in value:
         value = value["triples"]
-    if isinstance(value, list):
-        if value and all(isinstance(part, str) for part in value):
-            value = [value]  # a single triple without its list
+    if isinstance(value, list) and not (value and all(isinstance(part, str) for part in value)):
         return checked_triples(value)
     found, _ = checked_triples(whole_items(text))
     return (found, 0) if found else None

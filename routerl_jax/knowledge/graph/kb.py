@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -125,9 +126,11 @@ class GraphKB(KnowledgeBase):
         return kb if index is None else kb.with_settings(backend=index)
 
     def with_settings(self, **changes: object) -> GraphKB:
-        """The same knowledge base, searched with other `WalkSettings`."""
-        changed = dataclasses.replace(self.settings, **changes)  # pyright: ignore[reportArgumentType]
-        return GraphKB(self.store, self.encoder, settings=changed, fact_filter=self.fact_filter)
+        """The same knowledge base, searched with other `WalkSettings`; what is in memory is there once."""
+        changed = copy.copy(self)
+        changed.settings = dataclasses.replace(self.settings, **changes)  # pyright: ignore[reportArgumentType]
+        changed._walk = _page_rank(self.graph, changed.settings)
+        return changed
 
     def __len__(self) -> int:
         return len(self.store)

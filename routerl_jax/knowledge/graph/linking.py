@@ -164,7 +164,7 @@ def _filter_prompt(query: str, facts: Sequence[Triple], most: int) -> list[Messa
 
 
 def _chosen(text: str, count: int) -> list[int] | None:
-    value = json_value(text)
+    value = json_value(text, "keep")
     numbers = value.get("keep") if isinstance(value, dict) else value
     if not isinstance(numbers, list):
         return None

@@ -17,17 +17,22 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LONGEST = 200_000  # characters that are looked at
 
 
-def json_value(text: str) -> Any:
+def json_value(text: str, *keys: str) -> Any:
     """The JSON value in a text, with or without prose, a code fence or reasoning around it; None if there is none.
 
     Trailing commas are forgiven. Nothing that was cut off is completed.
+
+    Args:
+      keys: an object with one of these goes before other values, which prose may hold ("as [1] says").
     """
+    first = None
     for part in _candidates(text):
         for attempt in (part, _TRAILING_COMMA.sub(r"\1", part)):
-            value = _first_value(attempt)
-            if value is not None:
-                return value
-    return None
+            for value in _values(attempt):
+                if not keys or (isinstance(value, dict) and any(key in value for key in keys)):
+                    return value
+                first = value if first is None else first
+    return first
 
 
 def whole_items(text: str) -> list[Any]:
@@ -64,8 +69,8 @@ def _candidates(text: str) -> Iterator[str]:
         yield match[1].strip()
 
 
-def _first_value(text: str) -> Any:
-    """The first list or object that begins in the text and is whole."""
+def _values(text: str) -> Iterator[Any]:
+    """The lists and objects in the text, one after the other, up to one that is not whole."""
     decoder = json.JSONDecoder()
     position, tries = 0, 0
     while (
@@ -73,13 +78,14 @@ def _first_value(text: str) -> Any:
         and (start := min((p for p in (text.find("{", position), text.find("[", position)) if p >= 0), default=-1)) >= 0
     ):
         try:
-            return decoder.raw_decode(text, start)[0]
+            value, position = decoder.raw_decode(text, start)
+            tries += 1
+            yield value
         except (ValueError, RecursionError):
             # what is inside of something broken is not the value that was meant, unless it was mere prose
             if _opens(text, start):
-                return None
+                return
             position, tries = start + 1, tries + 1
-    return None
 
 
 def _opens(text: str, start: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import threading
 from typing import Any, NamedTuple
@@ -96,6 +97,6 @@ def _read(path: pathlib.Path) -> list[Line] | None:
 
 def _keep(path: pathlib.Path, lines: list[Line]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".part-{threading.get_ident()}")
+    unfinished = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
     unfinished.write_text(json.dumps(lines, ensure_ascii=False), "utf-8")
     unfinished.rename(path)

@@ -70,7 +70,9 @@ class PageWriter:
             for page, made in self._in_order(journal):
                 bar.update()
                 try:
-                    encoded, text = made.result()
+                    # A picture that was kept for another row is not trusted: this run may have written there by now.
+                    kept = journal.row(page.id)
+                    encoded, text = made.result() if kept in (None, row) else self._make(page, None)
                 except ValueError as error:
                     self._problems.handle(error)
                     continue
@@ -80,7 +82,7 @@ class PageWriter:
                 if not text.strip() and not self._keep_blank:
                     self._blank.append(page.id)
                     continue
-                if journal.row(page.id) != row:
+                if kept != row:
                     journal.write(page.id, row, encoded)
                 yield Passage(id=page.id, title=page.title, text=text)
                 row += 1

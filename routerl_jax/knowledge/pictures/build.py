@@ -242,6 +242,7 @@ class _Build:
         if entry.image is None:
             if self._config.kind == "reverse_image":
                 raise ValueError("no picture, which a reverse image search is about; fill in 'image' or remove the row")
+            self._files.path(row).unlink(missing_ok=True)  # of another row, before a killed build's corpus was mended
         elif journal.row(entry.id) != row:
             journal.write(entry.id, row, self._files.encode(smaller(entry.image, self._config.side)))
 

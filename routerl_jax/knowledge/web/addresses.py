@@ -40,8 +40,8 @@ def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
     for one in {parsed, inner}:
         if any(one.version == network.version and one in network for network in allowed):
             return parsed
-    tunnel = isinstance(inner, ipaddress.IPv6Address) and (inner.sixtofour or inner.teredo)
-    if tunnel or inner in _PROTOCOLS or not inner.is_global or inner.is_multicast or inner.is_reserved:
+    odd = isinstance(inner, ipaddress.IPv6Address) and (inner.sixtofour or inner.teredo or inner.is_site_local)
+    if odd or inner in _PROTOCOLS or not inner.is_global or inner.is_multicast or inner.is_reserved:
         raise Refused(f"{address} is not a public address")
     return parsed
 

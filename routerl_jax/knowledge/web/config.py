@@ -40,7 +40,7 @@ class ReaderConfig:
     max_bytes: int = 3 << 20  # local: of a page or picture, after decompression
     max_chars: int = 30_000  # of a page's text
     redirects: int = 5  # local
-    allow_networks: tuple[str, ...] = ()  # local: networks to be read although they are not public
+    allow_networks: tuple[str, ...] = ()  # networks to be read although they are not public
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,17 @@ class WebConfig:
     cost: float = 1.0  # of a query, in units of one dense search
 
     def __post_init__(self) -> None:
-        for key in ("pages", "search.candidates", "summary.sentences", "reader.max_chars"):
+        counts = {
+            "search": ("candidates", "concurrency"),
+            "reader": ("concurrency", "max_bytes", "max_chars"),
+            "summary": ("sentences", "max_chars", "max_tokens", "extract_chars"),
+        }
+        for key in ("pages", *(f"{section}.{key}" for section, keys in counts.items() for key in keys)):
             if _at(self, key) < 1:
                 raise ValueError(f"{key}={_at(self, key)} must be at least 1")
+        for key in ("search.retries", "search.rate", "reader.retries", "reader.rate", "reader.redirects"):
+            if _at(self, key) < 0:
+                raise ValueError(f"{key}={_at(self, key)} must be at least 0")
         for key in ("deadline", "search.timeout", "reader.timeout", "summary.timeout"):
             if _at(self, key) <= 0:
                 raise ValueError(f"{key}={_at(self, key)} must be above 0")
@@ -123,7 +131,7 @@ def mmsearch_r1(**changes: Any) -> WebConfig:
 
 
 def r1_searcher(**changes: Any) -> WebConfig:
-    """R1-Searcher, section 4.4: Google search, whole pages read, summaries by GPT-4o-mini before the policy sees them."""
+    """R1-Searcher, section 4.4: Google, pages (not snippets) read, summaries by GPT-4o-mini before the policy sees them."""
     writer = ChatModelConfig(
         model="gpt-4o-mini", base_url="https://api.openai.com/v1", api_key_env="OPENAI_API_KEY", concurrency=32
     )

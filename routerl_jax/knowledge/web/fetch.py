@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_host, networks
+from routerl_jax.knowledge.web.addresses import CheckedResolver, Network, Refused, check_host, networks
 from routerl_jax.knowledge.web.charset import decode
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.remote.http import import_aiohttp, open_session
@@ -132,13 +132,12 @@ class Fetcher:
 
     async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
         for _ in range(self._redirects + 1):
-            target = _checked_url(url)
-            check_host(urllib.parse.urlsplit(target).hostname or "", self._allowed)
+            target = checked_url(url, self._allowed)
             async with self._session.get(target, allow_redirects=False) as reply:
                 where = reply.headers.get("Location")
                 if reply.status not in _REDIRECTS or not where:
                     return await self._take(str(reply.url), reply, kinds)
-                url = urllib.parse.urljoin(target, where)
+                url = urllib.parse.urljoin(str(target), where)
         raise WebError(f"{url}: more than {self._redirects} redirects")
 
     async def _take(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
@@ -160,8 +159,14 @@ class Fetcher:
         return bytes(content), False
 
 
-def _checked_url(url: str) -> str:
-    """The URL without name, password and fragment. Raises Refused if it is not of the web."""
+def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:
+    """The URL as aiohttp reads it (a yarl.URL), without name, password and fragment.
+
+    Raises:
+      Refused: not of the web, or its host is an address that is neither public nor allowed.
+    """
+    import yarl
+
     try:
         parts = urllib.parse.urlsplit(url.strip())
         port = f":{parts.port}" if parts.port else ""
@@ -171,7 +176,12 @@ def _checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https"):
         raise Refused(f"only http and https are fetched, not {parts.scheme or 'a relative URL'!r}")
     netloc = f"[{host}]{port}" if ":" in host else f"{host}{port}"
-    return urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, ""))
+    try:
+        read = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
+    except ValueError as error:
+        raise Refused(f"not a URL ({error})") from error
+    check_host(read.raw_host or "", allowed)  # where wide digits and ideographic full stops have become an address
+    return read
 
 
 def _refusal(error: BaseException | None) -> Refused | None:

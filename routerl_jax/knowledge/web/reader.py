@@ -6,14 +6,17 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import re
-import urllib.parse
+from collections.abc import Sequence
 from typing import Protocol
 
-from routerl_jax.knowledge.web.fetch import Document, Fetcher
+from routerl_jax.knowledge.web.addresses import Network, Refused
+from routerl_jax.knowledge.web.charset import whole_letters
+from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.remote.http import HttpClient, HttpError
 
 _GAPS = re.compile(r"\n{3,}")
+_ERROR_PAGE = "Target URL returned error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,10 @@ class LocalReader:
         """Fetches the page and takes out its text. Raises WebError, also for a page without text."""
         document = await self._fetcher.fetch(url)
         loop = asyncio.get_running_loop()
-        title, text = await loop.run_in_executor(self._threads, main_text, document)
+        try:
+            title, text = await loop.run_in_executor(self._threads, main_text, document)
+        except Exception as error:  # parsers raise whatever they stumble over
+            raise WebError(f"{url}: its text can't be extracted ({type(error).__name__}: {error})") from error
         return page_of(url, title, text, self._max_chars)
 
     async def close(self) -> None:
@@ -73,16 +79,28 @@ class LocalReader:
 class JinaReader:
     """Jina Reader (`GET https://r.jina.ai/URL`), or a server with its interface, which renders pages and reads PDFs too.
 
+    A server of one's own may reach what strangers must not: URLs of addresses that are not public are refused here; what
+    names lead to is for the server to check.
+
     Args:
       http: its `secret` should be the key.
       key: without one, Jina allows few requests a minute.
+      allowed: networks that may be read from although they are not public.
     """
 
     name = "jina"
     default_url = "https://r.jina.ai"
 
-    def __init__(self, http: HttpClient, key: str = "", url: str = "", *, max_chars: int = 30_000) -> None:
-        self._http, self._max_chars = http, max_chars
+    def __init__(
+        self,
+        http: HttpClient,
+        key: str = "",
+        url: str = "",
+        *,
+        max_chars: int = 30_000,
+        allowed: Sequence[Network] = (),
+    ) -> None:
+        self._http, self._max_chars, self._allowed = http, max_chars, tuple(allowed)
         self._url = (url or self.default_url).rstrip("/")
         self._headers = {"Accept": "application/json", "X-Retain-Images": "none"}
         if key:
@@ -90,8 +108,10 @@ class JinaReader:
 
     async def read(self, url: str) -> Page:
         """What the service makes of the page. Raises WebError."""
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise WebError(f"{url}: refused, only http and https are fetched")
+        try:
+            checked_url(url, self._allowed)
+        except Refused as error:
+            raise WebError(f"{url}: refused, {error}") from error
         try:
             reply = await self._http.request("GET", f"{self._url}/{url}", headers=self._headers)
         except HttpError as error:
@@ -99,11 +119,17 @@ class JinaReader:
         try:
             found = reply.json()
         except ValueError:
-            return page_of(url, *_plain_reply(reply.body.decode(errors="replace")), self._max_chars)
+            title, text, warning = _plain_reply(reply.body.decode(errors="replace"))
+            return self._page(url, title, text, warning)
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(data, dict):
             raise WebError(f"{url}: {self._url}: the reply has no object `data`")
-        return page_of(url, str(data.get("title") or ""), str(data.get("content") or ""), self._max_chars)
+        return self._page(url, *(str(data.get(key) or "") for key in ("title", "content", "warning")))
+
+    def _page(self, url: str, title: str, text: str, warning: str) -> Page:
+        if warning.startswith(_ERROR_PAGE):  # Jina reads the error page, and says 200
+            raise WebError(f"{url}: {' '.join(warning.split())[:200]}")
+        return page_of(url, title, text, self._max_chars)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -131,15 +157,17 @@ def main_text(document: Document) -> tuple[str, str]:
 
 def page_of(url: str, title: str, text: str, max_chars: int) -> Page:
     """A page with its white space put in order and its text cut. Raises WebError if there is no text."""
-    lines = (" ".join(line.split()) for line in text[: 4 * max_chars].splitlines())
+    lines = (" ".join(line.split()) for line in whole_letters(text[: 4 * max_chars]).splitlines())
     text = _GAPS.sub("\n\n", "\n".join(lines)).strip()
     if not text:
         raise WebError(f"{url}: no text was found on the page")
-    return Page(url=url, title=" ".join(title.split()), text=text[:max_chars])
+    return Page(url=url, title=" ".join(whole_letters(title).split()), text=text[:max_chars])
 
 
-def _plain_reply(text: str) -> tuple[str, str]:
-    """Title and text of Jina's plain form: a few `Name: value` lines, then `Markdown Content:`."""
+def _plain_reply(text: str) -> tuple[str, str, str]:
+    """Title, text and warning of Jina's plain form: a few `Name: value` lines, then `Markdown Content:`."""
     head, mark, content = text.partition("Markdown Content:\n")
-    title = re.search(r"^Title: (.*)$", head, re.MULTILINE)
-    return (title.group(1) if mark and title else ""), (content if mark else text)
+    if not mark:
+        return "", text, ""
+    title, warning = (re.search(rf"^{name}: (.*)$", head, re.MULTILINE) for name in ("Title", "Warning"))
+    return (title.group(1) if title else ""), content, (warning.group(1) if warning else "")

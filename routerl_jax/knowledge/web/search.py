@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.knowledge.web.charset import whole_letters
 from routerl_jax.remote.http import HttpClient, HttpError
 
 
@@ -141,7 +142,7 @@ def _hits(rows: Any, url: str, *, link: str, thumbnail: str) -> list[Hit]:
         if not isinstance(row, dict):
             continue
         address = _text(row.get(link))
-        if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
+        if _scheme(address) not in ("http", "https"):
             continue
         hit = Hit(
             url=address,
@@ -154,4 +155,11 @@ def _hits(rows: Any, url: str, *, link: str, thumbnail: str) -> list[Hit]:
 
 
 def _text(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else ""
+    return whole_letters(value.strip()) if isinstance(value, str) else ""
+
+
+def _scheme(url: str) -> str:
+    try:
+        return urllib.parse.urlsplit(url).scheme
+    except ValueError:  # brackets without an address between them
+        return ""

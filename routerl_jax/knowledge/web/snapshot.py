@@ -89,32 +89,45 @@ class Snapshot:
         Raises:
           NotRecorded: nothing was, and the snapshot is replayed. `about` says in words what is missing.
         """
-        file, offsets = self._tables[table]
-        place = offsets.get(key)
-        if place is None:
+        with self._lock:
+            file, offsets = self._tables[table]
+            place = offsets.get(key)
+            line = None if place is None else os.pread(file, place[1], place[0])
+        if line is None:
             if self.mode == "replay":
                 raise NotRecorded(
                     f"{self.directory} has no record in {table} of {about[:200]!r}: the run differs from the recorded one. "
                     f"Use snapshot.mode='auto' to record what is missing"
                 )
             return None
-        fields = json.loads(os.pread(file, place[1], place[0]))
+        fields = json.loads(line)
         return Record(fields.get("value"), fields.get("error"))
 
     def put(self, table: str, key: str, about: str, record: Record) -> None:
-        """Records something, unless there is a record of the key."""
+        """Records something, unless there is a record of the key.
+
+        Raises:
+          OSError: the file can't be written, a full disk; what was recorded before stays whole.
+        """
         if self.mode == "replay":
             return
         fields = {"key": key, "about": about}
         fields |= {"value": record.value} if record.error is None else {"error": record.error}
         line = json.dumps(fields, ensure_ascii=True).encode() + b"\n"
-        file, offsets = self._tables[table]
         with self._lock:
+            file, offsets = self._tables[table]
             if key in offsets:
                 return
             with self._file_lock:
-                start = os.lseek(file, 0, os.SEEK_END)
-                _write_all(file, line)
+                start = _end_of_lines(file)
+                try:
+                    _write_all(file, line)
+                except OSError as error:
+                    os.ftruncate(file, start)
+                    path = self.directory / f"{table}.jsonl"
+                    raise OSError(
+                        error.errno, f"the snapshot can't be added to: {error.strerror}", str(path)
+                    ) from error
             offsets[key] = (start, len(line))
 
     def drop_failures(self) -> int:
@@ -125,11 +138,13 @@ class Snapshot:
         with self._lock, self._file_lock:
             for name in TABLES:
                 path = self.directory / f"{name}.jsonl"
-                lines = path.read_bytes().splitlines(keepends=True)
-                kept = [line for line in lines if not _failed(json.loads(line))]
-                dropped += len(lines) - len(kept)
                 whole = path.with_suffix(".new")
-                whole.write_bytes(b"".join(kept))
+                _end_of_lines(self._tables[name][0])
+                with path.open("rb") as lines, whole.open("wb") as kept:
+                    for line in lines:
+                        failed = _failed(json.loads(line))
+                        dropped += failed
+                        kept.write(b"" if failed else line)
                 os.close(self._tables[name][0])
                 whole.replace(path)
                 self._tables[name] = self._open(name)
@@ -137,15 +152,18 @@ class Snapshot:
 
     def close(self) -> None:
         """Closes the files."""
-        for file, _ in self._tables.values():
-            os.close(file)
-        self._tables = {}
+        with self._lock:
+            for file, _ in self._tables.values():
+                os.close(file)
+            self._tables = {}
 
     def _open(self, name: str) -> tuple[int, dict[str, tuple[int, int]]]:
         """The file, and where the line of every key is in it. A last line that a killed process left half is cut off."""
         path = self.directory / f"{name}.jsonl"
         if self.mode != "replay":
             path.touch()
+        elif not path.is_file():
+            raise ValueError(f"{path} does not exist: the snapshot is not whole. Copy it again, or record anew")
         offsets: dict[str, tuple[int, int]] = {}
         start = 0
         with path.open("rb") as lines:
@@ -192,6 +210,17 @@ def _failed(fields: Mapping[str, Any]) -> bool:
     """Records of failures, and of answers that some failure had a part in."""
     value = fields.get("value")
     return "error" in fields or (isinstance(value, dict) and bool(value.get("problems") or value.get("problem")))
+
+
+def _end_of_lines(file: int) -> int:
+    """Size of the file without a last line that a process left half, which is cut off."""
+    size = end = os.lseek(file, 0, os.SEEK_END)
+    while end and os.pread(file, 1, end - 1) != b"\n":
+        start = max(0, end - (1 << 16))
+        end = start + os.pread(file, end - start, start).rfind(b"\n") + 1
+    if end < size:
+        os.ftruncate(file, end)
+    return end
 
 
 def _write_all(file: int, data: bytes) -> None:

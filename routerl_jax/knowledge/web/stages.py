@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from routerl_jax.knowledge.web.addresses import networks
 from routerl_jax.knowledge.web.config import ReaderConfig, SearchConfig, WebConfig
 from routerl_jax.knowledge.web.fetch import Fetcher
 from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Reader
@@ -251,7 +252,7 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
     if summary.kind == "model":
         writer |= {
             "model": model.name if model is not None else summary.model.model,
-            "extra": dict(summary.model.extra),
+            "extra": dict(summary.model.extra if model is None else getattr(model, "settings", {})),
             "prompt": PROMPT_VERSION,
             "max_chars": summary.max_chars,
             "max_tokens": summary.max_tokens,
@@ -287,7 +288,7 @@ def _reader(config: ReaderConfig, fetcher: Fetcher, redis: str) -> Reader:
         secret=key,
         turn=_turn(config.rate, redis, f"reader:jina:{config.url}"),
     )
-    return JinaReader(http, key, config.url, max_chars=config.max_chars)
+    return JinaReader(http, key, config.url, max_chars=config.max_chars, allowed=networks(config.allow_networks))
 
 
 def _turn(rate: float, redis: str, name: str) -> Callable[[], Awaitable[bool]] | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import re
 from typing import Any
 
 from routerl_jax.core.types import Message
+from routerl_jax.knowledge.web.charset import whole_letters
 from routerl_jax.knowledge.web.reader import Page
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.schemas import without_thinking
@@ -69,15 +71,6 @@ class Summariser:
         extract_chars: int = 1_200,
         threads: int = 64,
     ) -> None:
-        self.name = "extract" if model is None else model.name
-        self.settings = {
-            "prompt": PROMPT_VERSION,
-            "sentences": sentences,
-            "max_chars": max_chars,
-            "max_tokens": max_tokens,
-            "extract_chars": extract_chars,
-            "model": dict(getattr(model, "settings", {})),
-        }
         self._model, self._sentences, self._max_chars = model, sentences, max_chars
         self._max_tokens, self._timeout, self._extract_chars = max_tokens, timeout, extract_chars
         self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="summary")
@@ -93,7 +86,7 @@ class Summariser:
             return self._instead(page, f"the summariser took longer than {self._timeout:g} s")
         if answer.error is not None:
             return self._instead(page, f"the summariser failed: {answer.error}")
-        text = " ".join(without_thinking(answer.text).split())
+        text = " ".join(whole_letters(without_thinking(answer.text)).split())
         problem = nonsense(text)
         if problem:
             return self._instead(page, f"the summariser wrote {problem}")
@@ -116,12 +109,16 @@ class Summariser:
 
     async def _ask(self, prompt: list[Message]) -> Completion:
         model: Any = self._model
-        if hasattr(model, "complete_async"):
-            return await model.complete_async(prompt, max_tokens=self._max_tokens)
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._threads, lambda: model.complete([prompt], max_tokens=self._max_tokens))
         try:
-            return (await call)[0]
+            if hasattr(model, "complete_async"):
+                answer = await model.complete_async(prompt, max_tokens=self._max_tokens)
+            else:
+                loop = asyncio.get_running_loop()
+                work = functools.partial(model.complete, [prompt], max_tokens=self._max_tokens)
+                (answer,) = await loop.run_in_executor(self._threads, work)
+            if not isinstance(answer, Completion):
+                raise TypeError(f"the model gave a {type(answer).__name__}, expected a Completion")
+            return answer
         except TimeoutError:
             raise
         except Exception as error:  # a model of somebody else's that doesn't keep to the protocol

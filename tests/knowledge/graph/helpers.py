@@ -39,6 +39,7 @@ class Scripted:
     def __init__(self, answer: Callable[[Sequence[Message]], str | Completion]) -> None:
         self._answer = answer
         self.asked: list[str] = []
+        self.settings: dict[str, Any] = {}
         self.temperatures: list[float] = []
 
     def complete(

@@ -67,6 +67,11 @@ def test_cache_depends_on_model_prompts_and_text(tmp_path: pathlib.Path) -> None
     other.name = "other"
     ModelExtractor(other, cache).extract(PASSAGES)
     assert len(other.asked) == 2 * len(PASSAGES)
+    for count in (2 * len(PASSAGES), 0):
+        seeded = Scripted(knowing)
+        seeded.settings = {"seed": 1}
+        ModelExtractor(seeded, cache).extract(PASSAGES)
+        assert len(seeded.asked) == count
     cache.close()
     (tmp_path / "text.sqlite").write_text("this is no database, but it is long enough to be looked at as one" * 20)
     with pytest.raises(ValueError, match=r"text\.sqlite is no cache of extractions"):

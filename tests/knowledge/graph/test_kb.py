@@ -131,7 +131,10 @@ def test_settings(kb: GraphKB) -> None:
     with pytest.raises(ValueError, match="'host' or on the 'device'"):
         load_kb(kb.store.directory, index="scann", encoder=kb.encoder)
     assert load_kb(kb.store.directory, index="device", encoder=kb.encoder).search(["Thames"], 1)[0][0].id
-    exact = kb.with_settings(tolerance=1e-12).search(["Thames"], 5)[0]
+    other = kb.with_settings(tolerance=1e-12)
+    assert other.graph is kb.graph
+    assert (other.settings.tolerance, kb.settings.tolerance) == (1e-12, 1e-6)
+    exact = other.search(["Thames"], 5)[0]
     assert exact[0].score == pytest.approx(
         by_hand("Thames")[exact[0].id], abs=1e-9
     )  # the expected one has float32 products

@@ -21,6 +21,7 @@ GOOD = (("Ada", "wrote", "notes"), ("notes", "are about", "engines"))
         "{'triples': [['Ada', 'wrote', 'notes'], ['notes', 'are about', 'engines']]}",
         '{"triples": [["Ada", "wrote", "notes"] ["notes", "are about", "engines"]]',
         '["Ada", "wrote", "notes"]\n["notes", "are about", "engines"]\n',
+        'As [1] and [2] say: {"triples": [["Ada", "wrote", "notes"], ["notes", "are about", "engines"]]}',
         '{"triples": [{"subject": "Ada", "predicate": "wrote", "object": "notes"},'
         ' {"Subject": "notes", "relation": "are about", "object": "engines"}]}',
         '{"triples": [["Ada", "wrote", "notes"], ["Ada", "wrote"], ["notes", "are about", "engines"], 7, ["", "x", "y"]]}',
@@ -29,9 +30,6 @@ GOOD = (("Ada", "wrote", "notes"), ("notes", "are about", "engines"))
 )
 def test_triples(text: str) -> None:
     parsed = parse_triples(text)
-    if text == '["Ada", "wrote", "notes"]\n["notes", "are about", "engines"]\n':
-        assert parsed == (GOOD[:1], 0)  # the first value of the text is whole, and is what was asked for
-        return
     assert parsed is not None
     assert parsed[0] == GOOD
 
@@ -59,6 +57,7 @@ def test_numbers_spaces_and_half_surrogates() -> None:
         ('{"entities": ["Ada", "London", "Ada", "", 1815]}', ("Ada", "London", "1815")),
         ('{"named_entities": ["Ada"]}', ("Ada",)),
         ('["Ada", "London"]', ("Ada", "London")),
+        ('Of [1]: {"entities": ["Ada"]}', ("Ada",)),
         ('{"entities": ["Ada", "Lon\\"don", "Thames, th', ("Ada", 'Lon"don')),
         ("nothing", None),
         ('{"entities": {"Ada": 1}}', None),
@@ -70,5 +69,7 @@ def test_entities(text: str, found: tuple[str, ...] | None) -> None:
 
 def test_prose_with_brackets_comes_before_the_value() -> None:
     assert json_value('As in [1] and {this}, the answer is {"keep": [2]}') == [1]
+    assert json_value('As in [1] and {this}, the answer is {"keep": [2]}', "keep") == {"keep": [2]}
+    assert json_value('As in [1] and {"a": 1}, there is none', "keep") == [1]
     assert json_value('In {this} case the answer is {"keep": [2]}') == {"keep": [2]}
     assert json_value("a" * 300_000) is None

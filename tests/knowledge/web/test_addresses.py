@@ -16,7 +16,7 @@ from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_
         "192.0.0.8", "192.0.2.1", "198.18.0.1", "198.51.100.7", "203.0.113.9", "224.0.0.1", "240.0.0.1", "255.255.255.255",
         "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1",
         "::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "2002:a9fe:a9fe::", "64:ff9b::7f00:1", "64:ff9b::a00:1",
-        "2001:0:c000:221:0:0:f5ff:fffe",
+        "2001:0:c000:221:0:0:f5ff:fffe", "fec0::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address):

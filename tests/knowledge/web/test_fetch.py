@@ -76,7 +76,10 @@ def test_what_is_not_read(pages: Server, path: str, reason: str):
     assert reason in str(failure.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "[::ffff:127.0.0.1]", "127。0。0。1", "①②⑦.⓪.⓪.①", "127.0.0.1."],
+)
 def test_private_hosts_are_refused_unless_allowed(pages: Server, host: str):
     before = pages.seen.total()
     with pytest.raises(WebError, match="refused"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -11,7 +12,9 @@ from aiohttp import web as aioweb
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.web.build import build_web
+from routerl_jax.knowledge.web.kb import web_kb
 from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.models.images import decode_image
 from tests.web_servers import http_error
 
@@ -163,6 +166,7 @@ def test_snippets_alone_need_no_reader_and_no_model(world):
         ("<html>oops", "not JSON"),
         ("[]", "JSON list"),
         ('{"organic_results": {"a": 1}}', "expected an array"),
+        ("[" * 100_000, "not JSON"),
         ('{"error": "Your account has run out of searches."}', "run out of searches"),
     ],
 )
@@ -174,7 +178,8 @@ def test_malformed_search_replies(world, raw, reason):
 
 def test_rows_that_cannot_be_used_are_passed_over(world):
     page = f"{world.pages.url}/page/1"
-    rows = f'[null, {{"title": "x"}}, {{"link": "javascript:x"}}, {{"link": 5}}, {{"link": "{page}"}}, {{"link": "{page}#b"}}]'
+    links = ["javascript:x", 5, "http://[x", page, f"{page}#b"]
+    rows = json.dumps([None, {"title": "x"}, *({"link": link} for link in links)])
     world.searches.raw = f'{{"organic_results": {rows}}}'
     assert ids(world.kb().search(["q"])[0]) == ["/page/1"]
 
@@ -201,6 +206,69 @@ def test_a_summariser_that_writes_nonsense(world, nonsense):
     assert "village 1 is 7 metres high" in passages[0].text  # the page's beginning
     world.chats.reply = lambda messages: "A fine summary of it."
     assert world.kb().search(["q"], k=2)[0][0].text == "A fine summary of it."  # nonsense was not kept
+
+
+class Stubborn:
+    """A model that doesn't keep to the protocol."""
+
+    name = "stubborn"
+
+    def __init__(self, answer) -> None:
+        self._answer = answer
+
+    def complete(self, conversations, **settings):
+        return self._answer()
+
+
+class StubbornAsync(Stubborn):
+    async def complete_async(self, conversation, **settings):
+        return self._answer()
+
+
+@pytest.mark.parametrize("kind", [Stubborn, StubbornAsync])
+@pytest.mark.parametrize("answer", [lambda: 1 / 0, lambda: [], lambda: ["text"], lambda: "text"])
+def test_a_summariser_of_somebody_else_that_breaks(world, kind, answer):
+    kb = web_kb(world.config(), kind(answer))
+    assert "village 1 is 7 metres high" in kb.search(["q"], k=1)[0][0].text
+    kb.close()
+
+
+def test_summaries_of_a_model_with_other_settings_are_not_taken(world):
+    def texts(thinking: bool) -> str:
+        model = OpenAIModel("writer", f"{world.chat_server.url}/v1", extra={"thinking": thinking})
+        kb = web_kb(world.config(), model)
+        found = kb.search(["q"], k=1)[0][0].text
+        kb.close()
+        model.close()
+        return found
+
+    world.chats.reply = lambda messages: f"Summary number {len(world.chats.bodies)} of this page."
+    assert texts(False) == texts(False) == "Summary number 1 of this page."
+    assert texts(True) == "Summary number 2 of this page."
+
+
+def test_a_page_that_its_parser_stumbles_over(world, monkeypatch):
+    from routerl_jax.knowledge.web import reader
+
+    def stumbling(document):
+        if document.url.endswith("/page/1"):
+            raise AssertionError("a bug of the parser")
+        return main_text(document)
+
+    main_text = reader.main_text
+    monkeypatch.setattr(reader, "main_text", stumbling)
+    assert ids(world.kb().search(["q"], k=2)[0]) == ["/page/2", "/page/3"]
+
+
+def test_halves_of_surrogate_pairs_do_no_harm(world):
+    """Services that cut texts write them ("\\ud83d"); tokenizers and files take none."""
+    world.searches.raw = (
+        f'{{"organic_results": [{{"link": "{world.pages.url}/page/1", "title": "a \\ud83d", "snippet": "b \\ud83d"}}]}}'
+    )
+    world.chats.reply = lambda messages: "A summary that ends in half a letter \ud83d"
+    for snippets in ("never", "only"):
+        (passage,) = world.kb(snippets=snippets).search(["q"], k=1)[0]
+        assert (passage.title + passage.text).encode().endswith(b"?")
 
 
 def test_a_summariser_that_goes_on_and_on(world):
@@ -247,6 +315,11 @@ def test_jina_reader(world):
             return aioweb.Response(text="Title: Three\nURL Source: x\n\nMarkdown Content:\nFact 3 is short.")
         if request.path.endswith("/page/4"):
             return aioweb.json_response({"code": 200, "data": None})
+        if request.path.endswith("/page/5"):
+            said = {"title": "Oops", "content": "Not here.", "warning": "Target URL returned error 404: Not Found"}
+            return aioweb.json_response({"code": 200, "data": said})
+        if request.path.endswith("/page/6"):
+            return aioweb.Response(text="Warning: Target URL returned error 403\n\nMarkdown Content:\nGo away.")
         number = request.path.rpartition("/")[2]
         return aioweb.json_response(
             {"code": 200, "data": {"title": f"T{number}", "content": f"Fact {number} is that."}}
@@ -257,9 +330,23 @@ def test_jina_reader(world):
     with serving(jina) as server:
         kb = world.kb(reader__kind="jina", reader__url=server.url, reader__api_key_env="TEST_KEY", reader__retries=0)
         passages = kb.search(["q"], k=4)[0]
-    assert [passage.title for passage in passages] == ["T1", "Three", "T5", "T6"]
+    assert [passage.title for passage in passages] == ["T1", "Three", "T7", "T8"]
     assert passages[1].text == "Fact 3 is short."
     assert (f"/{world.pages.url}/page/1", "Bearer key-123") in pages
+
+
+@pytest.mark.parametrize(
+    "url", ["http://169.254.169.254/meta", "http://127。0。0。1/", "http://[fe80::1]/", "http://[::1/"]
+)
+def test_jina_reader_is_not_sent_to_private_addresses(world, url):
+    world.found["q"] = [url]
+    kb = world.kb(reader__kind="jina", reader__url=world.pages.url, reader__allow_networks=())
+    if url == "http://[::1/":
+        assert kb.search(["q"]) == [[]]  # no URL at all
+    else:
+        with pytest.raises(WebError, match=r"refused.* is not a public address"):
+            kb.search(["q"])
+    assert world.requests[1] == 0
 
 
 @pytest.mark.parametrize("engine", ["serpapi", "serper"])
@@ -327,6 +414,8 @@ def test_a_directory_like_any_other(world, tmp_path):
         ({"pages": 0}, "pages=0 must be at least 1"),
         ({"pages": 20}, "search.candidates=10 must be at least pages=20"),
         ({"deadline": 0.0}, "deadline=0.0 must be above 0"),
+        ({"search__concurrency": 0}, "search.concurrency=0 must be at least 1"),  # would wait for ever
+        ({"reader__redirects": -1}, "reader.redirects=-1 must be at least 0"),
     ],
 )
 def test_impossible_settings(world, changes, message):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -92,6 +94,41 @@ def test_a_torn_line_is_no_harm(world, recorded):
     kb.search(["three"], k=3)
     for line in (directory / "pages.jsonl").read_text().splitlines():
         json.loads(line)
+
+
+def test_a_line_that_another_process_left_half(world, recorded):
+    """It was killed while this one had the snapshot open already."""
+    directory, _ = recorded
+    kb = world.kb(snapshot__directory=str(directory), snapshot__mode="auto", cache__disk=False)
+    for table in ("searches", "pages", "answers"):
+        with (directory / f"{table}.jsonl").open("ab") as file:
+            file.write(b'{"key": "half a line' + b"." * 200_000)
+    results = kb.search(["another"], k=3)
+    assert replay(world, directory).search(["another"], k=3) == results
+
+
+def test_a_full_disk_loses_nothing(world, recorded, monkeypatch):
+    directory, results = recorded
+    kb = world.kb(snapshot__directory=str(directory), snapshot__mode="auto", cache__disk=False)
+
+    def full(file, data):
+        os.write(file, data[:20])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("routerl_jax.knowledge.web.snapshot._write_all", full)
+        with pytest.raises(OSError, match=r"can't be added to: No space left on device.*searches.jsonl"):
+            kb.search(["another"], k=3)
+    assert len(kb.search(["another"], k=3)[0]) == 3
+    assert len(replay(world, directory).search(["another"], k=3)[0]) == 3
+    assert replay(world, directory).search(QUERIES, k=3) == results
+
+
+def test_a_table_that_is_not_there(world, recorded):
+    directory, _ = recorded
+    (directory / "pages.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"pages.jsonl does not exist: the snapshot is not whole"):
+        replay(world, directory)
 
 
 def test_what_does_not_fit_is_refused(world, recorded, tmp_path):
