@@ -134,7 +134,9 @@ class GraphConfig:
         ours, defaults = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(GraphConfig()))
         passing = ("corpus", "kind", "embed_batch", "overwrite", "max_failures")
         return {"kind": "graph"} | {
-            key: value for key, value in ours.items() if key not in passing and value != defaults[key]
+            key: value
+            for key, value in ours.items()
+            if key not in passing and (key not in defaults or value != defaults[key])
         }
 
 

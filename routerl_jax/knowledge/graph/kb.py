@@ -29,6 +29,7 @@ from routerl_jax.knowledge.graph.linking import (
 from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, PageRank
 from routerl_jax.knowledge.graph.triples import Triple
 from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
+from routerl_jax.llms.load import ChatModelConfig, chat_model
 
 FACTS, ENTITIES = "facts", "entities"
 BACKENDS = ("host", "device")
@@ -51,6 +52,7 @@ class WalkSettings:
     damping: float = 0.5  # probability of walking on
     tolerance: float = 1e-6  # of the ranks; below 2e-7 they are computed in float64
     backend: str = "auto"  # "host", "device", or "auto": the device unless it is a CPU
+    filter: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # with a `model`: recognition filter
 
     def __post_init__(self) -> None:
         for key in ("link_facts", "link_phrases"):
@@ -78,7 +80,7 @@ class GraphKB(KnowledgeBase):
       store: an opened store that `knowledge.graph.build` wrote.
       encoder: what its queries are embedded with.
       settings: default: those it was built with.
-      fact_filter: decides which of the linked facts count.
+      fact_filter: decides which of the linked facts count; default: by the model that the settings name, or all.
       cache_size: number of query vectors to remember.
     """
 
@@ -98,7 +100,8 @@ class GraphKB(KnowledgeBase):
         self.fact_prefix = str(saved.get("fact_prefix", self._vectors.prefix))
         built = from_config_dict(WalkSettings, saved.get("walk", {}), path=f"{store.directory / 'kb.json'}: index.walk")
         self.name, self.store, self.encoder = store.manifest.name, store, encoder
-        self.settings, self.fact_filter = settings or built, fact_filter
+        self.settings = settings or built
+        self.fact_filter = fact_filter or _filter(self.settings)
         try:
             self.graph = Graph.load(store.index_directory)
         except ValueError as error:
@@ -130,6 +133,8 @@ class GraphKB(KnowledgeBase):
         changed = copy.copy(self)
         changed.settings = dataclasses.replace(self.settings, **changes)  # pyright: ignore[reportArgumentType]
         changed._walk = _page_rank(self.graph, changed.settings)
+        if changed.settings.filter != self.settings.filter:
+            changed.fact_filter = _filter(changed.settings)
         return changed
 
     def __len__(self) -> int:
@@ -203,6 +208,10 @@ class GraphKB(KnowledgeBase):
             stop = min(start + _ROWS, count)
             scores[:, start:stop] = products(vectors, self.store.embeddings.read(start, stop))
         return min_max(scores, scores.min(1, keepdims=True), scores.max(1, keepdims=True)).astype(np.float32)
+
+
+def _filter(settings: WalkSettings) -> RecognitionFilter | None:
+    return RecognitionFilter(chat_model(settings.filter)) if settings.filter.model else None
 
 
 def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:

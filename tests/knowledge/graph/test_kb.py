@@ -14,6 +14,7 @@ from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.graph.linking import RecognitionFilter
 from routerl_jax.knowledge.graph.triples import GivenTriples
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.llms.load import ChatModelConfig
 from routerl_jax.models.encoder import Encoder
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, write_triples
 from tests.knowledge.helpers import HashEncoder
@@ -29,6 +30,13 @@ def kb(tmp_path_factory: pytest.TempPathFactory) -> GraphKB:
     opened = load_kb(home / "kb", encoder=HashEncoder(16))
     assert isinstance(opened, GraphKB)
     return opened
+
+
+def thames_only(_: ChatModelConfig) -> Scripted:
+    """A model that finds one fact of use for questions about the Thames, and none for others."""
+    return Scripted(
+        lambda messages: '{"keep": [1]}' if "Thames" in messages[-1].content.split("\n")[0] else '{"keep": []}'
+    )
 
 
 def by_hand(query: str, released: bool = False) -> dict[str, float]:
@@ -103,9 +111,7 @@ def test_phrase_weights_as_released(kb: GraphKB) -> None:
 
 def test_filter(kb: GraphKB) -> None:
     """What the filter leaves decides where the walk starts; if that is nothing, the dense scores rank."""
-    model = Scripted(
-        lambda messages: '{"keep": [1]}' if "Thames" in messages[-1].content.split("\n")[0] else '{"keep": []}'
-    )
+    model = thames_only(ChatModelConfig())
     filtered = GraphKB(kb.store, kb.encoder, fact_filter=RecognitionFilter(model))
     assert [len(facts) for facts in filtered.link(["Thames", "x"])] == [1, 0]
     assert [facts[0] for facts in kb.link(["Thames"])] == [facts[0] for facts in filtered.link(["Thames"])]
@@ -116,6 +122,19 @@ def test_filter(kb: GraphKB) -> None:
     scores = vectors @ kb.encoder.embed(["x"])[0]
     assert [p.id for p in dense] == [PASSAGES[i].id for i in np.argsort(-scores)]
     assert (dense[0].score, dense[-1].score) == (1, 0)
+
+
+def test_a_filter_that_is_built_in(kb: GraphKB, tmp_path: pathlib.Path) -> None:
+    model = ChatModelConfig(kind=f"{__name__}:thames_only", model="m", extra={"seed": 1})
+    triples = write_triples(tmp_path / "triples.jsonl")
+    config = GraphConfig(extractor="given", triples=triples, walk=WalkSettings(filter=model))
+    build_graph_from_passages(PASSAGES, config, tmp_path / "kb", progress=False, encoder=HashEncoder(16))
+    filtered = load_kb(tmp_path / "kb", encoder=HashEncoder(16))
+    assert isinstance(filtered, GraphKB)
+    assert filtered.settings.filter == model
+    assert [len(facts) for facts in filtered.link(["Thames", "x"])] == [1, 0]
+    assert filtered.with_settings(filter=ChatModelConfig()).link(["x"]) == kb.link(["x"])
+    assert kb.with_settings(filter=model).link(["x"]) == [[]]
 
 
 def test_settings(kb: GraphKB) -> None:
