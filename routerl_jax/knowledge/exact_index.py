@@ -22,11 +22,13 @@ from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSourc
 
 _QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries
 _SHARE = 0.6  # of a device's memory that vectors may take
+# Rows whose scores a device has at once, 64 queries' each: on a CPU they stay in its cache, elsewhere they take 256 MB.
+_CPU_TILE, _TILE = 2**16, 2**20
 # Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
 _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
-# Rows of a group of which, where there are many, only the best is looked at first: choosing among all of them would take a
-# third as long as the products.
-_GROUP, _LEAST_GROUPS = 256, 128
+# Rows of a group, of which, where there are many, only the best is looked at first: choosing among all rows would take a third as
+# long as the products.
+_GROUP, _LEAST_GROUPS = 64, 128
 _SETTINGS = ("dtype", "recall_target", "device_bytes")
 
 
@@ -66,14 +68,14 @@ class ExactIndex(VectorIndex):
             raise ValueError(f"device_bytes={device_bytes} must not be negative")
         self.dtype, self.recall_target, self.device_bytes = dtype, recall_target, device_bytes
         self._mesh = local_mesh(mesh)
-        self._rows = self._rows_per_block()
+        self._rows, self.streams = self._rows_per_block()
         self._kept: dict[int, tuple[np.ndarray, ...]] = {}  # reduced copies of streamed blocks
-        self._resident = self._put(0) if self.blocks == 1 else None
+        self._resident = None if self.streams else [self._put(i) for i in range(self.blocks)]
         self._best: Any = jax.jit(self._best_of_shards, static_argnums=4)
 
     @property
     def blocks(self) -> int:
-        """Parts in which the vectors pass through the devices; 1: they stay there."""
+        """Parts that are searched one after the other; where `streams`, they pass through the devices, else they stay there."""
         return -(-len(self) // self._rows)
 
     @classmethod
@@ -97,11 +99,13 @@ class ExactIndex(VectorIndex):
         width = min(max(32, 1 << (count - 1).bit_length()), len(self))
         chunks = list(_chunks(queries))
         best: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in chunks]
+        before: list[tuple[Array, Array]] = []
         for start, block in self._blocks():
-            # all chunks are dispatched before the first is read, so that the next block is sent while they are computed
+            # all chunks of a block are dispatched before the last block's results are read: devices don't wait for the host
             pending = [self._best(block, chunk, start, len(self), width) for chunk, _ in chunks]
-            for found, (scores, ids) in zip(best, pending):
-                found[:] = [_merged([*found, (np.asarray(scores), np.asarray(ids))], width)]
+            _merge(best, before, width)
+            before = pending
+        _merge(best, before, width)
         parts = []
         for [(scores, ids)], (_, size) in zip(best, chunks):
             parts.append(np.where(np.isfinite(scores), ids, -1)[:size])
@@ -110,24 +114,28 @@ class ExactIndex(VectorIndex):
     def _blocks(self) -> Iterator[tuple[int, tuple[Array, ...]]]:
         """First row and content of every block."""
         if self._resident is not None:
-            yield 0, self._resident
+            yield from ((i * self._rows, block) for i, block in enumerate(self._resident))
             return
         ahead = self._put(0)
         for i in range(self.blocks):
             block, ahead = ahead, self._put(i + 1) if i + 1 < self.blocks else ()
             yield i * self._rows, block
 
-    def _rows_per_block(self) -> int:
+    def _rows_per_block(self) -> tuple[int, bool]:
+        """Rows of a block, of all devices together, and whether the blocks don't fit there side by side."""
         n, width = self.vectors.shape
         devices = self._mesh.size
-        step = devices * (_GROUP if n >= devices * _GROUP * _LEAST_GROUPS else 1)
-        whole = -(-n // step) * step
+        tile = _CPU_TILE if self._mesh.devices.flat[0].platform == "cpu" else _TILE
         limit = self.device_bytes or _memory(self._mesh)
         row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
-        if not limit or whole // devices * row <= limit:
-            return whole
-        rows = max(1, limit // (2 * row))  # two blocks at a time
-        return (rows // _GROUP * _GROUP if rows >= _GROUP * _LEAST_GROUPS else rows) * devices
+        whole = -(-n // devices)
+        streams = bool(limit) and whole * row > limit
+        most = min(max(1, limit // (2 * row)) if streams else whole, tile)  # two blocks at a time are there
+        rows = -(-whole // -(-whole // most))  # blocks of about one size
+        if rows >= _GROUP * _LEAST_GROUPS:
+            rows = -(-rows // _GROUP) * _GROUP
+            rows = min(rows, most // _GROUP * _GROUP) if streams else rows
+        return rows * devices, streams
 
     def _put(self, i: int) -> tuple[Array, ...]:
         """Block i on the devices: its vectors and, for int8, their scales."""
@@ -147,7 +155,7 @@ class ExactIndex(VectorIndex):
 
         if i in self._kept:
             return tuple(jax.device_put(array, sharding) for array in self._kept[i])
-        if self.dtype != "float32" and self.blocks > 1:  # what was reduced once is small enough to be kept
+        if self.dtype != "float32" and self.streams:  # what was reduced once is small enough to be kept
             part(0, (slice(0, self._rows), slice(None)))
             self._kept[i] = parts[0, self._rows]
             return self._put(i)
@@ -251,6 +259,12 @@ def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         chunk = queries[start : start + _QUERY_BUCKETS[-1]]
         bucket = next(b for b in _QUERY_BUCKETS if b >= len(chunk))
         yield np.pad(chunk, ((0, bucket - len(chunk)), (0, 0))), len(chunk)
+
+
+def _merge(best: list[list[tuple[np.ndarray, np.ndarray]]], found: list[tuple[Array, Array]], width: int) -> None:
+    """Adds what a block's search found to the best of each chunk of queries."""
+    for chunk, (scores, ids) in zip(best, found):
+        chunk[:] = [_merged([*chunk, (np.asarray(scores), np.asarray(ids))], width)]
 
 
 def _merged(parts: list[tuple[np.ndarray, np.ndarray]], width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ def test_exact_types_and_blocks(dtype: str, device_bytes: int) -> None:
     """float32 is numpy's top-k to the bit, in one piece or in blocks; reduced types propose what is then ranked in full."""
     vectors = clustered(4001, 32) * np.random.default_rng(3).uniform(0.5, 2, (4001, 1)).astype(np.float32)
     index = ExactIndex(InMemory(vectors), dtype=dtype, device_bytes=device_bytes, mesh=make_mesh(devices=jax.devices()))
-    assert (index.blocks > 1) == (device_bytes > 0)
+    assert index.streams == (index.blocks > 1) == (device_bytes > 0)
     queries = jittered(InMemory(vectors), 70)
     ids, scores = index.search(queries, 10)
     expected_ids, expected_scores = reference(vectors, queries, 10)
@@ -50,13 +50,15 @@ def test_exact_is_numpys_top_k_in_float32() -> None:
     np.testing.assert_array_equal(found, np.take_along_axis(scores, order, 1))
 
 
-@pytest.mark.parametrize(("n", "device_bytes"), [(8 * 256 * 128 + 1, 0), (600_000, 1_060_000)])
-def test_the_best_of_many_by_groups(n: int, device_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "device_bytes", "blocks"), [(8 * 256 * 128 + 1, 0, 1), (600_000, 0, 2), (600_000, 1_060_000, 3)]
+)
+def test_the_best_of_many_by_groups(n: int, device_bytes: int, blocks: int) -> None:
     """Few values, so that many are equal: the lowest ids win, whichever group of rows they are in."""
     vectors = np.random.default_rng(0).integers(-3, 4, (n, 4)).astype(np.float32)
     index = ExactIndex(InMemory(vectors), mesh=make_mesh(devices=jax.devices()), device_bytes=device_bytes)
     assert index._rows % (8 * exact_index._GROUP) == 0
-    assert (index.blocks > 1) == (device_bytes > 0)
+    assert (index.blocks, index.streams) == (blocks, device_bytes > 0)
     queries = vectors[[5, n - 1, 17]] + np.float32(0.5)
     ids = index.candidates(queries, 20)
     expected = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :20]
