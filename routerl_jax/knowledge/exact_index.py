@@ -26,8 +26,8 @@ _SHARE = 0.6  # of a device's memory that vectors may take
 _CPU_TILE, _TILE = 2**16, 2**20
 # Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
 _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
-# Rows of a group, of which, where there are many, only the best is looked at first: choosing among all rows would take a third as
-# long as the products.
+# Rows of a group; where there are many, only the best of each is looked at first. Choosing among all rows would take a third
+# as long as the products.
 _GROUP, _LEAST_GROUPS = 64, 128
 _SETTINGS = ("dtype", "recall_target", "device_bytes")
 

@@ -20,7 +20,9 @@ PhraseWeights = Literal["average", "released"]
 
 _ROWS = 65_536  # vectors that are compared at a time, which bounds memory
 _GROUP = 128  # values whose largest is looked at first
-_WIDTH = 16  # queries of a product, full or not: a score must not depend on how many come with it
+# Queries of a product, full or not: a score must not depend on how many come with it. For one query, 64 take half as long again
+# as 16 (200,000 facts); for 64, they take 0.4 of the time.
+_WIDTH = 64
 
 
 class Scores(NamedTuple):
