@@ -1,18 +1,27 @@
-"""From rewards to advantages: pure functions of (rewards, groups), whole mini-batch in, whole mini-batch out."""
+"""From rewards to advantages: pure functions of (rewards, groups), whole step in, whole step out.
+
+An advantage is first one number per sequence; what differs between its tokens (KL to go, importance) and what is done over
+all tokens of a step (whitening) comes after.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 
 from routerl_jax.core.registry import Registry
 
-Advantage = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# (rewards, groups) -> advantages; those in SCALED also take std_floor
+Advantage = Callable[..., np.ndarray]
 ADVANTAGES: Registry[Advantage] = Registry("advantage")
+BASELINES = frozenset({"grpo", "dr_grpo", "rloo", "batch_std", "reinforce_pp_baseline"})  # compare attempts of a group
+SCALED = frozenset({"grpo", "batch_std"})  # divide by a standard deviation
+WHITENED = frozenset({"reinforce_pp", "reinforce_pp_baseline"})  # are whitened over all tokens of a step
 
 _EPSILON = 1e-6
+_LEAST_VARIANCE = 1e-8
 
 
 def _group_mean(values: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -24,12 +33,19 @@ def _group_mean(values: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @ADVANTAGES.register("grpo")
-def grpo(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """GRPO (arXiv 2402.03300, 4.1.2): (r - group mean) / (group std + 1e-6), unbiased std; 0 for groups of one."""
+def grpo(
+    rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
+) -> Float[np.ndarray, " N"]:
+    """GRPO (arXiv 2402.03300, 4.1.2): (r - group mean) / (group std + 1e-6), unbiased std; 0 for groups of one.
+
+    Args:
+      std_floor: least standard deviation that is divided by. Without one, a group whose rewards differ by noise alone (all
+        right, say, and differing by milliseconds of retrieval) counts as much as one of right and wrong answers.
+    """
     rewards = np.asarray(rewards, np.float64)
     mean, count = _group_mean(rewards, groups)
     variance = _group_mean((rewards - mean) ** 2, groups)[0] * count / np.maximum(count - 1, 1)
-    return (rewards - mean) / (np.sqrt(variance) + _EPSILON)
+    return (rewards - mean) / (np.maximum(np.sqrt(variance), std_floor) + _EPSILON)
 
 
 @ADVANTAGES.register("dr_grpo")
@@ -48,11 +64,71 @@ def rloo(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Flo
 
 
 @ADVANTAGES.register("batch_std")
-def batch_std(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+def batch_std(
+    rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
+) -> Float[np.ndarray, " N"]:
     """r - group mean, divided by the standard deviation of that difference over the whole batch (Lite-PPO,
     arXiv 2508.08221): easy groups are not blown up, and the scale does not depend on the reward's."""
     centred = dr_grpo(rewards, groups)
-    return centred / (centred.std() + _EPSILON)
+    return centred / (max(centred.std(), std_floor) + _EPSILON)
+
+
+@ADVANTAGES.register("reinforce_pp")
+def reinforce_pp(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """REINFORCE++ (arXiv 2501.03262, eq. 4) before its whitening: the reward itself, no critic and no group."""
+    return np.asarray(rewards, np.float64)
+
+
+@ADVANTAGES.register("reinforce_pp_baseline")
+def reinforce_pp_baseline(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """REINFORCE++-baseline before its whitening: r - group mean (R1-Searcher's `reinforce_baseline`)."""
+    return dr_grpo(rewards, groups)
+
+
+def per_token(
+    advantages: Float[np.ndarray, " N"],
+    masks: Sequence[Bool[np.ndarray, " T"]],
+    kl: Sequence[Float[np.ndarray, " T"]] | None = None,
+    kl_coef: float = 0.0,
+) -> list[Float32[np.ndarray, " T"]]:
+    """An advantage for every trained token, 0 elsewhere.
+
+    Args:
+      advantages: one per sequence.
+      masks: per sequence, True on trained tokens.
+      kl: per sequence, the k1 estimate at each token, log p - log reference. The penalty is a reward of the very token
+        (InstructGPT, arXiv 2203.02155), and discounting is off: token t loses kl_coef times the sum of it from t on.
+    """
+    result = []
+    for i, mask in enumerate(masks):
+        values = np.full(len(mask), advantages[i], np.float64)
+        if kl is not None:
+            values -= kl_coef * np.cumsum(np.where(mask, kl[i], 0.0)[::-1])[::-1]
+        result.append(np.where(mask, values, 0.0).astype(np.float32))
+    return result
+
+
+def whiten(
+    advantages: Sequence[Float[np.ndarray, " T"]], masks: Sequence[Bool[np.ndarray, " T"]]
+) -> list[Float32[np.ndarray, " T"]]:
+    """(A - mean) / std over all trained tokens of a step, as REINFORCE++ does it (arXiv 2501.03262, eq. 5; the variance is at
+    least 1e-8, as in OpenRLHF). Long sequences weigh more than short ones."""
+    trained = np.concatenate([values[mask] for values, mask in zip(advantages, masks)]).astype(np.float64)
+    if not len(trained):
+        return [np.asarray(values, np.float32) for values in advantages]
+    mean, scale = trained.mean(), np.sqrt(max(trained.var(), _LEAST_VARIANCE))
+    return [np.where(mask, (values - mean) / scale, 0.0).astype(np.float32) for values, mask in zip(advantages, masks)]
+
+
+def truncated_importance(
+    learner: Sequence[Float[np.ndarray, " T"]], sampler: Sequence[Float[np.ndarray, " T"]], cap: float
+) -> list[Float32[np.ndarray, " T"]]:
+    """min(p_learner / p_sampler, cap) per token of the weights that sampled, by the log-probabilities of either (truncated
+    importance sampling against sampler and learner that differ: F. Yao et al., 2025). To be multiplied with advantages."""
+    return [
+        np.minimum(np.exp(np.clip(ours - theirs, -20, 20)), cap).astype(np.float32)
+        for ours, theirs in zip(learner, sampler)
+    ]
 
 
 def groups_without_signal(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " G"]:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from routerl_jax.learning.advantages import ADVANTAGES
+from routerl_jax.learning.advantages import ADVANTAGES, BASELINES, SCALED
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
+from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig
@@ -116,11 +117,17 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    drop_no_signal: bool = True  # leave out groups whose rewards are all equal
+    std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    drop_no_signal: bool = True  # leave out groups whose rewards are all equal, where advantages compare attempts
+    leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
     minibatches: int = 1  # updates per step
     aggregation: Aggregation = "token"
     loss: LossConfig = LossConfig()
-    reward_kl_coef: float = 0.0  # k1 KL to the reference, taken from each episode's reward
+    reward_kl_coef: float = 0.0  # k1 KL to the reference, taken from the reward ..
+    reward_kl: Literal["episode", "token"] = (
+        "episode"  # .. of the episode, or of each token (and so of those before it)
+    )
+    importance_cap: float = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
@@ -128,6 +135,16 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         ADVANTAGES.get(self.advantage)  # raises ValueError for an unknown one
+        for name in self.leave_out:
+            EPISODE_MASKS.get(name)
+        if self.std_floor and self.advantage not in SCALED:
+            raise ValueError(
+                f"config.learner.std_floor={self.std_floor}: advantage={self.advantage!r} divides by no standard deviation; "
+                f"{', '.join(sorted(SCALED))} do"
+            )
+        for key in ("std_floor", "reward_kl_coef", "importance_cap"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"config.learner.{key}={getattr(self, key)} must not be negative")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,9 +223,7 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                self.kind == "sft"
-                or self.rollout.samples > 1
-                or self.learner.advantage not in ("grpo", "dr_grpo", "rloo", "batch_std"),
+                self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage not in BASELINES,
                 f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
             ),
             (

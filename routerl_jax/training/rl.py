@@ -22,13 +22,13 @@ from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine, EngineStats
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.learning.advantages import ADVANTAGES, groups_without_signal
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.credit import assign, with_logprobs
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -184,25 +184,19 @@ def _train_step(
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
 
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
-    owner = [i for i, episode in enumerate(episodes) for _ in episode.sequences]
-    rewards = np.asarray([episode.rewards["total"] for episode in episodes])
     portion = -(-len(sequences) // settings.minibatches)
-    reference = None
+    reference = current_logprobs = None
     if learner.reference is not None:
         with clock("reference"):
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
-        if settings.reward_kl_coef:
-            divergence = np.zeros(len(episodes))
-            for i, sequence, logprobs in zip(owner, sequences, reference):
-                divergence[i] += (sequence.logprobs - logprobs)[sequence.loss_mask].sum()
-            rewards = rewards - settings.reward_kl_coef * divergence
-            metrics["reward/kl"] = float(divergence.mean())
-    advantages = ADVANTAGES.get(settings.advantage)(rewards, groups)
-
-    keep = np.arange(len(sequences))
-    if settings.drop_no_signal:
-        flat = groups_without_signal(rewards, groups)[groups]
-        keep = np.asarray([i for i in keep if not flat[owner[i]]], int)
+    if settings.importance_cap:
+        with clock("old_logprobs"):
+            current_logprobs = learner.logprobs(sequences, portion=portion)
+    credit = assign(settings, episodes, groups, reference, current_logprobs)
+    keep, learned = credit.keep, sequences
+    metrics |= credit.metrics
+    if current_logprobs is not None:
+        learned = with_logprobs(sequences, current_logprobs)
     order = np.random.default_rng([config.seed, step]).permutation(keep)
     behaviour, current, gap = [], [], {}
     sums: dict[str, list[float]] = {}
@@ -210,16 +204,16 @@ def _train_step(
         for minibatch in np.array_split(order, settings.minibatches):
             if not len(minibatch):
                 continue
-            chosen = [sequences[i] for i in minibatch]
+            chosen = [learned[i] for i in minibatch]
             weights = token_weights([s.loss_mask for s in chosen], settings.aggregation, config.engine.max_length)
             batch, index = run_.layout.build(
                 chosen,
                 weights,
-                [float(advantages[owner[i]]) for i in minibatch],
+                [credit.advantages[i] for i in minibatch],
                 None if reference is None else [reference[i] for i in minibatch],
             )
             update_metrics, logprobs = learner.update(batch)
-            old = [s.logprobs[s.loss_mask] for s in chosen]
+            old = [sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch]
             new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
             if not gap:  # the first mini-batch was scored with the very weights that sampled it
                 gap = gap_metrics(old, new)

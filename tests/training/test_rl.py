@@ -122,7 +122,8 @@ def check_batches(batches: list[list[dict[str, np.ndarray]]], advantages: np.nda
             mask = sequence.loss_mask[1:]
             np.testing.assert_array_equal(one["targets"], sequence.tokens[1:])
             np.testing.assert_allclose(one["weights"], mask / trained, rtol=1e-6)
-            np.testing.assert_allclose(one["advantages"], advantages[owner], atol=2e-5)  # the 1e-6 beside the std
+            expected = np.where(mask, advantages[owner], 0)
+            np.testing.assert_allclose(one["advantages"], expected, atol=2e-5)  # the 1e-6 beside the std
             np.testing.assert_array_equal(one["old_logprobs"], sequence.logprobs[1:])
             if one["ref_logprobs"].any():
                 np.testing.assert_allclose(one["ref_logprobs"], reference_logprobs(sequence.tokens), atol=1e-5)
@@ -148,6 +149,26 @@ def test_flat_groups_may_stay(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     _, batches = take_step(tmp_path, monkeypatch, "given", drop_no_signal=False)
     check_batches(batches, np.ravel(GRPO), kept=list(range(12)))
     assert not any(one["ref_logprobs"].any() for one in batches[0])
+
+
+def test_the_learner_s_own_logprobs_are_where_ratios_start(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truncated importance: what the recorded log-probabilities differ from the policy's scales the advantages."""
+    metrics, batches = take_step(tmp_path, monkeypatch, "given", advantage="dr_grpo", importance_cap=1.01)
+    owners = {s.tokens.tobytes(): (i, s) for i, e in enumerate(recorded_episodes()) for s in e.sequences}
+    advantages = np.ravel(np.asarray(REWARDS) - np.mean(REWARDS, axis=1, keepdims=True))
+    capped = []
+    for one in (one for batch in batches for one in batch):
+        owner, sequence = owners[one["tokens"].tobytes()]
+        mask = sequence.loss_mask[1:]
+        current = reference_logprobs(sequence.tokens)
+        np.testing.assert_allclose(one["old_logprobs"][mask], current[mask], atol=1e-5)
+        factor = np.minimum(np.exp(current - sequence.logprobs[1:]), 1.01)
+        np.testing.assert_allclose(one["advantages"][mask], (advantages[owner] * factor)[mask], atol=1e-4)
+        capped.append(factor[mask] >= 1.01)
+    assert 0 < np.concatenate(capped).mean() < 1
+    assert 0 < metrics["importance/capped_share"] < 1
 
 
 def test_divergence_is_taken_from_the_reward(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

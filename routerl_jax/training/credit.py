@@ -1,0 +1,103 @@
+"""From a step's episodes to what each of their tokens is to be reinforced by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from routerl_jax.core.types import Episode, Sequence
+from routerl_jax.learning.advantages import (
+    ADVANTAGES,
+    BASELINES,
+    SCALED,
+    WHITENED,
+    groups_without_signal,
+    per_token,
+    truncated_importance,
+    whiten,
+)
+from routerl_jax.learning.masks import EPISODE_MASKS
+from routerl_jax.training.config import LearnerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Credit:
+    """The result of `assign`.
+
+    Attributes:
+      advantages: per sequence, one number per token ([T], 0 on fed tokens).
+      keep: which sequences are learned from.
+      metrics: what was taken from rewards, left out and capped.
+    """
+
+    advantages: list[np.ndarray]
+    keep: np.ndarray
+    metrics: dict[str, float]
+
+
+def assign(
+    settings: LearnerConfig,
+    episodes: Seq[Episode],
+    groups: np.ndarray,
+    reference: Seq[np.ndarray] | None = None,
+    current: Seq[np.ndarray] | None = None,
+) -> Credit:
+    """Advantages of all trained tokens of a step.
+
+    Args:
+      settings: which advantage, KL in the reward, masks.
+      episodes: with `rewards["total"]`.
+      groups: for each episode, which question it is of.
+      reference: per sequence of all episodes, the reference's log-probabilities; for `reward_kl_coef`.
+      current: the same of the learner, under the weights that sampled; for `importance_cap`.
+    """
+    sequences = [sequence for episode in episodes for sequence in episode.sequences]
+    owner = np.asarray([i for i, episode in enumerate(episodes) for _ in episode.sequences], int)
+    masks = [sequence.loss_mask for sequence in sequences]
+    rewards = np.asarray([episode.rewards["total"] for episode in episodes], np.float64)
+    metrics: dict[str, float] = {}
+
+    token_kl = None
+    if settings.reward_kl_coef and reference is not None:
+        token_kl = [np.where(s.loss_mask, s.logprobs - r, 0.0) for s, r in zip(sequences, reference)]
+        divergence = np.bincount(owner, [kl.sum() for kl in token_kl], len(episodes))
+        metrics["reward/kl"] = float(divergence.mean())
+        if settings.reward_kl == "episode":
+            rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
+    options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
+    of_episode = ADVANTAGES.get(settings.advantage)(rewards, groups, **options)
+    advantages = per_token(of_episode[owner], masks, token_kl, settings.reward_kl_coef)
+
+    left_out = np.zeros(len(episodes), bool)
+    for name in settings.leave_out:
+        chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
+        metrics[f"actor/left_out/{name}"] = float(chosen.mean())
+        left_out |= chosen
+    if settings.advantage in WHITENED:
+        counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
+        advantages = whiten(advantages, counted)
+    if settings.drop_no_signal and settings.advantage in BASELINES and token_kl is None:
+        _, inverse = np.unique(groups, return_inverse=True)
+        left_out |= groups_without_signal(rewards, groups)[inverse]
+    if settings.importance_cap and current is not None:
+        factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
+        advantages = [values * factor for values, factor in zip(advantages, factors)]
+        metrics |= _importance(factors, masks, settings.importance_cap)
+    return Credit(advantages, np.flatnonzero(~left_out[owner]), metrics)
+
+
+def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
+    trained = np.concatenate([factor[mask] for factor, mask in zip(factors, masks)])
+    if not len(trained):
+        return {}
+    return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
+
+
+def with_logprobs(sequences: Seq[Sequence], logprobs: Seq[np.ndarray]) -> list[Sequence]:
+    """Sequences whose behaviour log-probabilities are those of the learner, which its ratio then starts from."""
+    return [
+        dataclasses.replace(sequence, logprobs=np.where(sequence.loss_mask, values, 0.0).astype(np.float32))
+        for sequence, values in zip(sequences, logprobs)
+    ]
