@@ -59,12 +59,12 @@ def assign(
     rewards = np.asarray([episode.rewards["total"] for episode in episodes], np.float64)
     metrics: dict[str, float] = {}
 
-    token_kl = None
+    token_kl, of_episode_kl = None, settings.reward_kl == "episode"
     if settings.reward_kl_coef and reference is not None:
         token_kl = [np.where(s.loss_mask, s.logprobs - r, 0.0) for s, r in zip(sequences, reference)]
         divergence = np.bincount(owner, [kl.sum() for kl in token_kl], len(episodes))
         metrics["reward/kl"] = float(divergence.mean())
-        if settings.reward_kl == "episode":
+        if of_episode_kl:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
     options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
     of_episode = ADVANTAGES.get(settings.advantage)(rewards, groups, **options)
