@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from routerl_jax.agents.grammar import R1RouterGrammar
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Passage
@@ -21,6 +20,7 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import shardings
+from routerl_jax.recipes.r1_router import R1RouterGrammar
 
 VOCABULARY = 320
 GRAMMAR = R1RouterGrammar(tools=("text", "table"))

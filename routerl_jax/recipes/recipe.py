@@ -9,12 +9,13 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 
-Reward = Callable[[Episode], dict[str, float]]
+# (the episodes of a step) -> for each its named terms and their sum as `total`
+Reward = Callable[[Sequence[Episode]], list[dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stretch of training from step `start` on. `reward` gives named terms and their sum as `total`."""
+    """A stretch of training from step `start` on."""
 
     name: str
     start: int

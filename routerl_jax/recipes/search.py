@@ -6,7 +6,7 @@ Common ground of Search-R1, R1-Searcher and R1-Router; grammar, budget and rewar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
@@ -41,7 +41,7 @@ class StageSettings(Protocol):
     @property
     def start(self) -> int: ...
     @property
-    def reward(self) -> Mapping[str, float]: ...
+    def reward(self) -> Mapping[str, float | Mapping[str, Any]]: ...
 
 
 @RECIPES.register("search")

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from routerl_jax.core.config import unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
 from routerl_jax.rewards.normalize import NORMALIZERS
 
-# A term is a pure function of an episode; the answer metrics also take a normaliser's name, search_r1 by default.
+# A term is a pure function of an episode. A keyword `normalizer` is given the run's; others are options for the configuration.
 RewardTerm = Callable[..., float]
-REWARD_TERMS: Registry[RewardTerm] = Registry("reward term")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTerm:
+    """A term that compares the episodes of a step: `function(episodes, **options)` gives one number for each, in order."""
+
+    function: Callable[..., Sequence[float]]
+
+    def __call__(self, episodes: Sequence[Episode], **options: Any) -> Sequence[float]:
+        return self.function(episodes, **options)
+
+
+REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm or StepTerm
 
 
 def _answer_term(metric: Callable[[str | None, Golds, str], float]) -> RewardTerm:
@@ -68,26 +84,52 @@ class RewardFunction:
     """A weighted sum of named terms.
 
     Attributes:
-      terms: weight of each term by its name in `REWARD_TERMS` or its dotted path; a penalty has a negative weight.
+      terms: by its name in `REWARD_TERMS` or its dotted path, the weight of each term (a penalty's is negative), or a mapping
+        of its options with the weight among them (`weight`, 1 by default).
       normalizer: how the answer metrics normalise, a name in `NORMALIZERS`.
 
     Raises:
-      ValueError: for an unknown term or normaliser, with the known ones.
+      ValueError: for an unknown term, option or normaliser, with the known ones.
     """
 
-    terms: Mapping[str, float]
+    terms: Mapping[str, float | Mapping[str, Any]]
     normalizer: str = "search_r1"
 
     def __post_init__(self) -> None:
         NORMALIZERS.get(self.normalizer)
-        for name in self.terms:
-            REWARD_TERMS.get(name)
+        self._bound  # noqa: B018 - raises for what is unknown
 
-    def __call__(self, episode: Episode) -> dict[str, float]:
-        """The weighted terms by name, and their sum as `total`."""
-        rewards = {name: weight * self._value(name, episode) for name, weight in self.terms.items()}
-        return {**rewards, "total": sum(rewards.values())}
+    def __call__(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
+        """For each episode of a step, the weighted terms by name, and their sum as `total`."""
+        columns = {name: [weight * value for value in term(episodes)] for name, (weight, term) in self._bound.items()}
+        rows = [dict(zip(columns, values)) for values in zip(*columns.values())] if columns else [{} for _ in episodes]
+        return [{**row, "total": float(sum(row.values()))} for row in rows]
 
-    def _value(self, name: str, episode: Episode) -> float:
+    @functools.cached_property
+    def _bound(self) -> dict[str, tuple[float, Callable[[Sequence[Episode]], Sequence[float]]]]:
+        """By name, the weight of a term, and the term as a function of a step's episodes."""
+        return {name: self._bind(name, spec) for name, spec in self.terms.items()}
+
+    def _bind(
+        self, name: str, spec: float | Mapping[str, Any]
+    ) -> tuple[float, Callable[[Sequence[Episode]], Sequence[float]]]:
         term = REWARD_TERMS.get(name)
-        return term(episode, self.normalizer) if name in ANSWER_METRICS else term(episode)
+        options = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
+        weight = float(options.pop("weight", 1.0))
+        known = _options(term)
+        for key in options:
+            if key not in known - {"normalizer"}:
+                raise ValueError(
+                    unknown_key(f"options of reward term {name!r}", key, {"weight", *known} - {"normalizer"})
+                )
+        if "normalizer" in known:
+            options["normalizer"] = self.normalizer
+        if isinstance(term, StepTerm):
+            return weight, functools.partial(term, **options)
+        return weight, lambda episodes: [float(term(episode, **options)) for episode in episodes]
+
+
+def _options(term: RewardTerm | StepTerm) -> set[str]:
+    """What a term takes beside its episode, or episodes."""
+    function = term.function if isinstance(term, StepTerm) else term
+    return set(list(inspect.signature(function).parameters)[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from routerl_jax.learning.advantages import ADVANTAGES, BASELINES, SCALED
 from routerl_jax.learning.learner import LossConfig
@@ -109,7 +109,8 @@ class StageConfig:
     """A stretch of training with its own reward."""
 
     start: int = 0  # first step
-    reward: Mapping[str, float] = dataclasses.field(default_factory=dict)  # weights of rewards.terms.REWARD_TERMS
+    # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
+    reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

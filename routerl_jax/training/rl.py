@@ -177,8 +177,8 @@ def _train_step(
             tool_timeout=config.rollout.tool_timeout,
             stats=stats,
         )
-    for episode in episodes:
-        episode.rewards = stage.reward(episode)
+    for episode, rewards in zip(episodes, stage.reward(episodes)):
+        episode.rewards = rewards
     groups = np.repeat(np.arange(len(examples)), config.rollout.samples)
     metrics = rollout_metrics(episodes, groups, config.evaluation.normalizer)
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}

@@ -25,8 +25,8 @@ from routerl_jax.models.lora import apply_lora, merged
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
-from routerl_jax.recipes import search  # noqa: F401 - registers itself
-from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 
 _LORA_KEY = 0x10A  # tells the adapter's randomness from that of random weights

@@ -6,11 +6,11 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from routerl_jax.agents.grammar import R1SearcherGrammar
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.engine import Generated, Stream
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from tests import tiny
 
 AGENT = SearchAgent(grammar=tiny.GRAMMAR, max_searches=3, k=2, max_turn_tokens=100, answer_tokens=12)

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from routerl_jax.agents.grammar import GRAMMARS, R1RouterGrammar, R1SearcherGrammar
+from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.core.types import Call, Passage
+from routerl_jax.recipes.r1_router import R1RouterGrammar
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 
 ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))
 SEARCHER = R1SearcherGrammar(tools=("text",))

@@ -5,10 +5,10 @@ import pytest
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.grammar import R1RouterGrammar
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.generation.engine import Engine
+from routerl_jax.recipes.r1_router import R1RouterGrammar
 from tests import seeing, tiny
 
 EXAMPLES = [

@@ -1,10 +1,12 @@
 """Format checks, reward terms and their weighted sum on hand-made episodes."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from routerl_jax.core.types import Action, Call, Episode, Example, Turn
 from routerl_jax.rewards import format as formats
-from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction
+from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction, StepTerm
 
 
 def turn(kind: str = "search", *, well_formed: bool = True, calls: tuple[Call, ...] = ()) -> Turn:
@@ -70,21 +72,20 @@ def test_every_term_by_hand() -> None:
 
 def test_reward_is_the_weighted_sum_of_its_terms() -> None:
     reward = RewardFunction(terms={"em": 1.0, "format": 0.1, "searches": -0.05})
-    rewards = reward(episode("paris", turn(calls=(GOOD, GOOD)), turn("answer")))
+    (rewards,) = reward([episode("paris", turn(calls=(GOOD, GOOD)), turn("answer"))])
     assert rewards == pytest.approx({"em": 1.0, "format": 0.1, "searches": -0.1, "total": 1.0})
 
 
 def test_reward_without_an_answer() -> None:
-    rewards = RewardFunction(terms={"f1": 1.0, "answered": 0.5, "invalid_actions": -0.2})(
-        episode(None, turn("invalid"))
-    )
+    reward = RewardFunction(terms={"f1": 1.0, "answered": 0.5, "invalid_actions": -0.2})
+    (rewards,) = reward([episode(None, turn("invalid"))])
     assert rewards == pytest.approx({"f1": 0.0, "answered": 0.0, "invalid_actions": -0.2, "total": -0.2})
 
 
 def test_normalizer_reaches_the_answer_terms() -> None:
     candidate = episode("well known", golds=("well-known",))
-    assert RewardFunction(terms={"em": 1.0}, normalizer="search_r1")(candidate)["total"] == 0.0
-    assert RewardFunction(terms={"em": 1.0}, normalizer="r1_searcher")(candidate)["total"] == 1.0
+    assert RewardFunction(terms={"em": 1.0}, normalizer="search_r1")([candidate])[0]["total"] == 0.0
+    assert RewardFunction(terms={"em": 1.0}, normalizer="r1_searcher")([candidate])[0]["total"] == 1.0
 
 
 def answer_length(candidate: Episode) -> float:
@@ -94,7 +95,33 @@ def answer_length(candidate: Episode) -> float:
 
 def test_term_by_dotted_path() -> None:
     name = f"{__name__}:answer_length"
-    assert RewardFunction(terms={name: -1.0})(episode("two words")) == {name: -2.0, "total": -2.0}
+    assert RewardFunction(terms={name: -1.0})([episode("two words")]) == [{name: -2.0, "total": -2.0}]
+
+
+def fewer_calls(episodes: Sequence[Episode], per_call: float = 1.0) -> list[float]:
+    """How much less than the mean of the step was called."""
+    counts = [per_call * len(candidate.calls) for candidate in episodes]
+    return [sum(counts) / len(counts) - count for count in counts]
+
+
+FEWER_CALLS = StepTerm(fewer_calls)
+
+
+def test_a_term_that_compares_the_episodes_of_a_step_and_has_options() -> None:
+    name = f"{__name__}:FEWER_CALLS"
+    episodes = [episode("Paris", turn(calls=(GOOD,) * n)) for n in (0, 3)]
+    assert RewardFunction(terms={"em": 1.0, name: 0.1})(episodes) == [
+        pytest.approx({"em": 1.0, name: 0.15, "total": 1.15}),
+        pytest.approx({"em": 1.0, name: -0.15, "total": 0.85}),
+    ]
+    (few, many) = RewardFunction(terms={name: {"per_call": 2.0}})(episodes)
+    assert (few["total"], many["total"]) == (3.0, -3.0)
+    with pytest.raises(ValueError, match=r"FEWER_CALLS.*per_cal; did you mean .*per_call"):
+        RewardFunction(terms={name: {"per_cal": 2.0}})
+
+
+def test_no_terms_are_no_reward() -> None:
+    assert RewardFunction(terms={})([episode("Paris")]) == [{"total": 0.0}]
 
 
 def test_unknown_names_are_errors_that_list_the_known_ones() -> None:

@@ -1,0 +1,8 @@
+"""All recipes that come with the package; importing this registers their grammars, reward terms and agents."""
+
+from __future__ import annotations
+
+from routerl_jax.recipes import r1_router, r1_searcher, search  # noqa: F401 - they register themselves
+from routerl_jax.recipes.recipe import RECIPES
+
+__all__ = ["RECIPES"]

@@ -1,0 +1,96 @@
+"""R1-Router (arXiv 2505.22095): which knowledge base answers each sub-question?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, between, one_line
+from routerl_jax.core.types import Action, Call, Passage
+
+
+@GRAMMARS.register("r1_router")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class R1RouterGrammar(Grammar):
+    """R1-Router's tags (arXiv 2505.22095) in one growing conversation: a thought, a sub-question, and the name of the
+    retriever that shall answer it, `none` when nothing more is needed; then the answer.
+
+    Attributes:
+      markers: prefix of each result line per knowledge base, as in the released prompts.
+    """
+
+    markers: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"text": "ter", "text_image": "tir", "table": "tar"}, hash=False
+    )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return ("</ret>", "</answer>")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        names = ("think", "sub-question", "ret", "answer", "information")
+        return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+    def label(self, tool: str) -> str:
+        """The retriever's name as the policy writes it: `text_image` is "text image retriever"."""
+        return f"{tool.replace('_', ' ')} retriever"
+
+    def parse(self, text: str) -> Action:
+        thought = between(text, "<think>", "</think>") or ""
+        answer = between(text, "<answer>", "</answer>")
+        if answer is not None:
+            return Action(kind="answer", answer=answer, thought=thought)
+        query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
+        if name is None:
+            return Action(kind="invalid", thought=thought, error="there is neither a retriever in <ret> nor an answer")
+        if name.lower() == NO_TOOL:
+            return Action(kind="search", tool=NO_TOOL, thought=thought)
+        if not query:
+            return Action(kind="invalid", thought=thought, error="the sub-question is missing or empty")
+        by_label = {self.label(tool).lower(): tool for tool in self.tools}
+        if name.lower() not in by_label:
+            known = ", ".join(map(self.label, self.tools))
+            return Action(
+                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
+            )
+        return Action(kind="search", tool=by_label[name.lower()], query=query, thought=thought)
+
+    def well_formed(self, text: str) -> bool:
+        content = r"[^<>]*"
+        think = rf"\s*<think>{content}</think>\s*"
+        search = rf"<sub-question>{content}</sub-question>\s*<ret>{content}</ret>"
+        return bool(re.fullmatch(rf"{think}({search}|<answer>{content}</answer>)\s*", text))
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        return f"<think>{thought}</think><sub-question>{query}</sub-question><ret>{self.label(tool)}</ret>"
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        return f"<think>{thought}</think><answer>{answer}</answer>"
+
+    @property
+    def answer_opening(self) -> str:
+        return "<answer>"
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+        if call.error is not None:
+            body = f"The search failed: {call.error}\n"
+        elif not passages:
+            body = "Nothing was found.\n"
+        else:
+            marker = self.markers.get(call.tool, call.tool)
+            body = "".join(f"{marker}-{i}: {one_line(passage)}\n" for i, passage in enumerate(passages))
+        return f"<information>\n{body}</information>"
+
+    def reminder(self, error: str) -> str:
+        return f"<information>\nThat was no valid step: {error}.\n</information>"
+
+    def instructions(self) -> str:
+        labels = "; ".join(self.label(tool) for tool in self.tools)
+        return (
+            "Answer the question step by step. In each step think inside <think> and </think>. If you still need a fact, "
+            "write one simple sub-question inside <sub-question> and </sub-question>, then the retriever that should "
+            f"answer it inside <ret> and </ret>. Retrievers: {labels}. What it finds comes back inside <information> and "
+            "</information>. When you know enough, write the short final answer inside <answer> and </answer>."
+        )
