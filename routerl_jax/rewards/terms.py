@@ -114,7 +114,7 @@ class RewardFunction:
         self, name: str, spec: float | Mapping[str, Any]
     ) -> tuple[float, Callable[[Sequence[Episode]], Sequence[float]]]:
         term = REWARD_TERMS.get(name)
-        options = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
+        options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
         weight = float(options.pop("weight", 1.0))
         known = _options(term)
         for key in options:
