@@ -40,8 +40,8 @@ from routerl_jax.training.writer import read_metrics
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     """Trains a policy with multi-turn tool calls and evaluates it; leaves the run in `workdir`.
 
-    That is config.json, warm_start/ (a supervised run, if there is one), metrics.jsonl, checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, figures/ and
-    results.json.
+    That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
+    (a Hugging Face directory), evaluation/, figures/ and results.json.
 
     Returns:
       The content of results.json.
