@@ -172,6 +172,7 @@ class EvaluationConfig:
     examples: int = 128  # validation questions
     final_examples: int = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
+    canary: bool = False  # validate with a retriever that answers other questions, too
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
@@ -193,6 +194,19 @@ STAGED = {
         if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl."""
+
+    patience: int = 5  # bad steps in a row after which it is; 0: never
+    least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
+    most: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
+    )
+    # Least share of its best (mean of `patience` steps) that may be left of a metric.
+    falls: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,6 +244,7 @@ class TrainConfig:
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: int = 16  # episodes per step that are written to workdir/episodes
 
