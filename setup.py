@@ -87,6 +87,7 @@ EXTRAS = {
         "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
+        "trl>=1.16",  # parity tests only
         "zstandard>=0.23",
     ],
 }
