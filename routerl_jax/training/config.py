@@ -81,7 +81,7 @@ class KnowledgeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Questions: `atlas/SPLIT`, a file (FlashRAG jsonl, HippoRAG json), or a registered dataset."""
+    """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
     train: str = "atlas/train"
     validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
@@ -89,6 +89,9 @@ class DataConfig:
     train_range: tuple[int, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[int, ...] = ()
     test_range: tuple[int, ...] = ()
+    overlap: Literal["error", "warn", "ignore"] = (
+        "error"  # when validation or test questions stand in training, word for word
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.credit import assign, with_logprobs
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
@@ -48,6 +49,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
+    check_overlap(config)
     mesh = build_mesh(config.mesh)
     recipe = build_recipe(config)
     with clock("setup"):
