@@ -72,7 +72,9 @@ class AgentConfig:
 class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
-    source: str = ""  # atlas/NAME, or a corpus file (knowledge.corpus, knowledge.tables); empty: `directory` exists
+    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # are then the server's); empty: `directory` exists
+    source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact

@@ -25,7 +25,7 @@ def check_overlap(config: TrainConfig) -> None:
     near = [pair for pair in pairs if not pair.exact]
     if near:
         logging.warning(
-            "%d pairs of training and evaluation questions are nearly the same, such as %r and %r; launch.check_data lists them",
+            "%d pairs of training and evaluation questions are nearly the same, such as %r and %r (see launch.check_data)",
             len(near),
             near[0].train_question,
             near[0].test_question,
