@@ -97,6 +97,6 @@ class SearchR1Grammar(Grammar):
         return (
             "Work out the answer to the question. Whenever you have learnt something new, first think inside <think> and "
             "</think>. If a fact is missing, look it up: write a query inside <search> and </search>, and the best passages "
-            "for it appear inside <information> and </information>. You may search several times. As soon as you know enough, give "
-            "the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Lake Victoria</answer>."
+            "for it appear inside <information> and </information>. You may search several times. As soon as you know enough, "
+            "give the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Lake Victoria</answer>."
         )
