@@ -16,6 +16,7 @@ if __name__ == "__main__":
     tune_process()
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -83,10 +84,13 @@ def main(_: Sequence[str]) -> None:
     split_cpu(config.mesh.cpu_devices)
     source = open_examples(config.data.train, config.data.train_range, "train")
     recipe = build_recipe(config)
-    engine = make_engine(config, build_policy(config, build_mesh(config.mesh)))
-    tools = open_knowledge(config)
+
+    @functools.cache  # where all attempts are on disk already, no policy is needed
+    def parts_of_agent():
+        return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config)
 
     def attempt(examples: Sequence[Example], samples: int, number: int) -> list[list[str | None]]:
+        engine, tools = parts_of_agent()
         episodes = run(
             recipe.agent,
             examples,

@@ -11,8 +11,9 @@ import pytest
 
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.training.selection import SelectionConfig, check_same
-from tests.programs import finish, launch_here, refusal, start
+from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.training.selection_job import CONFIG, QUESTIONS, job
+from tests.training.small_run import make_config
 
 
 def rows(path: pathlib.Path) -> list[dict]:
@@ -113,19 +114,16 @@ def test_settings_are_checked(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_program_on_the_shipped_policy(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The quickstart's policy on questions of Atlas: some are answered, and a second sitting changes nothing."""
+    """The shipped warm start on questions of Atlas: some are answered, and a second sitting changes nothing."""
+    config = write_config(make_config(tmp_path / "inputs"), tmp_path / "config.py")
+    tmp_path = tmp_path / "job"
+    levels = ("--easy_below=2", "--hard_above=4", "--per_round=2", "--portion=8", "--stage1=medium:2")
     arguments = (
         "select_data",
-        "--config=configs/quickstart.py",
+        f"--config={config}",
         f"--workdir={tmp_path}",
-        "--config.mesh.cpu_devices=0",
         "--config.data.train_range=(0, 12)",
-        "--config.engine.rows=32",
-        "--easy_below=2",
-        "--hard_above=4",
-        "--per_round=2",
-        "--stage1=medium:2",
-        "--portion=8",
+        *levels,
     )
     assert not launch_here(*arguments)
     shown = capsys.readouterr().out
