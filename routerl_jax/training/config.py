@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.learning.advantages import ADVANTAGES, BASELINES, SCALED
+from routerl_jax.core.config import override, unknown_key
+from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
@@ -111,11 +112,26 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """A stretch of training with its own reward."""
+    """A stretch of training with its own reward and, where they are given, settings that replace the run's.
+
+    `data`, `rollout` and `learner` hold such settings by their names in these sections, `learner.loss` too:
+    `learner={"advantage": "reinforce_pp_baseline", "loss": {"kl_coef": 0.0}}`. What a stage does not name is the run's,
+    whatever the stage before had. Of `data` the training questions may change; `learner.optimizer` and the shapes of batches
+    may not (`STAGED`).
+    """
 
     start: int = 0  # first step
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for section in ("data", "rollout", "learner"):  # what JSON makes of a configuration is equal to it
+            changes = getattr(self, section).items()
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in changes}
+            object.__setattr__(self, section, plain)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +140,7 @@ class LearnerConfig:
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
     std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
-    drop_no_signal: bool = True  # leave out groups whose rewards are all equal, where advantages compare attempts
+    drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
     minibatches: int = 1  # updates per step
     aggregation: Aggregation = "token"
@@ -162,6 +178,7 @@ class EvaluationConfig:
     final_examples: int = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
     before: bool = True  # also score the untrained policy
+    stages: bool = True  # also score the policy at the end of every stage but the last
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
 
 
@@ -171,10 +188,24 @@ class CheckpointConfig:
     keep: int = 2
 
 
+# What a stage may change, by section.
+STAGED = {
+    "data": ("train", "train_range"),
+    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout"),
+    "learner": tuple(
+        field.name
+        for field in dataclasses.fields(LearnerConfig)
+        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
+    ),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmStartConfig:
-    """Supervised learning on demonstrations (kind = "sft")."""
+    """Supervised learning on demonstrations: a whole run (kind = "sft"), or what a run begins with (`steps` > 0)."""
 
+    steps: int = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
     demonstrations: str = "atlas"  # where they come from
     examples: int = 64  # per step
     invented: float = 0.7  # atlas: share from invented worlds
@@ -208,13 +239,21 @@ class TrainConfig:
     log_episodes: int = 16  # episodes per step that are written to workdir/episodes
 
     def __post_init__(self) -> None:
+        comparable = self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage in UNGROUPED
         checks = [
             (
                 bool(self.model.path) or bool(self.model.architecture),
                 "config.model.path is empty: give it, or an architecture",
             ),
             (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
-            (self.steps >= 0, "config.steps must not be negative"),
+            (
+                self.steps >= 0 and self.warm_start.steps >= 0,
+                "config.steps and config.warm_start.steps must not be negative",
+            ),
+            (
+                self.kind == "rl" or not self.warm_start.steps,
+                "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
+            ),
             (self.rollout.examples > 0 and self.rollout.samples > 0, "config.rollout needs examples and samples >= 1"),
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
@@ -229,11 +268,11 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage not in BASELINES,
+                comparable or self.learner.advantage not in ADVANTAGES,
                 f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
             ),
             (
-                self.kind == "sft" or self.rollout.samples > 1 or not self.learner.drop_no_signal,
+                comparable or not self.learner.drop_no_signal,
                 "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
                 "config.rollout.samples above 1",
             ),
@@ -246,3 +285,32 @@ class TrainConfig:
         for fine, message in checks:
             if not fine:
                 raise ValueError(message)
+        for name in self.stages:
+            if name in ("warm_start", "trained"):
+                raise ValueError(
+                    f"config.stages.{name}: call it something else; results.json has another policy of that name"
+                )
+            self.in_stage(name)
+
+    def in_stage(self, name: str) -> TrainConfig:
+        """The settings of a stage, as those of a run that is all of this stage.
+
+        Raises:
+          ValueError: it changes what no stage may change, or to what doesn't go together.
+        """
+        stage, path = self.stages[name], f"config.stages.{name}"
+        if len(self.stages) == 1 and not (stage.start or stage.data or stage.rollout or stage.learner):
+            return self
+        changed = {section: getattr(stage, section) for section in STAGED}
+        for section, changes in changed.items():
+            for key in changes:
+                if key not in STAGED[section]:
+                    raise ValueError(unknown_key(f"{path}.{section}", key, STAGED[section]))
+        sections = {
+            section: override(getattr(self, section), changes, f"{path}.{section}")
+            for section, changes in changed.items()
+        }
+        try:
+            return dataclasses.replace(self, stages={name: StageConfig(reward=stage.reward)}, **sections)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from absl import logging
 
 from routerl_jax.core.types import Example
@@ -11,7 +13,7 @@ from routerl_jax.training.setup import open_examples
 
 
 def check_overlap(config: TrainConfig) -> None:
-    """Compares the questions that a run evaluates on with those that it trains on, as config.data.overlap says.
+    """Compares the questions that a run evaluates on with those of all its stages, as config.data.overlap says.
 
     Near-duplicates are logged; questions with equal words are logged or refused.
 
@@ -20,8 +22,7 @@ def check_overlap(config: TrainConfig) -> None:
     """
     if config.data.overlap == "ignore":
         return
-    train = examples_of(open_examples(config.data.train, config.data.train_range, "train"))
-    pairs = find_overlaps(train, _evaluated(config))
+    pairs = find_overlaps(_trained_on(config), _evaluated(config))
     near = [pair for pair in pairs if not pair.exact]
     if near:
         logging.warning(
@@ -44,6 +45,13 @@ def check_overlap(config: TrainConfig) -> None:
         f"{message}. Set config.data.train_range, validation_range and test_range apart, or remove them from a file "
         f"(launch.check_data lists them); config.data.overlap=warn trains all the same"
     )
+
+
+def _trained_on(config: TrainConfig) -> Iterator[Example]:
+    """The training questions of every stage, those that several stages share once."""
+    data = [config.in_stage(name).data for name in config.stages]
+    for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
+        yield from examples_of(open_examples(name, limits, "train"))
 
 
 def _evaluated(config: TrainConfig) -> list[Example]:

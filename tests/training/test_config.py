@@ -75,7 +75,7 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
     [
         ({"model": schema.ModelConfig()}, "config.model.path is empty"),
         ({"knowledge": {}}, "name at least one knowledge base"),
-        ({"steps": -1}, "config.steps must not be negative"),
+        ({"steps": -1}, "config.steps and config.warm_start.steps must not be negative"),
         ({"rollout": schema.RolloutConfig(samples=0)}, "needs examples and samples"),
         ({"rollout": schema.RolloutConfig(samples=1)}, "set config.rollout.samples above 1"),
         (
@@ -100,3 +100,14 @@ def test_mistakes_are_named(changes, message) -> None:
     fields = {"model": schema.ModelConfig(path="somewhere"), "knowledge": KB, **changes}
     with pytest.raises(ValueError, match=re.escape(message)):
         schema.TrainConfig(**fields)
+
+
+def test_single_attempts_are_fine_where_none_are_compared() -> None:
+    """`drop_no_signal` says nothing about REINFORCE++; a user's own advantage may compare attempts unless it is off."""
+    one = {"rollout": schema.RolloutConfig(samples=1), "knowledge": KB, "model": schema.ModelConfig(path="somewhere")}
+    mine = "tests.training.test_config:as_they_are"
+    for learner in (
+        schema.LearnerConfig(advantage="reinforce_pp"),
+        schema.LearnerConfig(advantage=mine, drop_no_signal=False),
+    ):
+        assert schema.TrainConfig(learner=learner, **one).learner.advantage == learner.advantage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -44,6 +45,18 @@ def test_a_run_refuses_before_it_trains(questions: pathlib.Path, tmp_path: pathl
     with pytest.raises(ValueError, match=expected):
         check_overlap(config(questions, 1, test_range=(4, 5), validation_range=(2, 3)))
     check_overlap(config(questions, 0, test_range=(4, 5), validation_range=(2, 3)))  # it never validates
+
+
+def test_every_stage_is_looked_at(questions: pathlib.Path) -> None:
+    stages = {
+        "first": schema.StageConfig(start=0, reward={"em": 1.0}),
+        "second": schema.StageConfig(start=5, reward={"em": 1.0}, data={"train_range": (1, 3)}),
+    }
+    staged = dataclasses.replace(config(questions, test_range=(3, 5)), stages=stages)
+    check_overlap(staged)
+    stages["second"] = dataclasses.replace(stages["second"], data={"train_range": (4, 5)})
+    with pytest.raises(ValueError, match=r"id q4 in training, q4 in evaluation"):
+        check_overlap(dataclasses.replace(staged, stages=stages))
 
 
 def test_what_is_only_told(questions: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

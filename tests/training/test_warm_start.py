@@ -1,0 +1,139 @@
+"""A supervised phase inside a reinforcement run: one workdir, and --resume continues it wherever it was killed."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import load, rl, sft, warm_start
+from routerl_jax.training.config import EvaluationConfig, RolloutConfig, TrainConfig, WarmStartConfig
+from routerl_jax.training.run import Run
+from tests.training.small_run import make_config, make_sft_config
+from tests.training.test_resume import assert_same_run, checkpoints, metric_lines
+
+WARM_STEPS = 2
+
+
+class Killed(BaseException):
+    """Stands for a kill: what survives it is on the disk (real kills are in test_resume)."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "_HELD_OUT", 4)
+        patch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
+        for module in (sft, rl, load):
+            patch.setattr(module, "build_mesh", lambda _: single_device_mesh())
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """Random weights, two supervised updates, then one step of reinforcement."""
+    supervised, run = make_sft_config(), make_config(tmp_path_factory.mktemp("home"))
+    return dataclasses.replace(
+        run,
+        steps=1,
+        model=supervised.model,
+        knowledge={"text": run.knowledge["text"]},
+        engine=dataclasses.replace(run.engine, rows=4, max_length=640),
+        rollout=RolloutConfig(examples=2, samples=2),
+        learner=dataclasses.replace(run.learner, drop_no_signal=False, minibatches=1),
+        evaluation=EvaluationConfig(every=0, final_examples=1, before=False, baselines=False),
+        warm_start=dataclasses.replace(
+            supervised.warm_start, drills=0.0, steps=WARM_STEPS, optimizer=supervised.learner.optimizer
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("warm") / "whole"
+    assert rl.train_rl(config, workdir)["seconds"]["warm_start"] > 0
+    return workdir
+
+
+def test_reinforcement_starts_from_the_supervised_policy(config: TrainConfig, whole: pathlib.Path) -> None:
+    phase = load.load_config(whole / "warm_start")
+    assert (phase.kind, phase.steps) == ("sft", WARM_STEPS)
+    assert phase.learner.optimizer == config.warm_start.optimizer
+    assert load.load_config(whole) == config  # what the user asked for, not what became of it
+    assert len(metric_lines(whole / "warm_start")) == WARM_STEPS
+    assert len(metric_lines(whole)) == config.steps
+    supervised = load_file(whole / "warm_start" / "policy" / "model.safetensors")
+    trained = load_file(whole / "policy" / "model.safetensors")
+    for name in supervised:  # one update at 1e-4: near, and not the same
+        np.testing.assert_allclose(trained[name], supervised[name], atol=3e-4, err_msg=name)
+    assert any((trained[name] != supervised[name]).any() for name in trained)
+
+
+def test_its_checkpoints_open_with_the_tokenizer_of_the_warm_start(
+    config: TrainConfig, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    policy = load.load_policy(whole, config, step=config.steps)
+    assert policy.tokenizer is not None
+    assert len(policy.tokenizer.encode("<sub-question>")) == 1
+    save_pretrained(policy, tmp_path / "exported")
+    for name, value in load_file(tmp_path / "exported" / "model.safetensors").items():
+        np.testing.assert_array_equal(value, load_file(whole / "policy" / "model.safetensors")[name], err_msg=name)
+
+
+def test_killed_in_the_phase_and_after_it(
+    config: TrainConfig, whole: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workdir, save = tmp_path / "killed", Run.save
+
+    def deadly_save(self: Run, step: int, **extra: Any) -> None:
+        if step == WARM_STEPS:
+            self.checkpoints.wait()
+            raise Killed
+        save(self, step, **extra)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", deadly_save)
+        with pytest.raises(Killed):
+            rl.train_rl(config, workdir)
+    assert checkpoints(workdir / "warm_start") == ["1"]
+    assert not (workdir / "config.json").exists()
+    with pytest.raises(ValueError, match=r"warm_start holds a run already; pass --resume"):
+        rl.train_rl(config, workdir)
+    other = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, hit=0.1))
+    with pytest.raises(
+        ValueError, match=r"warm_start/config.json was made with another .*section 'warm_start' differs"
+    ):
+        rl.train_rl(other, workdir, resume=True)
+
+    started_from: list[Decoder] = []
+
+    def deadly_run(_: TrainConfig, __: pathlib.Path, model: Decoder, *___: Any) -> Run:
+        started_from.append(model)
+        raise Killed
+
+    monkeypatch.setattr(rl, "Run", deadly_run)
+    with pytest.raises(Killed):
+        rl.train_rl(config, workdir, resume=True)
+    assert_same_run(whole / "warm_start", workdir / "warm_start")
+    monkeypatch.setattr(warm_start, "train_sft", lambda *_, **__: pytest.fail("the warm start was finished"))
+    with pytest.raises(Killed):
+        rl.train_rl(config, workdir, resume=True)
+    first, second = (nnx.to_flat_state(nnx.state(model, nnx.Param)) for model in started_from)
+    assert len(first) == len(second) > 3
+    for (path, a), (_, b) in zip(first, second):
+        np.testing.assert_array_equal(a[...], b[...], err_msg=str(path))
+
+
+def test_a_supervised_run_has_no_warm_start() -> None:
+    with pytest.raises(ValueError, match=r"a run of kind 'sft' has config.steps"):
+        make_sft_config(warm_start=WarmStartConfig(steps=3))
+    with pytest.raises(ValueError, match=r"config.warm_start.steps must not be negative"):
+        make_sft_config(warm_start=WarmStartConfig(steps=-1))
