@@ -73,7 +73,9 @@ class AgentConfig:
 class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
-    source: str = ""  # atlas/NAME, or a corpus file (knowledge.corpus, knowledge.tables); empty: `directory` exists
+    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # are then the server's); empty: `directory` exists
+    source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
@@ -82,7 +84,7 @@ class KnowledgeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Questions: `atlas/SPLIT`, a file (FlashRAG jsonl, HippoRAG json), or a registered dataset."""
+    """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
     train: str = "atlas/train"
     validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
@@ -90,6 +92,9 @@ class DataConfig:
     train_range: tuple[int, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[int, ...] = ()
     test_range: tuple[int, ...] = ()
+    overlap: Literal["error", "warn", "ignore"] = (
+        "error"  # when validation or test questions stand in training, word for word
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.credit import assign, sequences_of, with_logprobs
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -51,6 +52,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
+    check_overlap(config)
     with clock("warm_start"):
         start = warm_start(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)

@@ -113,6 +113,8 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
 def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
     from routerl_jax.knowledge.load import check_kb, load_kb
 
+    if spec.source.startswith(("http://", "https://")):
+        return load_kb(spec.source)
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
     if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
         _build_kb(name, spec, directory, progress)
