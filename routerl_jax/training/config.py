@@ -177,6 +177,7 @@ class WarmStartConfig:
     invented: float = 0.7  # atlas: share from invented worlds
     hit: float = 0.6  # atlas: chance that a demonstrated search finds what it looks for
     persistence: float = 0.8  # atlas: chance to search again after a miss
+    direct: float = 0.0  # atlas: share of demonstrations that answer at once, without a search
     drills: float = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: float = 0.0  # weight of the language-model loss on what the policy did not write
     vocabulary: int = 1024  # size of the tokenizer trained on them (when the model has no path)
