@@ -28,7 +28,7 @@ from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.credit import assign, with_logprobs
+from routerl_jax.training.credit import assign, sequences_of, with_logprobs
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -186,7 +186,7 @@ def _train_step(
     metrics = rollout_metrics(episodes, groups, config.evaluation.normalizer)
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
 
-    sequences = [sequence for episode in episodes for sequence in episode.sequences]
+    sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
     reference = current_logprobs = None
     if learner.reference is not None:
