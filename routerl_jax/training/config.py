@@ -172,7 +172,14 @@ class WarmStartConfig:
 
     steps: int = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
-    demonstrations: str = "atlas"  # where they come from
+    demonstrations: str = (
+        "atlas"  # or a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate) ..
+    )
+    # .. of which those are learnt whose rewards.terms.REWARD_TERMS, so weighted, ..
+    select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(
+        default_factory=lambda: {"em": 1.0, "format": 1.0}
+    )
+    least: float = 2.0  # .. come to at least this
     examples: int = 64  # per step
     invented: float = 0.7  # atlas: share from invented worlds
     hit: float = 0.6  # atlas: chance that a demonstrated search finds what it looks for

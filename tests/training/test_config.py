@@ -15,7 +15,8 @@ from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.setup import build_policy
+from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.setup import build_policy, build_recipe
 from tests.programs import launch_here, write_config
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
@@ -40,6 +41,12 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
     with recorded_reads() as reads:
         assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+        sample = make_sft_config().warm_start
+        kept = dataclasses.replace(
+            sample, demonstrations=str(small_run / "whole" / "episodes"), select={"answered": 1}, least=0.0
+        )
+        config = make_sft_config(warm_start=kept)
+        assert open_demonstrations(config, build_recipe(config).agent)[0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
