@@ -57,7 +57,7 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """How the policy works on a question; training and evaluation use the same agent."""
+    """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
 
     grammar: str = "r1_router"  # agents.grammar.GRAMMARS
     max_searches: int = 3
@@ -174,6 +174,7 @@ class EvaluationConfig:
     baselines: bool = True  # always one KB, random KB, no search
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
+    k: int = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
 
 
