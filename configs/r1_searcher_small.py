@@ -55,7 +55,7 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
-            evaluation=EvaluationConfig(every=20, examples=128, final_examples=512, normalizer="r1_searcher"),
+            evaluation=EvaluationConfig(every=20, examples=128, final_examples=256, normalizer="r1_searcher"),
             checkpoint=CheckpointConfig(every=20),
             warm_start=WarmStartConfig(
                 steps=200,
