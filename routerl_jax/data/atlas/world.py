@@ -25,6 +25,7 @@ from routerl_jax.data.atlas.extract import FACTS
 Kind = Literal["country", "element"]
 Split = Literal["train", "validation", "test"]
 KNOWLEDGE_BASES = ("text", "table", "elements")
+ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +265,12 @@ def _table_records(entity: Entity) -> list[Record]:
 
 
 def passages_of(kb: str) -> list[Passage]:
-    """All passages of one of the real world's knowledge bases."""
-    if kb not in KNOWLEDGE_BASES:
-        raise ValueError(f"Atlas has no knowledge base {kb!r}; it has {', '.join(KNOWLEDGE_BASES)}")
-    return [record.passage for record in records(real_entities()) if record.kb == kb]
+    """All passages of one of the real world's knowledge bases, or of `all` of them, for agents that have only one."""
+    if kb not in (*KNOWLEDGE_BASES, ALL):
+        raise ValueError(
+            f"Atlas has no knowledge base {kb!r}; it has {', '.join(KNOWLEDGE_BASES)}, and {ALL} of them as one"
+        )
+    return [record.passage for record in records(real_entities()) if kb in (record.kb, ALL)]
 
 
 # --- questions ---------------------------------------------------------------------------------------------------------
