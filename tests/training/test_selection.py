@@ -139,4 +139,4 @@ def test_the_program_on_the_shipped_policy(
     assert rows(tmp_path / "difficulty.jsonl") == made
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl")) == before
     assert "--stage2: 'hard' is not" in refusal(*arguments, "--resume", "--stage2=hard")
-    assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=3")
+    assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=1")
