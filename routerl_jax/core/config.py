@@ -31,7 +31,8 @@ def to_config_dict(value: Any) -> Any:
             config[field.name] = leaf
         return config
     if isinstance(value, Mapping):
-        return ml_collections.ConfigDict({str(key): to_config_dict(item) for key, item in value.items()})
+        items = {str(key): to_config_dict(item) for key, item in value.items()}
+        return ml_collections.ConfigDict(items, allow_dotted_keys=True)  # reward terms are named "recipe.term"
     return value
 
 

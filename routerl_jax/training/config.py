@@ -78,6 +78,9 @@ class KnowledgeConfig:
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
     directory: str = ""  # empty: in the cache, by content
+    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
+    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
