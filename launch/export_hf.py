@@ -50,7 +50,7 @@ def main(_: Sequence[str]) -> None:
     config, alone = load_config(workdir), FLAGS.lora == "adapter"
     model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)
     if alone:
-        save_adapter(model, output, adapter_base(config), FLAGS.dtype)
+        save_adapter(model, output, adapter_base(workdir, config), FLAGS.dtype)
     else:
         save_pretrained(model, output, dtype=FLAGS.dtype)
     size = sum(file.stat().st_size for file in output.iterdir())

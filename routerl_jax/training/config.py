@@ -172,8 +172,10 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmStartConfig:
-    """Supervised learning on demonstrations (kind = "sft")."""
+    """Supervised learning on demonstrations: a whole run (kind = "sft"), or what a run begins with (`steps` > 0)."""
 
+    steps: int = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
     demonstrations: str = "atlas"  # where they come from
     examples: int = 64  # per step
     invented: float = 0.7  # atlas: share from invented worlds
@@ -213,7 +215,14 @@ class TrainConfig:
                 "config.model.path is empty: give it, or an architecture",
             ),
             (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
-            (self.steps >= 0, "config.steps must not be negative"),
+            (
+                self.steps >= 0 and self.warm_start.steps >= 0,
+                "config.steps and config.warm_start.steps must not be negative",
+            ),
+            (
+                self.kind == "rl" or not self.warm_start.steps,
+                "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
+            ),
             (self.rollout.examples > 0 and self.rollout.samples > 0, "config.rollout needs examples and samples >= 1"),
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,

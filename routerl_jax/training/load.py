@@ -21,6 +21,7 @@ from routerl_jax.models.peft import base_of
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import frozen_digest
 from routerl_jax.training.setup import build_mesh, build_policy
+from routerl_jax.training.warm_start import started
 
 
 def load_config(workdir: pathlib.Path) -> TrainConfig:
@@ -71,7 +72,7 @@ def load_policy(
     step = checkpoints.latest() if step is None else step
     if step is None:
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
-    model = build_policy(config, mesh)
+    model = build_policy(started(config, workdir), mesh)
     lora = lora_fields(model)
     trained = trained_parameters(model, config.model.freeze)
     frozen = frozen_digest(model, config.model.freeze)
@@ -81,13 +82,13 @@ def load_policy(
     return model
 
 
-def adapter_base(config: TrainConfig) -> str:
-    """What a run's adapter was put on, as others can load it: a hub id, or a directory.
+def adapter_base(workdir: pathlib.Path, config: TrainConfig) -> str:
+    """What the adapter of a run in `workdir` was put on, as others can load it: a hub id, or a directory.
 
     Raises:
       ValueError: random weights.
     """
-    path = config.model.path
+    path = started(config, workdir).model.path
     if not path:
         raise ValueError(
             "the adapter was trained on random weights (config.model.architecture), which nobody else has; export it merged"

@@ -33,13 +33,14 @@ from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.writer import read_metrics
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     """Trains a policy with multi-turn tool calls and evaluates it; leaves the run in `workdir`.
 
-    That is config.json, metrics.jsonl, checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, figures/ and
+    That is config.json, warm_start/ (a supervised run, if there is one), metrics.jsonl, checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, figures/ and
     results.json.
 
     Returns:
@@ -48,10 +49,12 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
+    with clock("warm_start"):
+        start = warm_start(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
     recipe = build_recipe(config)
     with clock("setup"):
-        model = build_policy(config, mesh)
+        model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
         stream = ExampleStream(
             open_examples(config.data.train, config.data.train_range, "train"), config.rollout.examples, config.seed

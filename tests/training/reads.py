@@ -47,7 +47,7 @@ def recorded_reads() -> Iterator[set[str]]:
             reads.add(f"{type(self).__name__}.{name}")
         return object.__getattribute__(self, name)
 
-    classes: list[Any] = sections()
+    classes: list[Any] = list(dict.fromkeys(sections()))
     for cls in classes:
         cls.__getattribute__ = getattribute
     try:
