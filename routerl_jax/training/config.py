@@ -187,6 +187,13 @@ class WarmStartConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlConfig:
+    """A second run for comparison: from the step at which a stage begins, the remaining steps without that stage."""
+
+    without: str = ""  # the stage's name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A whole run."""
 
@@ -202,6 +209,8 @@ class TrainConfig:
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
+    # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
+    controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -254,3 +263,12 @@ class TrainConfig:
         for fine, message in checks:
             if not fine:
                 raise ValueError(message)
+        for name, control in self.controls.items():
+            if control.without not in self.stages:
+                raise ValueError(
+                    f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
+                )
+            if not 0 < self.stages[control.without].start < self.steps:
+                raise ValueError(
+                    f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
+                )

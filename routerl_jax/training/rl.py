@@ -28,6 +28,7 @@ from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.controls import fork, run_controls
 from routerl_jax.training.credit import assign, with_logprobs
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
@@ -38,14 +39,19 @@ from routerl_jax.training.writer import read_metrics
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
-    """Trains a policy with multi-turn tool calls and evaluates it; leaves the run in `workdir`.
+    """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
 
-    That is config.json, warm_start/ (a supervised run, if there is one), metrics.jsonl, checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, figures/ and
-    results.json.
+    That is config.json, warm_start/ (a supervised run, if there is one), metrics.jsonl, checkpoints/, episodes/, policy/ (a
+    Hugging Face directory), evaluation/, controls/, figures/ and results.json.
 
     Returns:
       The content of results.json.
     """
+    results = _train(config, workdir, resume=resume)
+    return run_controls(config, workdir, results, _train) if config.controls else results
+
+
+def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
@@ -83,6 +89,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
                 tools,
                 config.evaluation.normalizer,
                 progress=multihost.is_main(),
+                records=workdir / "evaluation",
             )
         if multihost.is_main():
             before_path.parent.mkdir(exist_ok=True)
@@ -111,6 +118,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
         if run_.due(done):
             with clock("checkpoint"):
                 run_.save(done, stream=stream.state(), stage=recipe.stage(step).name)
+        fork(run_, done, stream=stream.state(), stage=recipe.stage(step).name)
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
@@ -119,7 +127,15 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
         agents = {"trained": recipe.agent}
         if config.evaluation.baselines:
             agents |= routing_baselines(recipe.agent)
-        table = compare(agents, test, engine, tools, config.evaluation.normalizer, progress=multihost.is_main())
+        table = compare(
+            agents,
+            test,
+            engine,
+            tools,
+            config.evaluation.normalizer,
+            progress=multihost.is_main(),
+            records=workdir / "evaluation",
+        )
     if before_path.is_file():
         table = json.loads(before_path.read_text()) | table
     results = {

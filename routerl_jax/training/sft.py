@@ -98,6 +98,7 @@ def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
         max_searches=config.agent.max_searches,
         hit=config.warm_start.hit,
         persistence=config.warm_start.persistence,
+        tools=tuple(config.knowledge),
     )
 
 

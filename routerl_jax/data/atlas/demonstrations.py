@@ -34,6 +34,7 @@ class DemonstrationSource:
         to this; when it is spent the answer is forced, so that a policy answers well under any budget.
       persistence: chance to search again after a miss instead of giving up.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
+      tools: the knowledge bases that searches name.
     """
 
     size: int
@@ -43,6 +44,7 @@ class DemonstrationSource:
     max_searches: int = 3
     persistence: float = 0.8
     hit: float = 0.6
+    tools: tuple[str, ...] = world.KNOWLEDGE_BASES
 
     def __len__(self) -> int:
         return self.size
@@ -76,7 +78,7 @@ class DemonstrationSource:
                         answer=UNKNOWN,
                         forced=spent,
                     )
-                kb = str(rng.choice(world.KNOWLEDGE_BASES))
+                kb = str(rng.choice(self.tools))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
                 found = any(passage.id == hop.passage_id for passage in passages)
