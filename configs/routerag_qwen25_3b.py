@@ -36,10 +36,10 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         --config.knowledge.passage.source=corpus.jsonl --config.knowledge.graph.directory=kb/graph
     python -m launch.compile_check --config=configs/routerag_qwen25_3b.py --topology=v5e:16x16
 
-    Questions: RouteRAG's train.parquet and dev.parquet (10,000 and 100 of HotpotQA), a test set of yours. The graph: HippoRAG 2's,
-    its triples by Llama-3.1-8B-Instruct, built beforehand. `:released` as a suffix of the configuration's path takes what the
-    released code does where it differs: wall-clock times in stage 2, a rate that rises over the whole run, top-p 0.95, and the
-    weight of a phrase by its last fact. It has not been run: no step time, no result.
+    Questions: RouteRAG's train.parquet and dev.parquet (10,000 and 100 of HotpotQA), a test set of yours. The graph is
+    HippoRAG 2's, its triples by Llama-3.1-8B-Instruct, built beforehand. `:released` after the configuration's path takes what
+    the released code does where it differs: wall-clock times in stage 2, a rate that rises over the whole run, top-p 0.95, no
+    floor under deviations, 39 steps. It has not been run: no step time, no result.
     """
     return to_config_dict(routerag_run("Qwen/Qwen2.5-3B-Instruct", "facebook/contriever", tensor=2, variant=variant))
 

@@ -31,13 +31,13 @@ KNOWLEDGE = {
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The quickstart's policy, shown RouteRAG's tags, then 30 steps for exact match and 30 for cost as well.
+    """The quickstart's policy, shown RouteRAG's tags, then 20 steps for exact match and 20 for cost as well.
 
     python -m launch.train --config=configs/routerag_small.py --workdir=runs/routerag_small
     """
     return to_config_dict(
         TrainConfig(
-            steps=60,
+            steps=40,
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
             engine=EngineConfig(rows=128, max_length=512),
@@ -46,7 +46,7 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=RolloutConfig(examples=16, samples=8),
             stages={
                 "stage1": StageConfig(start=0, reward=STAGE_1),
-                "stage2": StageConfig(start=30, reward=STAGE_2),
+                "stage2": StageConfig(start=20, reward=STAGE_2),
             },
             controls={"stage1_only": ControlConfig(without="stage2")},
             learner=LearnerConfig(
@@ -58,10 +58,10 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
-            evaluation=EvaluationConfig(every=20, examples=128, final_examples=512),
-            checkpoint=CheckpointConfig(every=15),
+            evaluation=EvaluationConfig(every=20, examples=64, final_examples=512),
+            checkpoint=CheckpointConfig(every=10),
             warm_start=WarmStartConfig(
-                steps=150,
+                steps=60,
                 optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
                 examples=40,
                 hit=0.8,

@@ -1,4 +1,4 @@
-"""What a run has changed in how its policy works: turns, modes, cost, and what accuracy goes with them; from episode records."""
+"""What a run has changed in how its policy works: turns, modes, cost, and the accuracy that goes with them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,12 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
 
 
 def routing_accuracy(episodes: list[Episode]) -> float | None:
-    """Share of right decisions over all episodes with a gold path; None if there is no such episode."""
+    """Share of right decisions over all episodes with a gold path; None if there is no such episode, or if gold paths lead
+    through knowledge bases of which none was ever asked: those of another division of the same facts."""
+    asked = {call.tool for episode in episodes for call in episode.calls}
+    gold = {hop["kb"] for episode in episodes for hop in episode.example.metadata.get("path") or ()}
+    if asked and gold and not asked & gold:
+        return None
     decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
     total = sum(count for _, count in decisions)
     return sum(right for right, _ in decisions) / total if total else None

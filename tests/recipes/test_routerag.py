@@ -144,8 +144,9 @@ def search(mode: str = "[graph]") -> str:
 
 
 def test_four_actions_then_one_last_turn():
-    episode = play(search(), "<think>what now?</think>" + search("").replace("Accra", ""), search("[passage]"), search("[graph][passage]"),
-                   "<think>so</think>\n<answer>Ghana</answer>")  # fmt: skip
+    void = "<think>what now?</think>\n<search> [graph] </search>"
+    answer = "<think>so</think>\n<answer>Ghana</answer>"
+    episode = play(search(), void, search("[passage]"), search("[graph][passage]"), answer)
     assert [call.tool for call in episode.calls] == ["graph", "passage", "graph_passage"]
     assert all(len(call.passages) == 3 for call in episode.calls)
     assert episode.invalid_actions == 1
