@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Query, TextAndImage
 from routerl_jax.models.images import image_digest
 
@@ -43,7 +44,7 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
         text, image = query.text or "", query.image
     else:
         raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
-    text = text if text.isascii() else text.encode("utf-8", "replace").decode()
+    text = whole_letters(text)
     if image is not None and "image" not in reads:
         raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
     if text.strip() and "text" not in reads:

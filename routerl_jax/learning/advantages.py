@@ -16,7 +16,7 @@ from routerl_jax.core.registry import Registry
 # (rewards, groups) -> advantages; those in SCALED also take std_floor
 Advantage = Callable[..., np.ndarray]
 ADVANTAGES: Registry[Advantage] = Registry("advantage")
-BASELINES = frozenset({"grpo", "dr_grpo", "rloo", "batch_std", "reinforce_pp_baseline"})  # compare attempts of a group
+UNGROUPED = frozenset({"reinforce_pp"})  # compare no attempts, so that a group of equal rewards teaches something, too
 SCALED = frozenset({"grpo", "batch_std"})  # divide by a standard deviation
 WHITENED = frozenset({"reinforce_pp", "reinforce_pp_baseline"})  # are whitened over all tokens of a step
 

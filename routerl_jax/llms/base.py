@@ -28,13 +28,17 @@ class Completion:
 
 
 class ChatModel(Protocol):
-    """A model that answers conversations; safe to use from several threads.
+    """A model that answers conversations; safe to use from several threads."""
 
-    Attributes:
-      name: of the model, as caches and reports know it.
-    """
+    @property
+    def name(self) -> str:
+        """Of the model, as caches and reports know it."""
+        ...
 
-    name: str
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What else its answers depend on, beside the arguments of a call; JSON-serialisable."""
+        ...
 
     def complete(
         self,

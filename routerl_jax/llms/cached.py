@@ -31,7 +31,7 @@ class CachedModel:
         self, model: ChatModel, cache: Cache | None = None, *, save_every: int = 256, progress: str = ""
     ) -> None:
         self.name = model.name
-        self.settings = dict(getattr(model, "settings", {}))
+        self.settings = dict(model.settings)
         self._model = model
         self._cache = cache or LayeredCache([SqliteCache(cache_directory() / "llms.sqlite", max_bytes=1 << 60)])
         self._save_every, self._progress = save_every, progress

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.schemas import with_schema
@@ -188,7 +189,7 @@ def _completion(reply: Any) -> Completion:
     elif not isinstance(content, str):
         error = f"an answer without text (finish_reason {finish!r})"
     else:
-        text = content.encode("utf-8", "replace").decode()  # half a surrogate pair, which JSON can hold, is no text
+        text = whole_letters(content)
     return Completion(
         text=text,
         error=error,

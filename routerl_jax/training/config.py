@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.learning.advantages import ADVANTAGES, BASELINES, SCALED
+from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
@@ -123,7 +123,7 @@ class LearnerConfig:
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
     std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
-    drop_no_signal: bool = True  # leave out groups whose rewards are all equal, where advantages compare attempts
+    drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
     minibatches: int = 1  # updates per step
     aggregation: Aggregation = "token"
@@ -218,6 +218,7 @@ class TrainConfig:
     log_episodes: int = 16  # episodes per step that are written to workdir/episodes
 
     def __post_init__(self) -> None:
+        comparable = self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage in UNGROUPED
         checks = [
             (
                 bool(self.model.path) or bool(self.model.architecture),
@@ -246,11 +247,11 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage not in BASELINES,
+                comparable or self.learner.advantage not in ADVANTAGES,
                 f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
             ),
             (
-                self.kind == "sft" or self.rollout.samples > 1 or not self.learner.drop_no_signal,
+                comparable or not self.learner.drop_no_signal,
                 "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
                 "config.rollout.samples above 1",
             ),

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from jaxtyping import Int
 
 from routerl_jax.core.types import Episode, Sequence
 from routerl_jax.learning.advantages import (
     ADVANTAGES,
-    BASELINES,
     SCALED,
+    UNGROUPED,
     WHITENED,
     groups_without_signal,
     per_token,
@@ -37,6 +38,13 @@ class Credit:
     metrics: dict[str, float]
 
 
+def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray, " S"]]:
+    """The token sequences of a step in the order that everything per sequence has, and the index of each one's episode."""
+    sequences = [sequence for episode in episodes for sequence in episode.sequences]
+    owner = np.asarray([i for i, episode in enumerate(episodes) for _ in episode.sequences], int)
+    return sequences, owner
+
+
 def assign(
     settings: LearnerConfig,
     episodes: Seq[Episode],
@@ -50,24 +58,23 @@ def assign(
       settings: which advantage, KL in the reward, masks.
       episodes: with `rewards["total"]`.
       groups: for each episode, which question it is of.
-      reference: per sequence of all episodes, the reference's log-probabilities; for `reward_kl_coef`.
+      reference: for each of `sequences_of(episodes)`, the reference's log-probabilities; for `reward_kl_coef`.
       current: the same of the learner, under the weights that sampled; for `importance_cap`.
     """
-    sequences = [sequence for episode in episodes for sequence in episode.sequences]
-    owner = np.asarray([i for i, episode in enumerate(episodes) for _ in episode.sequences], int)
+    sequences, owner = sequences_of(episodes)
     masks = [sequence.loss_mask for sequence in sequences]
     rewards = np.asarray([episode.rewards["total"] for episode in episodes], np.float64)
     metrics: dict[str, float] = {}
 
-    token_kl, of_episode_kl = None, settings.reward_kl == "episode"
+    token_kl, in_tokens = None, settings.reward_kl == "token"
     if settings.reward_kl_coef and reference is not None:
         token_kl = [np.where(s.loss_mask, s.logprobs - r, 0.0) for s, r in zip(sequences, reference)]
         divergence = np.bincount(owner, [kl.sum() for kl in token_kl], len(episodes))
         metrics["reward/kl"] = float(divergence.mean())
-        if of_episode_kl:
+        if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
     options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
-    of_episode = ADVANTAGES.get(settings.advantage)(rewards, groups, **options)
+    of_episode = np.asarray(ADVANTAGES.get(settings.advantage)(rewards, groups, **options))
     advantages = per_token(of_episode[owner], masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
@@ -78,7 +85,7 @@ def assign(
     if settings.advantage in WHITENED:
         counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
         advantages = whiten(advantages, counted)
-    if settings.drop_no_signal and settings.advantage in BASELINES and token_kl is None:
+    if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
         _, inverse = np.unique(groups, return_inverse=True)
         left_out |= groups_without_signal(rewards, groups)[inverse]
     if settings.importance_cap and current is not None:

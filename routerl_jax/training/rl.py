@@ -29,7 +29,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.controls import fork, run_controls
-from routerl_jax.training.credit import assign, with_logprobs
+from routerl_jax.training.credit import assign, sequences_of, with_logprobs
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -41,8 +41,8 @@ from routerl_jax.training.writer import read_metrics
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
 
-    That is config.json, warm_start/ (a supervised run, if there is one), metrics.jsonl, checkpoints/, episodes/, policy/ (a
-    Hugging Face directory), evaluation/, controls/, figures/ and results.json.
+    That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
+    (a Hugging Face directory), evaluation/, controls/, figures/ and results.json.
 
     Returns:
       The content of results.json.
@@ -202,7 +202,7 @@ def _train_step(
     metrics = rollout_metrics(episodes, groups, config.evaluation.normalizer)
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
 
-    sequences = [sequence for episode in episodes for sequence in episode.sequences]
+    sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
     reference = current_logprobs = None
     if learner.reference is not None:

@@ -283,3 +283,28 @@ def test_knowledge_bases_of_one_encoder_embed_a_query_once(hashed: pathlib.Path)
     assert isinstance(other, DenseKB)
     assert isinstance(first, DenseKB)
     assert other.cache is not first.cache
+
+
+class RefusingEncoder(HashEncoder):
+    """Refuses a text, and with it the call that it is in."""
+
+    def embed(self, inputs: Sequence[str], /, *, prefix: str | None = None, batch_size: int = 32) -> np.ndarray:
+        if any("refused" in text for text in inputs):
+            raise ValueError("refused")
+        return super().embed(inputs, prefix=prefix, batch_size=batch_size)
+
+
+def test_a_text_that_cannot_be_embedded_harms_no_other_knowledge_base(hashed: pathlib.Path) -> None:
+    """What several ask at once is embedded in one call."""
+    encoder = RefusingEncoder()
+    kbs = [load_kb(hashed, encoder=encoder) for _ in range(4)]
+
+    def ask(i: int) -> str:
+        try:
+            return str(len(kbs[i % 4].search([f"text {i}" if i % 4 else "refused"], 3)[0]))
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        for start in range(0, 32, 4):
+            assert list(pool.map(ask, range(start, start + 4))) == ["refused", "3", "3", "3"]

@@ -100,3 +100,14 @@ def test_mistakes_are_named(changes, message) -> None:
     fields = {"model": schema.ModelConfig(path="somewhere"), "knowledge": KB, **changes}
     with pytest.raises(ValueError, match=re.escape(message)):
         schema.TrainConfig(**fields)
+
+
+def test_single_attempts_are_fine_where_none_are_compared() -> None:
+    """`drop_no_signal` says nothing about REINFORCE++; a user's own advantage may compare attempts unless it is off."""
+    one = {"rollout": schema.RolloutConfig(samples=1), "knowledge": KB, "model": schema.ModelConfig(path="somewhere")}
+    mine = "tests.training.test_config:as_they_are"
+    for learner in (
+        schema.LearnerConfig(advantage="reinforce_pp"),
+        schema.LearnerConfig(advantage=mine, drop_no_signal=False),
+    ):
+        assert schema.TrainConfig(learner=learner, **one).learner.advantage == learner.advantage

@@ -40,12 +40,19 @@ SHORT, LONG = sequence([False, True], -1.0), sequence([False, True, False, True,
 EPISODES = [episode(1, SHORT, LONG), episode(0, SHORT), episode(1, LONG), episode(1, SHORT)]
 
 
+def above_the_group(rewards: np.ndarray, groups: np.ndarray) -> list[float]:
+    """A user's advantage: r - least reward of the group."""
+    return [reward - rewards[groups == group].min() for reward, group in zip(rewards, groups)]
+
+
 def test_groups_of_equal_rewards_are_dropped_only_where_attempts_are_compared() -> None:
     assert assign(LearnerConfig(advantage="dr_grpo"), EPISODES, GROUPS).keep.tolist() == [0, 1, 2]
     assert assign(LearnerConfig(advantage="dr_grpo", drop_no_signal=False), EPISODES, GROUPS).keep.tolist() == [
         *range(5)
     ]
     assert assign(LearnerConfig(advantage="reinforce_pp"), EPISODES, GROUPS).keep.tolist() == [*range(5)]
+    mine = LearnerConfig(advantage="tests.training.test_credit:above_the_group")
+    assert assign(mine, EPISODES, GROUPS).keep.tolist() == [0, 1, 2]
 
 
 def test_reinforce_pp_baseline_is_white_over_all_tokens() -> None:

@@ -178,9 +178,7 @@ class HttpKB(KnowledgeBase):
     async def _request(self, method: str, path: str, body: Any = None) -> Any:
         loop = asyncio.get_running_loop()
         with self._lock:
-            if (
-                self._transport is None or self._loop is not loop
-            ):  # a forked process has a loop, and needs sockets, of its own
+            if self._transport is None or self._loop is not loop:  # a forked process needs sockets of its own
                 self._transport, self._loop = Transport(self._bases, **self._settings), loop
             transport = self._transport
         return await transport.request(method, path, body)

@@ -239,7 +239,7 @@ def _build(
     given = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
-        extractor += [llm.name, config.entities_first, dict(getattr(llm, "settings", {}))]
+        extractor += [llm.name, config.entities_first, dict(llm.settings)]
     parts = [FORMAT, "graph", source[1], extractor, given, texts.manifest.digest, texts.manifest.encoder]
     parts += [texts.manifest.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -127,8 +127,8 @@ class ModelExtractor:
 
     def _key(self, text: str) -> str:
         parts = [PROMPTS, self.model.name, self.entities_first, self.max_tokens, text]
-        if settings := getattr(self.model, "settings", None):
-            parts.append(settings)
+        if self.model.settings:
+            parts.append(dict(self.model.settings))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:

@@ -21,7 +21,7 @@ from routerl_jax.knowledge.store import Store
 from routerl_jax.models.late_interaction import LateInteraction
 
 VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
-_QUERY_BATCH = 16  # rows of every encoder call, as in knowledge.dense
+_QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
 _MEMORY = 2**30  # bytes of vectors that are read from memory once they were read from disk
 _COST = 2.0  # of a dense search: every query has some twenty vectors, and candidates are read from disk
 

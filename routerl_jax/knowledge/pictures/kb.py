@@ -23,7 +23,7 @@ from routerl_jax.models.clip import Clip, uniir_text
 from routerl_jax.models.images import decode_image
 
 FINGERPRINTS = "fingerprints"
-_QUERY_BATCH = 16  # rows of every encoder call, as in knowledge.dense
+_QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
 
 
 class PictureKB(KnowledgeBase):

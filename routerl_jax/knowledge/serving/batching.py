@@ -211,10 +211,10 @@ class Batcher:
         self.searching = True
         try:
             results = self.kb.search(queries, k)
-        except Exception:
-            raise
         except BaseException as error:
-            # a panic in Rust, as tokenizers may have, would end the worker and answer nobody
+            if isinstance(error, Exception):
+                raise
+            # A panic in Rust, as tokenizers may have, would end the worker and answer nobody.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         finally:
             self.searching = False

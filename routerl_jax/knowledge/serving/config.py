@@ -79,21 +79,20 @@ def open_served(config: ServeConfig) -> list[Served]:
 
     if not config.knowledge_bases:
         raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
-    places: dict[tuple[str, str], str] = {}
+    places: dict[str, dict[str, str]] = {}
     for key, place in config.knowledge_bases.items():
         name, _, mode = key.partition(":")
-        if (name, mode or "default") in places:
-            raise ValueError(f"knowledge base {name!r} has two modes {mode or 'default'!r}")
-        places[name, mode or "default"] = place
+        modes = places.setdefault(name, {})
+        if (mode := mode or "default") in modes:
+            raise ValueError(f"knowledge base {name!r} has two modes {mode!r}")
+        modes[mode] = place
     opened: dict[str, KnowledgeBase] = {}
-    modes: dict[str, dict[str, KnowledgeBase]] = {}
-    for (name, mode), place in places.items():
-        if place not in opened:
-            opened[place] = load_kb(place, index=None if "://" in place else config.index)
-            if config.warm_up and "://" not in place:
-                warm_up(opened[place])
-        modes.setdefault(name, {})[mode] = opened[place]
-    return [Served(name, of_name) for name, of_name in modes.items()]
+    for place in dict.fromkeys(place for modes in places.values() for place in modes.values()):
+        remote = "://" in place
+        opened[place] = load_kb(place, index=None if remote else config.index)
+        if config.warm_up and not remote:
+            warm_up(opened[place])
+    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in places.items()]
 
 
 def warm_up(kb: KnowledgeBase) -> None:

@@ -38,11 +38,6 @@ def decode(content: bytes, declared: str | None = None) -> str:
     return _likely(content)
 
 
-def whole_letters(text: str) -> str:
-    """The text with "?" for halves of surrogate pairs, which JSON of services that cut texts holds, and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _codec(name: str) -> str | None:
     """Python's name of an encoding of text, None if it knows none."""
     try:

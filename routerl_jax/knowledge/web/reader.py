@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from routerl_jax.core.text import whole_letters
 from routerl_jax.knowledge.web.addresses import Network, Refused
-from routerl_jax.knowledge.web.charset import whole_letters
 from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.remote.http import HttpClient, HttpError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.knowledge.web.charset import whole_letters
+from routerl_jax.core.text import whole_letters
 from routerl_jax.remote.http import HttpClient, HttpError
 
 

@@ -252,7 +252,7 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
     if summary.kind == "model":
         writer |= {
             "model": model.name if model is not None else summary.model.model,
-            "extra": dict(summary.model.extra if model is None else getattr(model, "settings", {})),
+            "extra": dict(summary.model.extra if model is None else model.settings),
             "prompt": PROMPT_VERSION,
             "max_chars": summary.max_chars,
             "max_tokens": summary.max_tokens,

@@ -9,8 +9,8 @@ import functools
 import re
 from typing import Any
 
+from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
-from routerl_jax.knowledge.web.charset import whole_letters
 from routerl_jax.knowledge.web.reader import Page
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.schemas import without_thinking

@@ -214,6 +214,7 @@ class Stubborn:
     name = "stubborn"
 
     def __init__(self, answer) -> None:
+        self.settings = {}
         self._answer = answer
 
     def complete(self, conversations, **settings):
