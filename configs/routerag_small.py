@@ -55,8 +55,8 @@ def get_config() -> ml_collections.ConfigDict:
                 minibatches=4,
                 loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.03, min_entropy=0.2),
                 optimizer=OptimizerConfig(lr=8e-4, warmup=5, weight_decay=0.0, b2=0.99),
-                length_buckets=(256, 512),
-                micro_tokens=2048,
+                length_buckets=(256, 640),  # a few demonstrations are longer than conversations may be
+                micro_tokens=2560,
             ),
             evaluation=EvaluationConfig(every=20, examples=64, final_examples=512),
             checkpoint=CheckpointConfig(every=10),
