@@ -41,6 +41,24 @@ def from_config_dict(cls: type[T], config: Any, path: str = "config") -> T:
     return _convert(cls, config, path)
 
 
+def override(value: T, changes: Mapping[str, Any], path: str) -> T:
+    """A dataclass with some of its fields changed; a mapping changes fields of a section. Raises ValueError as above."""
+    hints = typing.get_type_hints(type(value))
+    fields: dict[str, Any] = {}
+    for key, change in changes.items():
+        if key not in hints:
+            raise ValueError(unknown_key(path, key, hints))
+        section = getattr(value, key)
+        if dataclasses.is_dataclass(section) and isinstance(change, Mapping):
+            fields[key] = override(section, change, f"{path}.{key}")
+        else:
+            fields[key] = _convert(hints[key], change, f"{path}.{key}")
+    try:
+        return dataclasses.replace(typing.cast(Any, value), **fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def _scalar_type(hint: Any) -> type:
     for option in typing.get_args(hint) or (hint,):
         if option in (int, float, str, bool):

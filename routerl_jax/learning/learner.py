@@ -98,7 +98,6 @@ class Learner:
         _, params, self.frozen = nnx.split(model, trainable, ...)
         if not jax.tree.leaves(params):
             raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
-        self.loss = loss
         self.layout = layout
         self.state = LearnerState(
             params=jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params),
@@ -107,21 +106,32 @@ class Learner:
         )
         # The same arrays in variables of their own: the model's may be given other values.
         self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
-        self._programs = jit_programs(
-            model,
-            trainable,
-            jax.tree.map(lambda leaf: leaf.sharding, self.state),
-            layout,
-            optimizer,
-            loss,
-            temperature=temperature,
-            remat=remat,
-        )
+        homes = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        self._jit = functools.partial(jit_programs, model, trainable, homes, layout, optimizer, remat=remat)
+        self._objective = loss, temperature
+        self._programs = self._jit(loss, temperature=temperature)
+        self._compiled_before = 0
 
     @property
     def params(self) -> nnx.State:
         """Current weights, the frozen ones included; valid until the next update."""
         return nnx.merge_state(self.state.params, self.frozen)
+
+    def switch(self, loss: LossConfig, temperature: float) -> None:
+        """Goes on with another objective, or sequences of another temperature; its programs are compiled when they are used.
+
+        Raises:
+          ValueError: the loss has a KL term, and the initial weights were not kept.
+        """
+        if (loss, temperature) == self._objective:
+            return
+        if loss.kl_coef and self.reference is None:
+            raise ValueError(
+                "the loss has a KL term, but the reference was not kept: Learner(..., keep_reference=True)"
+            )
+        self._compiled_before = self.compilations
+        self._objective = loss, temperature
+        self._programs = self._jit(loss, temperature=temperature)
 
     def update(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
         """One optimiser step on a mini-batch.
@@ -158,7 +168,7 @@ class Learner:
     @property
     def compilations(self) -> int:
         """Number of programs compiled so far."""
-        return compiled_programs(self._programs.logprobs, self._programs.update)
+        return self._compiled_before + compiled_programs(self._programs.logprobs, self._programs.update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,6 @@ class Recipe:
     agent: SearchAgent
     stages: Sequence[Stage]
 
-    def stage(self, step: int) -> Stage:
-        """The stage that a step belongs to."""
-        return [stage for stage in self.stages if stage.start <= step][-1]
-
 
 # (run configuration, names of the knowledge bases) -> Recipe
 RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
@@ -110,11 +111,26 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """A stretch of training with its own reward."""
+    """A stretch of training with its own reward and, where they are given, settings that replace the run's.
+
+    `data`, `rollout` and `learner` hold such settings by their names in these sections, `learner.loss` too:
+    `learner={"advantage": "reinforce_pp_baseline", "loss": {"kl_coef": 0.0}}`. What a stage does not name is the run's,
+    whatever the stage before had. Of `data` the training questions may change; `learner.optimizer` and the shapes of batches
+    may not (`STAGED`).
+    """
 
     start: int = 0  # first step
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for section in ("data", "rollout", "learner"):  # what JSON makes of a configuration is equal to it
+            changes = getattr(self, section).items()
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in changes}
+            object.__setattr__(self, section, plain)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +177,7 @@ class EvaluationConfig:
     final_examples: int = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
     before: bool = True  # also score the untrained policy
+    stages: bool = True  # also score the policy at the end of every stage but the last
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
 
 
@@ -168,6 +185,18 @@ class EvaluationConfig:
 class CheckpointConfig:
     every: int = 20  # steps
     keep: int = 2
+
+
+# What a stage may change, by section.
+STAGED = {
+    "data": ("train", "train_range"),
+    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout"),
+    "learner": tuple(
+        field.name
+        for field in dataclasses.fields(LearnerConfig)
+        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,6 +294,10 @@ class TrainConfig:
             if not fine:
                 raise ValueError(message)
         for name, control in self.controls.items():
+            if name in ("warm_start", "trained", *self.stages):
+                raise ValueError(
+                    f"config.controls.{name}: call it something else; results.json has another policy so named"
+                )
             if control.without not in self.stages:
                 raise ValueError(
                     f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
@@ -273,3 +306,32 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
                 )
+        for name in self.stages:
+            if name in ("warm_start", "trained"):
+                raise ValueError(
+                    f"config.stages.{name}: call it something else; results.json has another policy of that name"
+                )
+            self.in_stage(name)
+
+    def in_stage(self, name: str) -> TrainConfig:
+        """The settings of a stage, as those of a run that is all of this stage.
+
+        Raises:
+          ValueError: it changes what no stage may change, or to what doesn't go together.
+        """
+        stage, path = self.stages[name], f"config.stages.{name}"
+        if len(self.stages) == 1 and not (stage.start or stage.data or stage.rollout or stage.learner):
+            return self
+        changed = {section: getattr(stage, section) for section in STAGED}
+        for section, changes in changed.items():
+            for key in changes:
+                if key not in STAGED[section]:
+                    raise ValueError(unknown_key(f"{path}.{section}", key, STAGED[section]))
+        sections = {
+            section: override(getattr(self, section), changes, f"{path}.{section}")
+            for section, changes in changed.items()
+        }
+        try:
+            return dataclasses.replace(self, stages={name: StageConfig(reward=stage.reward)}, controls={}, **sections)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

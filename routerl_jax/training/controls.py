@@ -1,7 +1,7 @@
 """Controls: what would have become of the run without a stage? The same steps again, from where that stage began.
 
-A control is a run of its own in `workdir/controls/NAME`, which resumes from the state that the main run left there. Its data,
-seeds and schedules are the main run's, so that only the stage tells the two apart.
+A control is a run of its own in `workdir/controls/NAME`, which resumes from the state that the main run left there. Its data
+and seeds are the main run's, so that only the stage tells the two apart.
 """
 
 from __future__ import annotations
@@ -75,5 +75,5 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
         warm_start=WarmStartConfig(),
         stages={key: stage for key, stage in config.stages.items() if key != without},
         controls={},
-        evaluation=dataclasses.replace(config.evaluation, before=False, baselines=False),
+        evaluation=dataclasses.replace(config.evaluation, before=False, stages=False, baselines=False),
     )

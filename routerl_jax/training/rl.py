@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, routing_baselines, score
@@ -26,14 +27,13 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
-from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.controls import fork, run_controls
 from routerl_jax.training.credit import assign, sequences_of, with_logprobs
-from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.writer import read_metrics
 
@@ -62,9 +62,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     with clock("setup"):
         model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
-        stream = ExampleStream(
-            open_examples(config.data.train, config.data.train_range, "train"), config.rollout.examples, config.seed
-        )
+        stages = Stages(config, recipe)
         validation = take_examples(
             config.data.validation or config.data.train,
             config.data.validation_range,
@@ -74,16 +72,17 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         test = take_examples(
             config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
         )
-        run_ = Run(config, workdir, model, mesh, config.learner.loss, config.steps * config.learner.minibatches, resume)
+        loss = stages.at(0).config.learner.loss
+        run_ = Run(config, workdir, model, mesh, loss, stages.updates, resume, stages.has_reference)
         engine = make_engine(config, model)
         engine.update(run_.served_params(), run_.start)
         if run_.restored:
-            stream.restore(run_.restored["stream"])
-    before_path = workdir / "evaluation" / "before.json"
-    if config.evaluation.before and run_.start == 0:
+            stages.restore(run_.restored["streams"])
+
+    def evaluate(agents: Mapping[str, SearchAgent]) -> dict[str, Any]:
         with clock("evaluation"):
-            before = compare(
-                {"warm_start": recipe.agent},
+            return compare(
+                agents,
                 test,
                 engine,
                 tools,
@@ -91,10 +90,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
                 progress=multihost.is_main(),
                 records=workdir / "evaluation",
             )
-        if multihost.is_main():
-            before_path.parent.mkdir(exist_ok=True)
-            before_path.write_text(json.dumps(before))
 
+    if config.evaluation.before and run_.start == 0:
+        _keep(workdir, "warm_start", evaluate({"warm_start": recipe.agent}))
     bar = tqdm(
         range(run_.start, config.steps),
         initial=run_.start,
@@ -106,8 +104,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     for step in bar:
         step_clock = _Clock()
         with step_clock("step"):
-            examples = stream.next()
-            metrics = _train_step(config, recipe, run_, engine, tools, examples, step, step_clock)
+            stage = stages.at(step)
+            metrics = _train_step(stage, recipe.agent, run_, engine, tools, stage.stream.next(), step, step_clock)
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
             with step_clock("validation"):
@@ -115,29 +113,20 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
         run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
+        if config.evaluation.stages and stages.ended(done):
+            _keep(workdir, stage.name, evaluate({stage.name: recipe.agent}))
         if run_.due(done):
             with clock("checkpoint"):
-                run_.save(done, stream=stream.state(), stage=recipe.stage(step).name)
-        fork(run_, done, stream=stream.state(), stage=recipe.stage(step).name)
+                run_.save(done, streams=stages.state(), stage=stage.name)
+        fork(run_, done, streams=stages.state(), stage=stage.name)
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
     run_.finish()
-    with clock("evaluation"):
-        agents = {"trained": recipe.agent}
-        if config.evaluation.baselines:
-            agents |= routing_baselines(recipe.agent)
-        table = compare(
-            agents,
-            test,
-            engine,
-            tools,
-            config.evaluation.normalizer,
-            progress=multihost.is_main(),
-            records=workdir / "evaluation",
-        )
-    if before_path.is_file():
-        table = json.loads(before_path.read_text()) | table
+    agents = {"trained": recipe.agent}
+    if config.evaluation.baselines:
+        agents |= routing_baselines(recipe.agent)
+    table = _kept(workdir, ["warm_start", *config.stages]) | evaluate(agents)
     results = {
         "agents": table,
         "seconds": {**clock.seconds, "total": time.perf_counter() - started},
@@ -154,6 +143,19 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     return results
 
 
+def _keep(workdir: pathlib.Path, name: str, table: Mapping[str, Any]) -> None:
+    """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in."""
+    if multihost.is_main():
+        path = workdir / "evaluation" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(table))
+
+
+def _kept(workdir: pathlib.Path, names: Sequence[str]) -> dict[str, Any]:
+    paths = [workdir / "evaluation" / f"{name}.json" for name in names]
+    return {name: row for path in paths if path.is_file() for name, row in json.loads(path.read_text()).items()}
+
+
 def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
     """The run's engine, or one with fewer rows. It serves an adapter as config.engine.lora says."""
     return Engine(
@@ -168,8 +170,8 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) ->
 
 
 def _train_step(
-    config: TrainConfig,
-    recipe: Recipe,
+    stage: RunStage,
+    agent: SearchAgent,
     run_: Run,
     engine: Engine,
     tools: Mapping[str, SearchTool],
@@ -178,12 +180,13 @@ def _train_step(
     clock: _Clock,
 ) -> dict[str, Any]:
     """One step: rollouts, rewards, advantages, updates. Returns its metrics."""
-    learner, settings = run_.learner, config.learner
-    stage = recipe.stage(step)
+    config, learner = stage.config, run_.learner
+    settings = config.learner
+    learner.switch(settings.loss, config.rollout.temperature or 1.0)
     engine.stats, stats = EngineStats(), DriverStats()
     with clock("rollout"):
         episodes = run(
-            recipe.agent,
+            agent,
             examples,
             engine,
             tools,

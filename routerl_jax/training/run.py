@@ -32,9 +32,10 @@ class Run:
       workdir: made if missing; `check_workdir` has found nothing against it.
       model: the initial policy.
       mesh: its devices.
-      loss: objective.
+      loss: objective to begin with.
       updates: optimiser updates in the whole run (for schedules).
       resume: go on from the newest checkpoint, if there is one.
+      keep_reference: keep the initial weights; default: if config.learner measures a KL to them.
 
     Raises:
       ValueError: its checkpoint is of another architecture, adapter or base, or the buckets are too short for the engine's
@@ -50,6 +51,7 @@ class Run:
         loss: LossConfig,
         updates: int,
         resume: bool,
+        keep_reference: bool | None = None,
     ) -> None:
         self.config = config
         self.workdir = workdir
@@ -71,7 +73,7 @@ class Run:
             self.layout,
             temperature=config.rollout.temperature or 1.0,
             remat=config.learner.remat,
-            keep_reference=bool(loss.kl_coef or config.learner.reward_kl_coef),
+            keep_reference=bool(config.learner.reward_kl_coef) if keep_reference is None else keep_reference,
             trainable=trained_parameters(model, config.model.freeze),
         )
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)

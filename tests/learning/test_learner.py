@@ -209,6 +209,21 @@ def test_an_update_equals_a_plain_loop(aggregation):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), made.params, expected)
 
 
+def test_another_objective_on_the_way():
+    """The next update is that of a learner that had it from the start."""
+    other = LossConfig(clip_high=0.4, entropy_coef=0.05)
+    first, second = learner(), learner(loss=other)
+    first.switch(other, 1.0)
+    np.testing.assert_array_equal(first.update(build(first)[0])[1], second.update(build(second)[0])[1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first.params, second.params)
+    warm, _ = first.update(build(first)[0])
+    first.switch(other, 0.5)
+    cold, _ = first.update(build(first)[0])
+    assert abs(cold["loss"] - warm["loss"]) > 1e-3
+    with pytest.raises(ValueError, match="the reference was not kept"):
+        second.switch(LOSS, 1.0)
+
+
 @pytest.mark.parametrize(
     ("devices", "buckets", "micro_tokens"),
     [(1, (128,), 128), (1, (64, 96, 128), 4096), (8, (64, 128), 256), (4, (128,), 1024)],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from routerl_jax.training import config as schema
 
-# Copying, comparing, printing and checking a configuration reads every field and uses none.
+# Copying, comparing, printing and checking a configuration reads every field and uses none; `in_stage` applies a stage's.
 _BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", "routerl_jax/training/config.py")
 
 
@@ -24,6 +26,13 @@ def sections(cls: type = schema.TrainConfig) -> list[type]:
 def _inner(cls: type) -> list[type]:
     kinds = [type(field.default) for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.default)]
     return [section for kind in kinds for section in sections(kind)]
+
+
+def _outward(frame: types.FrameType | None) -> Iterator[types.CodeType]:
+    """What runs in a frame, in its caller, and so on."""
+    while frame:
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def settings() -> set[str]:
@@ -42,8 +51,10 @@ def recorded_reads() -> Iterator[set[str]]:
     reads: set[str] = set()
 
     def getattribute(self: Any, name: str) -> Any:
-        code = sys._getframe(1).f_code
-        if not (code.co_filename.endswith(_BOOKKEEPING) or code.co_name == "__post_init__"):
+        codes = list(itertools.islice(_outward(sys._getframe(1)), 4))
+        names = {code.co_name for code in codes}
+        bookkeeping = codes[0].co_filename.endswith(_BOOKKEEPING) and "in_stage" not in names
+        if not (bookkeeping or "__post_init__" in names):
             reads.add(f"{type(self).__name__}.{name}")
         return object.__getattribute__(self, name)
 

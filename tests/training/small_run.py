@@ -96,7 +96,13 @@ def make_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
         "rollout": schema.RolloutConfig(examples=4, samples=4),
         "stages": {
             "first": schema.StageConfig(start=0, reward={"em": 1.0, "searches": -0.1}),
-            "second": schema.StageConfig(start=2, reward={"f1": 1.0, "format": 0.2, "searches": -0.1}),
+            "second": schema.StageConfig(
+                start=2,
+                reward={"f1": 1.0, "format": 0.2, "searches": -0.1},
+                data={"train_range": (4, 16)},
+                rollout={"samples": 3},
+                learner={"advantage": "reinforce_pp_baseline", "loss": {"clip_high": 0.2, "kl_coef": 0.0}},
+            ),
         },
         "learner": schema.LearnerConfig(
             minibatches=2,

@@ -75,7 +75,7 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
     [
         ({"model": schema.ModelConfig()}, "config.model.path is empty"),
         ({"knowledge": {}}, "name at least one knowledge base"),
-        ({"steps": -1}, "config.steps must not be negative"),
+        ({"steps": -1}, "config.steps and config.warm_start.steps must not be negative"),
         ({"rollout": schema.RolloutConfig(samples=0)}, "needs examples and samples"),
         ({"rollout": schema.RolloutConfig(samples=1)}, "set config.rollout.samples above 1"),
         (

@@ -22,6 +22,7 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_policy, build_recipe
+from routerl_jax.training.stages import Stages
 from tests import tiny
 from tests.programs import launch_here, refusal
 from tests.training.small_run import make_sft_config
@@ -58,10 +59,11 @@ def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> N
     run_ = Run(config, tmp_path, model, mesh, config.learner.loss, config.steps * config.learner.minibatches, False)
     engine = rl.make_engine(config, model)
     tools = {name: tiny.ScriptedKB(name) for name in KB}
-    rows = []
+    rows, recipe = [], build_recipe(config)
+    stage, agent = Stages(config, recipe).at(0), recipe.agent
     for step in range(config.steps):
         with (clock := rl._Clock())("step"):
-            rows.append(rl._train_step(config, build_recipe(config), run_, engine, tools, EXAMPLES, step, clock))
+            rows.append(rl._train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     assert all(row["sampler_gap/max"] < 1e-4 for row in rows)
     rewards = [row["reward/total"] for row in rows]
     assert (

@@ -18,6 +18,7 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import rl
 from routerl_jax.training.run import Run, step_seed
 from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.stages import Stages
 from tests import tiny
 
 KB = {"text": schema.KnowledgeConfig(), "table": schema.KnowledgeConfig()}
@@ -45,7 +46,7 @@ def small_ids(episode: Episode) -> float:
 
 
 def make_run(workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, **rollout: Any) -> tuple[Any, ...]:
-    """(config, recipe, run, engine) of a tiny random policy on one device."""
+    """(stage, agent, run, engine) of a tiny random policy on one device."""
     config = schema.TrainConfig(
         seed=5,
         steps=20,
@@ -61,7 +62,8 @@ def make_run(workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, 
     model = tiny.model()
     mesh = make_mesh(devices=jax.devices()[:1])
     run_ = Run(config, workdir, model, mesh, learner.loss, config.steps * learner.minibatches, False)
-    return config, build_recipe(config), run_, rl.make_engine(config, model)
+    recipe = build_recipe(config)
+    return Stages(config, recipe).at(0), recipe.agent, run_, rl.make_engine(config, model)
 
 
 def recorded_episodes() -> list[Episode]:
@@ -97,9 +99,9 @@ def take_step(
 
     monkeypatch.setattr(Learner, "update", recorded)
     monkeypatch.setattr(rl, "run", driver)
-    config, recipe, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
+    stage, agent, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
     with (clock := rl._Clock())("step"):
-        metrics = rl._train_step(config, recipe, run_, engine, {}, EXAMPLES, 3, clock)
+        metrics = rl._train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
     assert engine.version == 4
     return metrics, batches
 
@@ -207,12 +209,12 @@ def test_seeds_of_steps_are_distinct() -> None:
 def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> None:
     """Twenty steps of a random policy that is paid for the lower half of its vocabulary."""
     learner = schema.LearnerConfig(minibatches=2, micro_tokens=512, optimizer=OptimizerConfig(lr=1e-2))
-    config, recipe, run_, engine = make_run(tmp_path, "small_ids", learner)
+    stage, agent, run_, engine = make_run(tmp_path, "small_ids", learner)
     tools = {name: tiny.ScriptedKB(name) for name in KB}
     rows = []
-    for step in range(config.steps):
+    for step in range(stage.config.steps):
         with (clock := rl._Clock())("step"):
-            rows.append(rl._train_step(config, recipe, run_, engine, tools, EXAMPLES, step, clock))
+            rows.append(rl._train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     rewards = [row["reward/total"] for row in rows]
     assert np.mean(rewards[:3]) < 0.6
     assert np.mean(rewards[-3:]) > 0.9

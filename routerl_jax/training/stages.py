@@ -1,0 +1,80 @@
+"""The stretches of a run, each with its reward, its settings and its questions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from routerl_jax.recipes.recipe import Recipe, Reward
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.data import ExampleStream
+from routerl_jax.training.setup import open_examples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStage:
+    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them."""
+
+    name: str
+    start: int
+    reward: Reward
+    config: TrainConfig
+    stream: ExampleStream
+
+
+class Stages:
+    """All stages of a run. Those that train on the same questions go on with one stream of them.
+
+    Raises:
+      ValueError: some stage's questions can't be read, or are fewer than it takes in a step.
+    """
+
+    def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
+        self._streams: dict[str, ExampleStream] = {}  # by the first stage that has it
+        self._stages: list[RunStage] = []
+        self._steps = config.steps
+        owners: dict[Any, str] = {}
+        for stage in recipe.stages:
+            settings = config.in_stage(stage.name)
+            data, examples = settings.data, settings.rollout.examples
+            owner = owners.setdefault((data.train, data.train_range, examples), stage.name)
+            if owner == stage.name:
+                questions = open_examples(data.train, data.train_range, "train")
+                self._streams[owner] = ExampleStream(questions, examples, config.seed)
+            self._stages.append(
+                RunStage(
+                    name=stage.name,
+                    start=stage.start,
+                    reward=stage.reward,
+                    config=settings,
+                    stream=self._streams[owner],
+                )
+            )
+
+    def at(self, step: int) -> RunStage:
+        """The stage that a step belongs to."""
+        return [stage for stage in self._stages if stage.start <= step][-1]
+
+    def ended(self, done: int) -> RunStage | None:
+        """The stage that is over, another one following, when so many steps are done."""
+        return self.at(done - 1) if 0 < done < self._steps and any(s.start == done for s in self._stages) else None
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates of the whole run."""
+        return sum(self.at(step).config.learner.minibatches for step in range(self._steps))
+
+    @property
+    def has_reference(self) -> bool:
+        """Some stage measures a KL to the initial policy."""
+        learners = [stage.config.learner for stage in self._stages]
+        return any(learner.loss.kl_coef or learner.reward_kl_coef for learner in learners)
+
+    def state(self) -> dict[str, Any]:
+        """Where the streams are, as JSON-serialisable data."""
+        return {name: stream.state() for name, stream in self._streams.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to saved positions."""
+        for name, stream in self._streams.items():
+            stream.restore(state[name])

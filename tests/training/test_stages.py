@@ -1,0 +1,120 @@
+"""Stages that switch data, rollouts and the algorithm, and how they show in a run."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.training import config as schema
+from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.stages import Stages
+
+KB = {"text": schema.KnowledgeConfig(directory="unused")}
+
+
+def make_config(directory: pathlib.Path, **second: Any) -> schema.TrainConfig:
+    path = directory / "questions.jsonl"
+    rows = [{"id": str(i), "question": f"What is {i}?", "golden_answers": [str(i)]} for i in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return schema.TrainConfig(
+        steps=7,
+        model=schema.ModelConfig(path="unused"),
+        knowledge=KB,
+        data=schema.DataConfig(train=str(path), train_range=(0, 5)),
+        rollout=schema.RolloutConfig(examples=2, samples=4),
+        learner=schema.LearnerConfig(minibatches=2, loss=LossConfig(clip_high=0.28, kl_coef=0.1)),
+        stages={
+            "late": schema.StageConfig(start=5),
+            "early": schema.StageConfig(reward={"em": 1.0}),
+            "middle": schema.StageConfig(start=3, **second),
+        },
+    )
+
+
+def test_each_stage_has_the_settings_that_it_names_and_else_the_run_s(tmp_path: pathlib.Path) -> None:
+    config = make_config(
+        tmp_path,
+        data={"train_range": [5, 10]},
+        rollout={"temperature": 0.5},
+        learner={"advantage": "reinforce_pp_baseline", "minibatches": 1, "loss": {"kl_coef": 0.0}},
+    )
+    stages = Stages(config, build_recipe(config))
+    assert [stages.at(step).name for step in range(7)] == ["early"] * 3 + ["middle"] * 2 + ["late"] * 2
+    middle = stages.at(3).config
+    assert middle.data == dataclasses.replace(config.data, train_range=(5, 10))
+    assert middle.rollout == dataclasses.replace(config.rollout, temperature=0.5)
+    assert middle.learner == dataclasses.replace(
+        config.learner,
+        advantage="reinforce_pp_baseline",
+        minibatches=1,
+        loss=dataclasses.replace(config.learner.loss, kl_coef=0.0),
+    )
+    for step in (0, 5):
+        stage = stages.at(step).config
+        assert (stage.data, stage.rollout, stage.learner) == (config.data, config.rollout, config.learner)
+    assert stages.updates == 2 * 5 + 1 * 2
+    assert stages.has_reference
+    ended = [stages.ended(done) for done in range(8)]
+    assert [stage and stage.name for stage in ended] == [None, None, None, "early", None, "middle", None, None]
+
+
+def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_were(tmp_path: pathlib.Path) -> None:
+    config = make_config(tmp_path, data={"train_range": (5, 10)})
+    recipe = build_recipe(config)
+    whole, resumed = Stages(config, recipe), Stages(config, recipe)
+
+    def ids(stages: Stages, step: int) -> list[str]:
+        return [example.id for example in stages.at(step).stream.next()]
+
+    first = [ids(whole, step) for step in range(4)]
+    resumed.restore(json.loads(json.dumps(whole.state())))
+    rest = [ids(whole, step) for step in range(4, 7)]
+    assert [ids(resumed, step) for step in range(4, 7)] == rest
+    assert all(int(i) >= 5 for batch in (first[3], rest[0]) for i in batch)
+    assert all(int(i) < 5 for batch in (*first[:3], *rest[1:]) for i in batch)
+    config = dataclasses.replace(config, stages={"only": schema.StageConfig()})
+    one = Stages(config, build_recipe(config))
+    assert [example.id for example in one.at(0).stream.next()] == first[0]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"learner": {"advantag": "grpo"}}, r"config.stages.middle.learner.advantag; did you mean .*advantage"),
+        ({"learner": {"optimizer": {"lr": 1.0}}}, r"unknown config key config.stages.middle.learner.optimizer"),
+        ({"learner": {"advantage": "gppo"}}, r"config.stages.middle.learner.*unknown advantage 'gppo'"),
+        (
+            {"learner": {"loss": {"kl_coef": "0"}}},
+            r"config.stages.middle.learner.loss.kl_coef='0' must be of type float",
+        ),
+        ({"data": {"test": "x"}}, r"config.stages.middle.data.test"),
+        ({"rollout": {"samples": 1}}, r"config.stages.middle: .*compares attempts"),
+    ],
+)
+def test_what_a_stage_cannot_change(tmp_path: pathlib.Path, second: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **second)
+
+
+def test_a_stage_may_not_be_called_like_another_policy_of_the_results() -> None:
+    with pytest.raises(ValueError, match=r"config.stages.trained: call it something else"):
+        schema.TrainConfig(
+            model=schema.ModelConfig(path="unused"), knowledge=KB, stages={"trained": schema.StageConfig()}
+        )
+
+
+def test_a_run_in_two_stages(small_run: pathlib.Path) -> None:
+    """The second of `small_run` has other questions, three samples, no KL and REINFORCE++-baseline."""
+    whole = small_run / "whole"
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["first"] * 2 + ["second"] * (len(rows) - 2)
+    assert ["actor/kl" in row for row in rows] == [True] * 2 + [False] * (len(rows) - 2)
+    episodes = [json.loads(line) for line in (whole / "episodes" / "step-000002.jsonl").read_text().splitlines()]
+    assert {episode["sample"] for episode in episodes} <= {0, 1, 2}
+    assert len(episodes) == 12
+    agents = json.loads((whole / "results.json").read_text())["agents"]
+    assert list(agents) == ["first", "trained"]
+    assert agents["first"]["n"] == agents["trained"]["n"]
