@@ -27,6 +27,7 @@ REQUIRED = [
     "orbax-checkpoint>=0.12.8",
     "qwix>=0.1.8",  # rules and quantisation of LoRA
     "pillow>=10.1",
+    "pyarrow>=16",  # parquet; tensorflow-datasets needs it too
     "rich>=13.0",
     "safetensors>=0.6",
     "scipy>=1.13",
@@ -87,6 +88,7 @@ EXTRAS = {
         "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
         "torch==2.13.0",  # parity tests and benchmarks only
+        "trl>=1.16",  # parity tests only
         "zstandard>=0.23",
     ],
 }

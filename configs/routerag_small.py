@@ -58,10 +58,10 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256, 640),  # a few demonstrations are longer than conversations may be
                 micro_tokens=2560,
             ),
-            evaluation=EvaluationConfig(every=20, examples=64, final_examples=512),
+            evaluation=EvaluationConfig(every=20, examples=64, final_examples=400),
             checkpoint=CheckpointConfig(every=10),
             warm_start=WarmStartConfig(
-                steps=60,
+                steps=40,
                 optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
                 examples=40,
                 hit=0.8,

@@ -72,44 +72,47 @@ def get_config() -> ml_collections.ConfigDict:
     --config.rollout.samples=4 --config.engine.rows=8 --config.learner.micro_tokens=1536 --config.learner.minibatches=1
     --config.evaluation.every=0 --config.evaluation.final_examples=8: correct, and about two minutes a step.
     """
-    return to_config_dict(
-        TrainConfig(
-            steps=200,
-            model=ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
-            engine=EngineConfig(rows=256, max_length=1536),
-            agent=AgentConfig(
-                grammar="r1_searcher",
-                max_searches=3,
-                k=2,
-                max_turn_tokens=128,
-                answer_tokens=32,
-                prompt=PROMPT,
-                prompt_suffix="<think>",
-            ),
-            knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text")},
-            data=DataConfig(
-                train="questions.jsonl",
-                validation="",
-                test="",
-                train_range=(0, 400),
-                validation_range=(400, 456),
-                test_range=(456, 556),
-            ),
-            rollout=RolloutConfig(examples=32, samples=8, temperature=0.6),
-            stages={
-                "learn to call": StageConfig(start=0, reward={"searched": 0.5, "format": 0.5, "invalid_actions": -0.1}),
-                "learn to answer": StageConfig(start=60, reward={"f1": 1.0, "format": 0.2, "invalid_actions": -0.1}),
-            },
-            learner=LearnerConfig(
-                advantage="grpo",
-                minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.001),
-                optimizer=OptimizerConfig(lr=5e-6, warmup=10),
-                length_buckets=(768, 1536),
-                micro_tokens=16384,
-                remat="full",
-            ),
-            evaluation=EvaluationConfig(every=20, examples=56, final_examples=0, normalizer="r1_searcher"),
-            checkpoint=CheckpointConfig(every=20),
-        )
+    return to_config_dict(smollm2_run())
+
+
+def smollm2_run() -> TrainConfig:
+    """The run; configurations of other recipes change what is theirs."""
+    return TrainConfig(
+        steps=200,
+        model=ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
+        engine=EngineConfig(rows=256, max_length=1536),
+        agent=AgentConfig(
+            grammar="r1_searcher",
+            max_searches=3,
+            k=2,
+            max_turn_tokens=128,
+            answer_tokens=32,
+            prompt=PROMPT,
+            prompt_suffix="<think>",
+        ),
+        knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text")},
+        data=DataConfig(
+            train="questions.jsonl",
+            validation="",
+            test="",
+            train_range=(0, 400),
+            validation_range=(400, 456),
+            test_range=(456, 556),
+        ),
+        rollout=RolloutConfig(examples=32, samples=8, temperature=0.6),
+        stages={
+            "learn to call": StageConfig(start=0, reward={"searched": 0.5, "format": 0.5, "invalid_actions": -0.1}),
+            "learn to answer": StageConfig(start=60, reward={"f1": 1.0, "format": 0.2, "invalid_actions": -0.1}),
+        },
+        learner=LearnerConfig(
+            advantage="grpo",
+            minibatches=4,
+            loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.001),
+            optimizer=OptimizerConfig(lr=5e-6, warmup=10),
+            length_buckets=(768, 1536),
+            micro_tokens=16384,
+            remat="full",
+        ),
+        evaluation=EvaluationConfig(every=20, examples=56, final_examples=0, normalizer="r1_searcher"),
+        checkpoint=CheckpointConfig(every=20),
     )

@@ -13,6 +13,7 @@ if __name__ == "__main__":
     tune_process()  # before anything heavy is imported: it restarts Python
 
 import pathlib
+import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -45,8 +46,12 @@ def main(_: Sequence[str]) -> None:
         train_sft(config, workdir, resume=FLAGS.resume)
     else:
         from routerl_jax.training.rl import train_rl
+        from routerl_jax.training.watch import RunStopped
 
-        train_rl(config, workdir, resume=FLAGS.resume)
+        try:
+            train_rl(config, workdir, resume=FLAGS.resume)
+        except RunStopped as stopped:
+            sys.exit(f"launch.train: {stopped}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
 from routerl_jax.core.types import Call, Episode, Example, Passage, Query
-from routerl_jax.generation.engine import Engine, Generated, Stream
+from routerl_jax.generation.engine import Engine, Generated, PromptTooLong, Stream
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.knowledge.query import query_image, query_text
 from routerl_jax.parallel import multihost
@@ -64,7 +64,7 @@ def run(
       stats: filled in if given.
 
     Returns:
-      Episodes, example by example, samples in order.
+      Episodes, example by example, samples in order. Where a prompt is too long to be answered, an episode without turns.
 
     Raises:
       ValueError: example ids repeat.
@@ -320,6 +320,12 @@ class _PendingCall:
 
 def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
     error = task.exception()
+    if isinstance(error, PromptTooLong):
+        if rollout.sample == 0:
+            logging.warning("%s. It counts as unanswered", error)
+        return Episode(
+            example=rollout.example, sample=rollout.sample, answer=None, turns=[], sequences=[], truncated=True
+        )
     if error is not None:
         raise RuntimeError(
             f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"

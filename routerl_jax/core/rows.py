@@ -23,8 +23,9 @@ class Place(NamedTuple):
         return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
 
 
-def read_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """JSON objects of a file with their places: the items of a list (.json), or else one per line.
+def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """JSON objects of a file with their places: the items of a list (.json), or else one per line; `lines`: one per line
+    whatever it is called.
 
     Both may be compressed (.gz, .bz2, .xz, .zst). Blank lines are passed over. Only newlines end a line, not what JSON
     strings may hold (U+2028).
@@ -35,7 +36,8 @@ def read_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]
     path = pathlib.Path(path).expanduser()
     place = Place(path, "line", 0)
     with open_bytes(path, lambda: f" after {place.unit} {place.number}") as file:
-        rows = _items(path, file.read()) if _suffix(path) == ".json" else _lines(path, file)
+        as_list = _suffix(path) == ".json" and not lines
+        rows = _items(path, file.read()) if as_list else _lines(path, file)
         for place, row in rows:
             if not isinstance(row, dict):
                 raise place.error(f"expected an object, found {type(row).__name__}")

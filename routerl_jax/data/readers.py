@@ -1,14 +1,19 @@
-"""Questions from files: FlashRAG jsonl, HippoRAG json, and whatever else names a question and its answers."""
+"""Questions by name: a file in any known format, several files as one, Atlas, or a data set of another package."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from absl import logging
+
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
+from routerl_jax.data.formats.known import FORMATS, read_examples, split_name
+
+_PREPARED = "tfds/"
 
 
 class ExampleSource(Protocol):
@@ -21,32 +26,21 @@ class ExampleSource(Protocol):
 
 DATASETS: Registry[Any] = Registry("dataset")
 
-_ANSWER_KEYS = ("golden_answers", "answers", "answer")
-
 
 class FileExamples:
-    """The questions of one file, in its order.
+    """The questions of one file, in its order, held in memory.
 
-    Rows are objects with `question`, `golden_answers` (or `answers`, `answer`; a string or a list) and, optionally, `id` and
-    `answer_aliases`. An answer that is repeated is kept once.
-    A `.jsonl` file has one per line (FlashRAG), a `.json` file has a list (HippoRAG); both may end in `.gz`. All other keys
-    go to `metadata`.
+    A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG); `.tsv` and `.csv` name
+    their columns (PopQA); all may be compressed. `.parquet` holds verl's rows. Which data set a row is of is told by its keys
+    (data.formats), unless `form` names it. Rows without an answer are left out where a data set has such (MuSiQue-Full, test
+    sets), and an error elsewhere. An answer that is repeated is kept once.
 
     Raises:
       ValueError: names the file and the line or item that cannot be used, and why.
     """
 
-    def __init__(self, path: str | pathlib.Path) -> None:
-        self._examples: list[Example] = []
-        numbers: dict[str, int] = {}
-        for place, row in read_rows(path):
-            example = _example(row, place)
-            first = numbers.setdefault(example.id, place.number)
-            if first != place.number:
-                raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
-            self._examples.append(example)
-        if not self._examples:
-            raise ValueError(f"questions file {path} holds no questions")
+    def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
+        self._examples = list(distinct_examples(path, form))
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -74,12 +68,53 @@ class Subset:
         return self._source[self._start + index]
 
 
-def open_dataset(name: str) -> ExampleSource:
-    """Examples by name: `atlas/train` (validation, test), a registered dataset, a dotted path, or a file.
+class Joined:
+    """Several sources one after the other. An example's id becomes `NAME/id` and `metadata["dataset"]` that name, as data sets
+    number their questions alike.
 
     Raises:
-      ValueError: there is no such dataset or file.
+      ValueError: two sources have one name.
     """
+
+    def __init__(self, sources: Sequence[tuple[str, ExampleSource]]) -> None:
+        names = [name for name, _ in sources]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise ValueError(
+                f"two of the joined data sets are called {repeated!r}; rename a file, or join them in one file"
+            )
+        self._sources = list(sources)
+        self._length = sum(len(source) for _, source in sources)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        for name, source in self._sources:
+            if index < len(source):
+                example = source[index]
+                metadata = {**example.metadata, "dataset": name}
+                return dataclasses.replace(example, id=f"{name}/{example.id}", metadata=metadata)
+            index -= len(source)
+        raise IndexError(index)
+
+
+def open_dataset(name: str) -> ExampleSource:
+    """Examples by name.
+
+    `atlas/train` (validation, test), a registered data set, a dotted path (`package.module:attribute`), or a file: `FILE`,
+    `FORMAT:FILE` where the keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or
+    `tfds/FORMAT:FILE` to read it once into array_record files in the cache and from there ever after, which takes no memory.
+    Several names with commas between them are one data set (`Joined`).
+
+    Raises:
+      ValueError: there is no such dataset or file, or a row of it can't be used.
+    """
+    if "," in name and not pathlib.Path(name).exists():
+        parts = [part.strip() for part in name.split(",")]
+        return Joined(list(zip(_short_names(parts), map(open_dataset, parts))))
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import AtlasExamples
 
@@ -87,27 +122,52 @@ def open_dataset(name: str) -> ExampleSource:
         if split not in ("train", "validation", "test"):
             raise ValueError(f"dataset {name!r}: Atlas has the splits train, validation and test")
         return AtlasExamples(split)
-    if name in DATASETS or (":" in name and not pathlib.Path(name).exists()):
+    if name in DATASETS:
         return DATASETS.get(name)()
-    return FileExamples(name)
+    if name.startswith(_PREPARED) and not pathlib.Path(name).exists():
+        from routerl_jax.data.prepared import PreparedExamples
+
+        form, path = split_name(name.removeprefix(_PREPARED))
+        return PreparedExamples(path, form)
+    form, path = split_name(name)
+    if not form and ":" in name and not pathlib.Path(name).exists():
+        if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a format that is misspelt
+            _check_format(name.partition(":")[0])
+        return DATASETS.get(name)()
+    return FileExamples(path, form)
 
 
-def _example(row: Mapping[str, Any], place: Place) -> Example:
-    question = row.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise place.error("key 'question' is missing or empty")
-    key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
-    if key is None:
-        raise place.error("no answers; give them under 'golden_answers'")
-    answers = [row[key]] if isinstance(row[key], str) else row[key]
-    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise place.error(f"key {key!r} must be a string or a list of strings")
-    aliases = row.get("answer_aliases") or []  # MuSiQue
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise place.error("key 'answer_aliases' must be a list of strings")
-    used = ("id", "_id", "question", "answer_aliases", key)
-    metadata = {name: value for name, value in row.items() if name not in used}
-    name = next((row[k] for k in ("id", "_id") if row.get(k) is not None), place.number)
-    return Example(
-        id=str(name), question=question, answers=tuple(dict.fromkeys([*answers, *aliases])), metadata=metadata
-    )
+def distinct_examples(path: str | pathlib.Path, form: str = "") -> Iterator[Example]:
+    """The questions of a file that have answers; logs how many have none.
+
+    Raises:
+      ValueError: while reading: a row that cannot be used, an id that was used before, no question with an answer.
+    """
+    numbers: dict[str, int] = {}
+    left_out = 0
+    for place, example in read_examples(path, form):
+        if example is None:
+            left_out += 1
+            continue
+        first = numbers.setdefault(example.id, place.number)
+        if first != place.number:
+            raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
+        yield example
+    if not numbers:
+        why = f" ({left_out} rows have no answer)" if left_out else ""
+        raise ValueError(f"questions file {path} holds no questions{why}")
+    if left_out:
+        logging.warning("%s: %d of %d rows have no answer and are left out", path, left_out, left_out + len(numbers))
+
+
+def _check_format(name: str) -> None:
+    FORMATS.get(name)  # raises ValueError that lists them
+
+
+def _short_names(parts: Sequence[str]) -> list[str]:
+    """Of each name its file's, without directory and extensions; with the directory's where that is not enough."""
+    paths = [pathlib.Path(split_name(part.removeprefix(_PREPARED))[1]) for part in parts]
+    short = [path.name.split(".")[0] for path in paths]
+    if len(set(short)) == len(short):
+        return short
+    return [f"{path.parent.name}-{name}" for path, name in zip(paths, short)]

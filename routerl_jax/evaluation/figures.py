@@ -38,6 +38,25 @@ def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path
     save_figure(figure, path)
 
 
+def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_above: int, path: pathlib.Path) -> None:
+    """Writes a histogram of the number of attempts until questions were answered (None: never), coloured by difficulty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, (axis,) = _axes(1, 7.0)
+    numbers = list(range(1, hard_above + 1))
+    counts = [sum(value == number for value in rollouts) for number in numbers]
+    colors = [_COLORS[2] if number < easy_below else _COLORS[1] for number in numbers]
+    axis.bar(numbers, counts, color=colors)
+    axis.bar([hard_above + 2], [sum(value is None for value in rollouts)], color=_COLORS[4])
+    ticks = sorted({1, easy_below, hard_above})
+    axis.set_xticks([*ticks, hard_above + 2], [*map(str, ticks), f"> {hard_above}"])
+    axis.set(
+        title=f"{len(rollouts)} questions: easy (< {easy_below}), medium, hard (> {hard_above})",
+        xlabel="attempts until the first right answer",
+        ylabel="questions",
+    )
+    _save(figure, path)
+
+
 def _axes(count: int, width: float = 4.2) -> tuple[Any, Any]:
     import matplotlib
 

@@ -87,6 +87,10 @@ class EngineStats:
     evictions: int = 0
 
 
+class PromptTooLong(ValueError):
+    """A prompt fills a conversation by itself. The driver counts such an example as unanswered, and goes on."""
+
+
 class Engine:
     """Batched multi-turn generation.
 
@@ -179,7 +183,8 @@ class Engine:
           images: for each image token of the prompt, in order, what to see there.
 
         Raises:
-          ValueError: the prompt is empty or leaves no room to generate, an image can't be used, or the model sees none.
+          PromptTooLong: the prompt leaves no room to generate.
+          ValueError: the prompt is empty, an image can't be used, or the model sees none.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
@@ -189,7 +194,7 @@ class Engine:
         except ValueError as error:
             raise ValueError(f"the prompt of example {example_id!r}: {error}") from error
         if len(fed["tokens"]) >= self.max_length:
-            raise ValueError(
+            raise PromptTooLong(
                 f"the prompt of example {example_id!r} has {len(fed['tokens'])} tokens, but a conversation may hold "
                 f"{self.max_length} (the model's context is {self.config.max_length}): shorten it or raise max_length"
             )

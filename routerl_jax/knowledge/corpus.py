@@ -215,7 +215,11 @@ def _hidden(path: pathlib.Path) -> bool:
 def _title_and_text(row: dict[str, Any], place: Place) -> tuple[str, str]:
     if "text" in row or "contents" not in row:
         return string_field(row, "title", place, default=""), string_field(row, "text", place)
-    contents = string_field(row, "contents", place)
+    return split_contents(string_field(row, "contents", place))
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of FlashRAG's and Search-R1's `contents`: the title is the first line, in quotation marks or bare."""
     first, newline, rest = contents.partition("\n")
     if not newline:
         return "", contents

@@ -26,7 +26,8 @@ def load_kb(
     """Opens a knowledge base that `launch.build_kb` made, or one that `launch.serve_kb` serves.
 
     Args:
-      path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them.
+      path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them. A URL that
+        ends in `/retrieve` is a server of Search-R1's protocol, whoever's it is (knowledge.client.retrieve).
       mesh: devices of the encoder and of an exact index; default: all of this process's.
       index: search with this backend (`scann`, `exact`) instead of the one it was built with.
       encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
@@ -42,9 +43,13 @@ def load_kb(
             raise ValueError(f"{path_or_url}: mesh, index and encoder are those of the server; leave them out")
         from routerl_jax.knowledge.client.kb import HttpKB
         from routerl_jax.knowledge.client.policy import Unavailable
+        from routerl_jax.knowledge.client.retrieve import RetrieveKB
 
+        urls = [url.strip() for url in str(path_or_url).split(",")]
         try:
-            return HttpKB([url.strip() for url in str(path_or_url).split(",")], token=token)
+            if all(url.rstrip("/").endswith("/retrieve") for url in urls):
+                return RetrieveKB(urls, token=token)
+            return HttpKB(urls, token=token)
         except Unavailable as error:
             raise ValueError(f"{error}. Start a server there (launch.serve_kb), or give a directory") from error
     if token is not None:

@@ -67,8 +67,10 @@ def rloo(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Flo
 def batch_std(
     rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
 ) -> Float[np.ndarray, " N"]:
-    """r - group mean, divided by the standard deviation of that difference over the whole batch (Lite-PPO,
-    arXiv 2508.08221): easy groups are not blown up, and the scale does not depend on the reward's."""
+    """r - group mean, divided by the standard deviation of that difference over the whole step: easy groups are not blown up,
+    and the scale does not depend on the reward's. After Lite-PPO (arXiv 2508.08221), which divides by the rewards' own
+    standard deviation over the batch; the differences', as in REINFORCE++-baseline, does not shrink the step where questions
+    differ in difficulty."""
     centred = dr_grpo(rewards, groups)
     return centred / (max(centred.std(), std_floor) + _EPSILON)
 
@@ -97,7 +99,8 @@ def per_token(
       advantages: one per sequence.
       masks: per sequence, True on trained tokens.
       kl: per sequence, the k1 estimate at each token, log p - log reference. The penalty is a reward of the very token
-        (InstructGPT, arXiv 2203.02155), and discounting is off: token t loses kl_coef times the sum of it from t on.
+        (InstructGPT, arXiv 2203.02155), and discounting is off: token t loses kl_coef times the sum of it from t to the end
+        of its sequence.
     """
     result = []
     for i, mask in enumerate(masks):
@@ -112,11 +115,9 @@ def whiten(
     advantages: Sequence[Float[np.ndarray, " T"]], masks: Sequence[Bool[np.ndarray, " T"]]
 ) -> list[Float32[np.ndarray, " T"]]:
     """(A - mean) / std over all trained tokens of a step, as REINFORCE++ does it (arXiv 2501.03262, eq. 5; the variance is at
-    least 1e-8, as in OpenRLHF). Long sequences weigh more than short ones."""
-    trained = np.concatenate([values[mask] for values, mask in zip(advantages, masks)]).astype(np.float64)
-    if not len(trained):
-        return [np.asarray(values, np.float32) for values in advantages]
-    mean, scale = trained.mean(), np.sqrt(max(trained.var(), _LEAST_VARIANCE))
+    least 1e-8, as in OpenRLHF), 0 elsewhere. Long sequences weigh more than short ones."""
+    trained = np.concatenate([np.zeros(0), *(values[mask] for values, mask in zip(advantages, masks))])
+    mean, scale = (trained.mean(), np.sqrt(max(trained.var(), _LEAST_VARIANCE))) if len(trained) else (0.0, 1.0)
     return [np.where(mask, (values - mean) / scale, 0.0).astype(np.float32) for values, mask in zip(advantages, masks)]
 
 

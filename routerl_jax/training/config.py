@@ -74,7 +74,9 @@ class AgentConfig:
 class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
-    source: str = ""  # atlas/NAME, or a corpus file (knowledge.corpus, knowledge.tables); empty: `directory` exists
+    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # are then the server's); empty: `directory` exists
+    source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
@@ -86,7 +88,7 @@ class KnowledgeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Questions: `atlas/SPLIT`, a file (FlashRAG jsonl, HippoRAG json), or a registered dataset."""
+    """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
     train: str = "atlas/train"
     validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
@@ -94,6 +96,9 @@ class DataConfig:
     train_range: tuple[int, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[int, ...] = ()
     test_range: tuple[int, ...] = ()
+    overlap: Literal["error", "warn", "ignore"] = (
+        "error"  # when validation or test questions stand in training, word for word
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +181,7 @@ class EvaluationConfig:
     examples: int = 128  # validation questions
     final_examples: int = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
+    canary: bool = False  # validate with a retriever that answers other questions, too
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
@@ -197,6 +203,19 @@ STAGED = {
         if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl."""
+
+    patience: int = 5  # bad steps in a row after which it is; 0: never
+    least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
+    most: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
+    )
+    # Least share of its best (mean of `patience` steps) that may be left of a metric.
+    falls: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,6 +262,7 @@ class TrainConfig:
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: int = 16  # episodes per step that are written to workdir/episodes
 

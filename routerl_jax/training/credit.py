@@ -60,21 +60,27 @@ def assign(
       groups: for each episode, which question it is of.
       reference: for each of `sequences_of(episodes)`, the reference's log-probabilities; for `reward_kl_coef`.
       current: the same of the learner, under the weights that sampled; for `importance_cap`.
+
+    Raises:
+      ValueError: a reward or an advantage is not finite (names the episode), an advantage is not one number per episode, or
+        log-probabilities that a setting takes are missing.
     """
     sequences, owner = sequences_of(episodes)
     masks = [sequence.loss_mask for sequence in sequences]
     rewards = np.asarray([episode.rewards["total"] for episode in episodes], np.float64)
+    _check_finite(rewards, episodes, "reward")
     metrics: dict[str, float] = {}
 
     token_kl, in_tokens = None, settings.reward_kl == "token"
-    if settings.reward_kl_coef and reference is not None:
+    if settings.reward_kl_coef:
+        reference = _given(reference, "reward_kl_coef", "the reference's")
         token_kl = [np.where(s.loss_mask, s.logprobs - r, 0.0) for s, r in zip(sequences, reference)]
         divergence = np.bincount(owner, [kl.sum() for kl in token_kl], len(episodes))
         metrics["reward/kl"] = float(divergence.mean())
         if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
-    options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
-    of_episode = np.asarray(ADVANTAGES.get(settings.advantage)(rewards, groups, **options))
+    of_episode = _of_episodes(settings, rewards, groups)
+    _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
     advantages = per_token(of_episode[owner], masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
@@ -88,15 +94,44 @@ def assign(
     if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
         _, inverse = np.unique(groups, return_inverse=True)
         left_out |= groups_without_signal(rewards, groups)[inverse]
-    if settings.importance_cap and current is not None:
+    if settings.importance_cap:
+        current = _given(current, "importance_cap", "the learner's")
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
         advantages = [values * factor for values, factor in zip(advantages, factors)]
         metrics |= _importance(factors, masks, settings.importance_cap)
     return Credit(advantages, np.flatnonzero(~left_out[owner]), metrics)
 
 
+def _of_episodes(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """One advantage per episode."""
+    options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
+    advantages = np.asarray(ADVANTAGES.get(settings.advantage)(rewards, groups, **options), np.float64)
+    if advantages.shape != rewards.shape:
+        raise ValueError(
+            f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for {len(rewards)} "
+            "rewards: it must give one number for each"
+        )
+    return advantages
+
+
+def _given(logprobs: Seq[np.ndarray] | None, setting: str, whose: str) -> Seq[np.ndarray]:
+    if logprobs is None:
+        raise ValueError(f"config.learner.{setting} is set, which takes {whose} log-probabilities of every sequence")
+    return logprobs
+
+
+def _check_finite(values: np.ndarray, episodes: Seq[Episode], what: str) -> None:
+    """One NaN would reach every weight: through its group's mean, the step's whitening or the gradient's sum."""
+    for index in np.flatnonzero(~np.isfinite(values))[:1]:
+        episode = episodes[index]
+        raise ValueError(
+            f"the {what} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its rewards "
+            f"are {episode.rewards}: give a finite number, or an error that says why there is none"
+        )
+
+
 def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
-    trained = np.concatenate([factor[mask] for factor, mask in zip(factors, masks)])
+    trained = np.concatenate([np.zeros(0), *(factor[mask] for factor, mask in zip(factors, masks))])
     if not len(trained):
         return {}
     return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}

@@ -25,23 +25,36 @@ def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer:
     metrics |= {f"rollout/kb/{name}": share for name, share in shares.items()}
     for name in episodes[0].rewards:
         metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in episodes]))
-    lengths = [len(sequence) for episode in episodes for sequence in episode.sequences]
+    lengths = [len(sequence) for episode in episodes for sequence in episode.sequences] or [0]
     metrics["reward/std"] = float(totals.std())
     metrics["rollout/frac_reward_zero_std"] = float(groups_without_signal(totals, groups).mean())
     metrics["rollout/sequence_length/mean"] = float(np.mean(lengths))
     metrics["rollout/sequence_length/max"] = int(np.max(lengths))
     metrics["rollout/well_formed_rate"] = float(np.mean([all(t.well_formed for t in e.turns) for e in episodes]))
+    thoughts = [turn.action.thought for episode in episodes for turn in episode.turns if turn.action]
+    metrics["rollout/thought_words"] = float(np.mean([len(thought.split()) for thought in thoughts] or [0]))
+    metrics |= _searches_by_kind(episodes)
     # -log p of what was sampled, averaged: an unbiased estimate of the policy's entropy per token.
-    sampled = np.concatenate([s.logprobs[s.loss_mask] for e in episodes for s in e.sequences])
+    sampled = np.concatenate([np.zeros(0), *(s.logprobs[s.loss_mask] for e in episodes for s in e.sequences)])
     metrics["actor/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
     return metrics
 
 
+def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Searches per question of each `type` in the metadata (bridge, comparison, ...): a policy that collapses searches equally
+    often for all of them."""
+    counts: dict[str, list[int]] = {}
+    for episode in episodes:
+        if kind := episode.example.metadata.get("type"):
+            counts.setdefault(str(kind), []).append(len(episode.calls))
+    return {f"rollout/searches/{kind}": float(np.mean(values)) for kind, values in sorted(counts.items())}
+
+
 def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) -> dict[str, float]:
     """|sampler log-prob - learner log-prob| of the same tokens under the same weights; near zero if numerics agree."""
-    gap = np.abs(np.concatenate(list(sampler)) - np.concatenate(list(learner)))
-    if not len(gap):
+    if not any(len(logprobs) for logprobs in sampler):
         return {}
+    gap = np.abs(np.concatenate(list(sampler)) - np.concatenate(list(learner)))
     return {
         "sampler_gap/mean": float(gap.mean()),
         "sampler_gap/p99": float(np.percentile(gap, 99)),
@@ -55,12 +68,22 @@ def ratio_metrics(behaviour: Sequence[np.ndarray], current: Sequence[np.ndarray]
     if not len(log_ratio):
         return {}
     ratio = np.exp(np.clip(log_ratio, -20, 20))
+    p95, p99 = np.percentile(np.abs(log_ratio), (95, 99))
     return {
+        "ratio/log_p95": float(p95),
+        "ratio/log_p99": float(p99),
         "ratio/mean": float(ratio.mean()),
         "ratio/p99": float(np.percentile(ratio, 99)),
         "ratio/max": float(ratio.max()),
         "ratio/effective_sample_share": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
     }
+
+
+def promoted_metrics(logprobs: Sequence[np.ndarray]) -> dict[str, float]:
+    """Mean log-probability, before each update, of the tokens with a positive advantage. Where it falls though they are
+    reinforced, likelihood is being displaced, which comes before a collapse (Search-R1's issue 186)."""
+    promoted = np.concatenate(list(logprobs))
+    return {"actor/promoted_logprob": float(promoted.mean())} if len(promoted) else {}
 
 
 def memory_metrics() -> dict[str, float]:

@@ -55,6 +55,8 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
 
     if spec.members:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
+    if spec.source.startswith(("http://", "https://")):
+        return load_kb(spec.source)
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
     if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
         _build_kb(name, spec, directory, progress)

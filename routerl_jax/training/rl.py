@@ -19,6 +19,7 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, routing_baselines, score
+from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine, EngineStats
@@ -28,13 +29,15 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
 from routerl_jax.training.credit import assign, sequences_of, with_logprobs
-from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
+from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
 from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.warm_start import warm_start
+from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
 
@@ -55,6 +58,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
+    check_overlap(config)
     with clock("warm_start"):
         start = warm_start(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
@@ -62,7 +66,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     with clock("setup"):
         model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
-        stages = Stages(config, recipe)
+        stages, watch = Stages(config, recipe), Watch(config.watch)
         validation = take_examples(
             config.data.validation or config.data.train,
             config.data.validation_range,
@@ -78,6 +82,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         engine.update(run_.served_params(), run_.start)
         if run_.restored:
             stages.restore(run_.restored["streams"])
+            watch.restore(run_.restored["watch"])
 
     def evaluate(agents: Mapping[str, SearchAgent]) -> dict[str, Any]:
         with clock("evaluation"):
@@ -101,6 +106,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         unit="step",
         disable=not multihost.is_main(),
     )
+    alarm: Alarm | None = None
     for step in bar:
         step_clock = _Clock()
         with step_clock("step"):
@@ -111,17 +117,23 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             with step_clock("validation"):
                 summary, _ = score(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
+            if config.evaluation.canary:
+                with step_clock("canary"):
+                    metrics |= canary(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
         run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
         if config.evaluation.stages and stages.ended(done):
             _keep(workdir, stage.name, evaluate({stage.name: recipe.agent}))
-        if run_.due(done):
+        if alarm := watch.see(step, stage.name, metrics):
+            break
+        if run_.due(done) and (done == config.steps or not watch.worried):
             with clock("checkpoint"):
-                run_.save(done, streams=stages.state(), stage=stage.name)
-        fork(run_, done, streams=stages.state(), stage=stage.name)
+                run_.save(done, streams=stages.state(), stage=stage.name, watch=watch.state())
+        fork(run_, done, streams=stages.state(), stage=stage.name, watch=watch.state())
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
+    stopped = _stop(run_, engine, alarm) if alarm else {}
     run_.finish()
     agents = {"trained": recipe.agent}
     if config.evaluation.baselines:
@@ -133,6 +145,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         "devices": len(jax.devices()),
         "platform": jax.devices()[0].platform,
         "steps": config.steps,
+        **stopped,
         "seed": config.seed,
         "peak_memory_gib": memory_metrics(),
     }
@@ -140,7 +153,21 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
         print_table(table, workdir)
+    if alarm:
+        raise RunStopped(stopped["stopped"]["message"])
     return results
+
+
+def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
+    """Goes back to the last checkpoint from before the trouble; for results.json, what happened."""
+    done = run_.back_to_checkpoint()
+    engine.update(run_.served_params(), done)
+    kept = f"policy/ is that of {done} steps" if done else "there was no checkpoint yet to go back to"
+    message = (
+        f"stopped after step {alarm.step}: {alarm.complaint}; {kept}. Start another run from it with other settings "
+        f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
+    )
+    return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
 
 
 def _keep(workdir: pathlib.Path, name: str, table: Mapping[str, Any]) -> None:
@@ -208,7 +235,7 @@ def _train_step(
     sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
     reference = current_logprobs = None
-    if learner.reference is not None:
+    if settings.loss.kl_coef or settings.reward_kl_coef:
         with clock("reference"):
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
     if settings.importance_cap:
@@ -220,7 +247,7 @@ def _train_step(
     if current_logprobs is not None:
         learned = with_logprobs(sequences, current_logprobs)
     order = np.random.default_rng([config.seed, step]).permutation(keep)
-    behaviour, current, gap = [], [], {}
+    behaviour, current, promoted, gap = [], [], [], {}
     sums: dict[str, list[float]] = {}
     with clock("update"):
         for minibatch in np.array_split(order, settings.minibatches):
@@ -241,6 +268,8 @@ def _train_step(
                 gap = gap_metrics(old, new)
             behaviour += old
             current += new
+            gains = [credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch]
+            promoted += [lp[gain] for lp, gain in zip(new, gains)]
             for name, value in update_metrics.items():
                 sums.setdefault(f"actor/{name}", []).append(value)
     if not len(keep):  # nothing to learn from; sampler and learner are compared all the same
@@ -252,7 +281,7 @@ def _train_step(
 
     metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | gap
     if behaviour:
-        metrics |= ratio_metrics(behaviour, current)
+        metrics |= ratio_metrics(behaviour, current) | promoted_metrics(promoted)
     trained_tokens = sum(len(sequences[i]) for i in keep)
     metrics |= {
         "actor/trained_sequences": len(keep),

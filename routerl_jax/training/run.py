@@ -81,13 +81,8 @@ class Run:
         self.restored: dict[str, Any] = {}
         self._lora = lora_fields(model)
         self._frozen = frozen_digest(model, config.model.freeze)
-        latest = self.checkpoints.latest() if resume else None
-        if latest is not None:
-            state, reference, self.restored = self.checkpoints.restore(
-                latest, self.learner.state, self.learner.reference, model.config, self._lora, self._frozen
-            )
-            self.learner.state, self.learner.reference = state, reference
-            self.start = latest
+        if resume:
+            self.start = self.back_to_checkpoint()
         self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
         if multihost.is_main():  # of an earlier sitting: checkpoints are newer from here on
             shutil.rmtree(workdir / "policy", ignore_errors=True)
@@ -101,6 +96,18 @@ class Run:
         if self._frozen:
             extra["frozen"] = self._frozen
         (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra)
+
+    def back_to_checkpoint(self) -> int:
+        """Takes weights and optimiser from the newest checkpoint. Returns the steps done by then; 0 if there is none."""
+        latest = self.checkpoints.latest()
+        if latest is None:
+            return 0
+        self.checkpoints.wait()
+        state, reference, self.restored = self.checkpoints.restore(
+            latest, self.learner.state, self.learner.reference, self.model.config, self._lora, self._frozen
+        )
+        self.learner.state, self.learner.reference = state, reference
+        return latest
 
     def due(self, step: int) -> bool:
         """True if a checkpoint is due after `step` steps."""
@@ -155,7 +162,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     if not resume:
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
     saved, current = json.loads(path.read_text()), _as_json(config)
-    free = {"steps", "log_episodes", "checkpoint", "evaluation"}  # may change between sittings
+    free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     differing = [key for key in current if key not in free and saved.get(key) != current[key]]
     if not differing:
         return None

@@ -73,3 +73,17 @@ def test_ids_are_never_encoded_again():
     for sequence, (micro, shard, start) in zip(sequences, index.places):
         in_batch = np.asarray(batch.tokens)[micro, shard, start : start + len(sequence)]
         np.testing.assert_array_equal(in_batch, sequence.tokens)
+
+
+def test_a_prompt_that_fills_a_conversation_ends_no_run():
+    """Its example counts as unanswered, and the others are worked on."""
+    examples = [Example(id="long", question="why " * 300, answers=("x",)), *EXAMPLES[:1]]
+    engine = Engine(tiny.model(layers=1), rows=4, max_length=128, segment=8)
+    episodes = run(AGENT, examples, engine, knowledge(), samples=2)
+    assert [(e.example.id, e.sample, e.truncated, len(e.sequences)) for e in episodes] == [
+        ("long", 0, True, 0),
+        ("long", 1, True, 0),
+        ("q0", 0, episodes[2].truncated, 1),
+        ("q0", 1, episodes[3].truncated, 1),
+    ]
+    assert all(episode.answer is None and not episode.turns for episode in episodes[:2])

@@ -179,36 +179,6 @@ def test_chunked_log_probs_and_entropy_equal_unchunked(monkeypatch):
 # --- updates -----------------------------------------------------------------------------------------------------------
 
 
-def plain_update(sequences, advantages, aggregation, rate=0.1):
-    """One SGD step by a plain loop over sequences, and its loss."""
-    params = nnx.state(tiny.model(), nnx.Param)
-    weights = token_weights([s.loss_mask for s in sequences], aggregation)
-
-    def total(params):
-        loss = 0.0
-        for sequence, weight, advantage in zip(sequences, weights, advantages):
-            logprobs = plain_logprobs(params, sequence)[1:]
-            old = jnp.asarray(sequence.logprobs[1:])
-            ratio = jnp.exp(logprobs - old)
-            surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.28) * advantage)
-            reference = old - 0.1
-            kl = jnp.minimum(jnp.exp(reference - logprobs) - 1 - (reference - logprobs), 10.0)
-            loss += (jnp.asarray(weight[1:]) * (-surrogate + 0.05 * kl)).sum()
-        return loss
-
-    loss, grads = jax.value_and_grad(total)(params)
-    return loss, jax.tree.map(lambda p, g: p - rate * g, params, grads)
-
-
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_an_update_equals_a_plain_loop(aggregation):
-    made = learner()
-    metrics, _ = made.update(build(made, aggregation=aggregation)[0])
-    loss, expected = plain_update(SEQUENCES, ADVANTAGES, aggregation)
-    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), made.params, expected)
-
-
 def test_another_objective_on_the_way():
     """The next update is that of a learner that had it from the start."""
     other = LossConfig(clip_high=0.4, entropy_coef=0.05)

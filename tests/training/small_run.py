@@ -36,6 +36,7 @@ def make_inputs(home: pathlib.Path) -> None:
     questions = [question for question in world.real_questions("train") if question.hops][:QUESTIONS]
     gold = {hop.passage_id for question in questions for hop in question.hops}
     rows = [{"id": q.id, "question": q.text, "golden_answers": [q.answer]} for q in questions]
+    rows[5]["question"] = "Why " * 300  # longer than a conversation
     write_rows(home / "questions.jsonl", rows)
     for kb in world.KNOWLEDGE_BASES:
         passages = world.passages_of(kb)
@@ -110,7 +111,9 @@ def make_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
             optimizer=OptimizerConfig(lr=1e-4, schedule="linear"),
             micro_tokens=1024,
         ),
-        "evaluation": schema.EvaluationConfig(every=2, examples=2, final_examples=4, baselines=False, before=False),
+        "evaluation": schema.EvaluationConfig(
+            every=2, examples=2, final_examples=4, baselines=False, before=False, canary=True
+        ),
         "checkpoint": schema.CheckpointConfig(every=1),
     }
     return schema.TrainConfig(**{**fields, **changes})

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
+from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit import assign, with_logprobs
+from routerl_jax.training.credit import assign, sequences_of, with_logprobs
+from tests.learning import equations
 
 GROUPS = np.asarray([4, 4, 9, 9])
 
@@ -89,6 +91,105 @@ def test_divergence_of_tokens() -> None:
     assert credit.metrics["reward/kl"] == pytest.approx((4 + 1 + 3 + 1) * 0.5 / 4)
     whole = assign(dataclasses.replace(settings, reward_kl="episode"), EPISODES, GROUPS, reference)
     np.testing.assert_allclose(whole.advantages[1][1], 0.5 - 0.1 * (2.0 - 1.25), rtol=1e-5)
+
+
+@pytest.mark.parametrize("leave_out", [(), ("void_turns", "overlong")])
+@pytest.mark.parametrize("reward_kl", ["off", "episode", "token"])
+@pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
+def test_credit_is_that_of_the_equations(advantage: str, reward_kl: str, leave_out: tuple[str, ...]) -> None:
+    """Twenty ragged episodes in groups of unequal size, each with every setting at once; float32 results, so 2e-5."""
+    rng = np.random.default_rng(7)
+    groups = np.sort(rng.integers(0, 6, 20))
+    episodes = [
+        episode(
+            float(rng.integers(0, 3)),
+            *(sequence([False, *(rng.random(rng.integers(1, 9)) < 0.6)], -rng.uniform(0.1, 2)) for _ in range(i % 3)),
+            invalid=i in (3, 11),
+            truncated=i in (3, 16),
+        )
+        for i in range(20)
+    ]
+    sequences, owner = sequences_of(episodes)
+    reference, current = ([s.logprobs + rng.normal(size=len(s)) for s in sequences] for _ in range(2))
+    settings = LearnerConfig(
+        advantage=advantage,
+        reward_kl_coef=0.0 if reward_kl == "off" else 0.1,
+        reward_kl="token" if reward_kl == "token" else "episode",
+        leave_out=leave_out,
+        importance_cap=1.5,
+    )
+    found = assign(settings, episodes, groups, reference, current)
+
+    to_go = [equations.divergence_to_go(s.logprobs, r, s.loss_mask) for s, r in zip(sequences, reference)]
+    rewards = [e.rewards["total"] for e in episodes]
+    if reward_kl == "episode":
+        for i, kl in zip(owner, to_go):
+            rewards[i] -= 0.1 * kl[0]
+    numbers = equations.advantages(advantage, rewards, groups.tolist())
+    out = {3, 11, 16} if leave_out else set()
+    values = {
+        (i, t): numbers[owner[i]] - (0.1 * to_go[i][t] if reward_kl == "token" else 0.0)
+        for i, s in enumerate(sequences)
+        for t in np.flatnonzero(s.loss_mask)
+        if owner[i] not in out
+    }
+    if advantage.startswith("reinforce_pp"):
+        values = dict(zip(values, equations.whitened(list(values.values()))))
+    for (i, t), value in values.items():
+        factor = min(np.exp(current[i][t] - sequences[i].logprobs[t]), 1.5)
+        assert found.advantages[i][t] == pytest.approx(value * factor, rel=2e-5, abs=2e-5)
+    for s, given in zip(sequences, found.advantages):
+        assert not given[~s.loss_mask].any()
+    if advantage != "reinforce_pp" and reward_kl != "token":
+        out |= {i for i in range(20) if np.ptp([r for r, g in zip(rewards, groups) if g == groups[i]]) == 0}
+    assert found.keep.tolist() == [i for i in range(len(sequences)) if owner[i] not in out]
+
+
+def nothing(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """A user's advantage with 0 / 0 in it."""
+    return (rewards - rewards) / np.zeros(len(rewards))
+
+
+def one(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """A user's advantage that is one number for all."""
+    return rewards.mean()
+
+
+def test_what_can_t_be_learned_from_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"the reward of attempt 0 at question 'e' is nan, where its rewards are \{'total'"
+    ):
+        assign(LearnerConfig(), [*EPISODES[:3], episode(float("nan"), SHORT)], GROUPS)
+    with pytest.raises(ValueError, match="the reward of attempt 0 at question 'e' is inf"):
+        assign(LearnerConfig(), [*EPISODES[:3], episode(float("inf"), SHORT)], GROUPS)
+    module = "tests.training.test_credit"
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(ValueError, match=rf"the advantage \({module}:nothing\) of attempt 0"),
+    ):
+        assign(LearnerConfig(advantage=f"{module}:nothing"), EPISODES, GROUPS)
+    with pytest.raises(
+        ValueError, match=r"gave an array of shape \(\) for 4 rewards: it must give one number for each"
+    ):
+        assign(LearnerConfig(advantage=f"{module}:one"), EPISODES, GROUPS)
+    with pytest.raises(ValueError, match="reward_kl_coef is set, which takes the reference's log-probabilities"):
+        assign(LearnerConfig(reward_kl_coef=0.1), EPISODES, GROUPS)
+    with pytest.raises(ValueError, match="importance_cap is set, which takes the learner's log-probabilities"):
+        assign(LearnerConfig(importance_cap=2.0), EPISODES, GROUPS)
+
+
+@pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
+def test_steps_without_a_trained_token(advantage: str) -> None:
+    """Episodes of fed tokens alone, or of nothing at all (a prompt that was too long)."""
+    fed = sequence([False, False], 0.0)
+    for episodes in ([episode(1, fed), episode(0, fed)], [episode(1), episode(0)]):
+        sequences, _ = sequences_of(episodes)
+        settings = LearnerConfig(advantage=advantage, importance_cap=2.0, reward_kl_coef=0.1)
+        logprobs = [s.logprobs for s in sequences]
+        credit = assign(settings, episodes, np.zeros(2, int), logprobs, logprobs)
+        assert len(credit.advantages) == len(credit.keep) == len(sequences)
+        assert not any(values.any() for values in credit.advantages)
+        assert "importance/mean" not in credit.metrics
 
 
 def test_the_learner_s_logprobs_replace_the_sampler_s_on_trained_tokens() -> None:

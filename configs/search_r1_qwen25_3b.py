@@ -1,0 +1,78 @@
+"""Search-R1 (arXiv 2503.09516) with Qwen2.5-3B and GRPO, at the paper's settings, on a TPU slice."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes import search_r1
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+STEPS = 500
+UPDATES = 10  # a step: 2,560 episodes in mini-batches of 256
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """512 questions x 5 attempts a step, 10 updates a step, 500 steps; retrieval is a server's.
+
+    python -m launch.serve_kb --kb=wiki=kb/wiki18 --port=8000      # E5-base-v2, or Search-R1's own server
+    python -m launch.train --config=configs/search_r1_qwen25_3b.py --distributed --workdir=/mnt/bucket/search_r1 \
+        --config.data.train=train.parquet --config.data.test=test.parquet
+    python -m launch.compile_check --config=configs/search_r1_qwen25_3b.py --topology=v5e:8x8
+
+    Questions: Search-R1's nq_hotpotqa_train (train.parquet, test.parquet), rows of verl. Retrieval: anything that answers `POST
+    /retrieve` at config.knowledge.wiki.source; a corpus file there builds a knowledge base instead, with E5-base-v2. The first
+    128 test questions validate; the test set is scored as far as config.evaluation.final_examples. Neither
+    compiled nor run so far: no step time, no result; the compile check tells whether it fits.
+    """
+    return to_config_dict(
+        TrainConfig(
+            steps=STEPS,
+            model=ModelConfig(path="Qwen/Qwen2.5-3B", dtype="float32", compute_dtype="bfloat16"),
+            # Qwen2.5-3B has 2 key/value heads: two chips share them.
+            mesh=MeshConfig(data=1, fsdp=-1, tensor=2, layout="fsdp+tensor"),
+            engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
+            agent=AgentConfig(
+                grammar="search_r1",
+                max_searches=search_r1.MAX_SEARCHES,
+                k=search_r1.PASSAGES,
+                max_turn_tokens=500,
+                answer_tokens=64,
+                instruct=True,
+            ),
+            knowledge={
+                "wiki": KnowledgeConfig(
+                    source="http://127.0.0.1:8000/retrieve", encoder="intfloat/e5-base-v2", index="exact"
+                )
+            },
+            # The paper validates on test questions, and some of them stand in the training set (launch.check_data).
+            data=DataConfig(train="train.parquet", validation="test.parquet", test="test.parquet", overlap="warn"),
+            rollout=RolloutConfig(examples=512, samples=5, temperature=1.0),
+            stages={"main": StageConfig(reward=dict(search_r1.REWARD))},
+            learner=LearnerConfig(
+                advantage="grpo",
+                drop_no_signal=False,
+                minibatches=UPDATES,
+                loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.001),
+                optimizer=OptimizerConfig(lr=1e-6, warmup=round(0.285 * STEPS * UPDATES), weight_decay=0.01, b2=0.999),
+                length_buckets=(4096,),
+                micro_tokens=64 * 4096,
+                remat="full",
+            ),
+            evaluation=EvaluationConfig(every=50, examples=128, final_examples=2000, normalizer="search_r1"),
+            checkpoint=CheckpointConfig(every=50),
+        )
+    )

@@ -1,0 +1,66 @@
+r"""Makes a corpus of the passages that questions bring along: HotpotQA's and 2WikiMultihopQA's contexts, MuSiQue's paragraphs.
+
+    python -m launch.make_corpus --questions=hotpot_dev_distractor_v1.json --output=corpus.jsonl.gz
+    python -m launch.make_corpus --questions=hotpot.json,musique.jsonl --output=corpus.jsonl
+
+Each distinct passage once, `{id, title, text}` a line, with the ids that the questions' `supporting` names. The file appears
+whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from absl import flags
+from tqdm.auto import tqdm
+
+from launch.command import start
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("questions", None, "Files of questions, FILE or FORMAT:FILE, with commas between.", required=True)
+    flags.DEFINE_string("output", None, "The corpus: .jsonl or .jsonl.gz.", required=True)
+
+
+def main(_: Sequence[str]) -> None:
+    output = pathlib.Path(FLAGS.output).expanduser()
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"--output={output}: the name must end in .jsonl or .jsonl.gz")
+    if output.exists():
+        raise ValueError(f"--output={output} exists already; remove it, or give another name")
+    counts = PoolCounts()
+    passages = tqdm(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
+    write_corpus(output, passages)
+    print(
+        f"{output}: {counts.passages:,} distinct passages of {counts.given:,} that came with {counts.rows:,} questions"
+    )
+
+
+def write_corpus(path: pathlib.Path, passages: Iterable[Passage]) -> None:
+    """Writes passages to a file that appears whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as raw:
+            # no time stamp and no name inside: the same passages are the same bytes
+            file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
+            for passage in passages:
+                row = {"id": passage.id, "title": passage.title, "text": passage.text}
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            if file is not raw:
+                file.close()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

@@ -1,0 +1,120 @@
+r"""Sorts questions by how many attempts a policy needs, and makes training sets of them (R1-Searcher's data selection).
+
+    python -m launch.select_data --config=configs/smollm2_search.py --workdir=runs/selection --config.data.train=questions.jsonl
+    python -m launch.select_data --config=.. --workdir=.. --stage1=hotpotqa/medium:200,2wiki/medium:150 --resume
+
+The configuration's policy, agent, knowledge bases and sampling are used on config.data.train. Leaves difficulty.jsonl (every
+question), stage_1.jsonl, stage_2.jsonl (FlashRAG rows), difficulty.png, and rounds/ with every attempt. A killed job continues
+with --resume where it was.
+"""
+
+from __future__ import annotations
+
+from routerl_jax.parallel.platform import split_cpu, tune_process
+
+if __name__ == "__main__":
+    tune_process()
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import config_flags
+
+from launch.command import read_config, start
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/smollm2_search.py.")
+    flags.DEFINE_string("workdir", None, "Directory of the job.", required=True)
+    flags.DEFINE_bool("resume", False, "Continue the job in --workdir.")
+    flags.DEFINE_integer("easy_below", 10, "Answered in fewer attempts than this: easy.")
+    flags.DEFINE_integer("hard_above", 20, "Not answered in so many attempts: hard.")
+    flags.DEFINE_integer(
+        "per_round", 5, "Attempts per question and round; only unanswered questions go on to the next."
+    )
+    flags.DEFINE_integer("portion", 256, "Questions whose results are written at a time.")
+    flags.DEFINE_string("metric", "em", "An attempt is right where this is 1: em, cover_em, substring_em, f1.")
+    flags.DEFINE_list("stage1", ["medium:350"], "[DATASET/]LEVEL:COUNT, with commas between; COUNT may be `all`.")
+    flags.DEFINE_list("stage2", ["medium:all", "hard:all"], "As --stage1; without what is in stage 1.")
+    flags.mark_flag_as_required("config")
+
+
+def counts_of(parts: Sequence[str], flag: str) -> dict[str, int | None]:
+    """`["medium:350", "hard:all"]` as `{"medium": 350, "hard": None}`."""
+    counts: dict[str, int | None] = {}
+    for part in parts:
+        kind, _, count = part.strip().rpartition(":")
+        if not kind or not (count == "all" or count.isdecimal()):
+            raise ValueError(f"--{flag}: {part!r} is not [DATASET/]LEVEL:COUNT, such as medium:350 or hard:all")
+        counts[kind] = None if count == "all" else int(count)
+    return counts
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.agents.driver import run
+    from routerl_jax.core.types import Example
+    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.training.rl import make_engine
+    from routerl_jax.training.run import step_seed
+    from routerl_jax.training.selection import SelectionConfig, check_same, select
+    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+
+    config = read_config()
+    selection = SelectionConfig(
+        easy_below=FLAGS.easy_below,
+        hard_above=FLAGS.hard_above,
+        per_round=FLAGS.per_round,
+        portion=FLAGS.portion,
+        metric=FLAGS.metric,
+        normalizer=config.evaluation.normalizer,
+        seed=config.seed,
+        stage1=counts_of(FLAGS.stage1, "stage1"),
+        stage2=counts_of(FLAGS.stage2, "stage2"),
+    )
+    workdir = pathlib.Path(FLAGS.workdir)
+    parts = ("seed", "model", "agent", "knowledge", "data", "rollout")
+    attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}
+    made_of = {**attempted, **{key: dataclasses.asdict(config)[key] for key in parts}}
+    check_same(made_of, workdir / "selection.json", FLAGS.resume)
+    split_cpu(config.mesh.cpu_devices)
+    source = open_examples(config.data.train, config.data.train_range, "train")
+    recipe = build_recipe(config)
+
+    @functools.cache  # where all attempts are on disk already, no policy is needed
+    def parts_of_agent():
+        return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config)
+
+    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[list[str | None]]:
+        engine, tools = parts_of_agent()
+        episodes = run(
+            recipe.agent,
+            examples,
+            engine,
+            tools,
+            samples=samples,
+            seed=step_seed(config.seed, number),
+            sampling=Sampling(
+                temperature=config.rollout.temperature, top_p=config.rollout.top_p, top_k=config.rollout.top_k
+            ),
+            deterministic=config.rollout.deterministic,
+            tool_timeout=config.rollout.tool_timeout,
+            progress="attempts",
+        )
+        answers = [episode.answer for episode in episodes]
+        return [answers[i : i + samples] for i in range(0, len(answers), samples)]
+
+    report = select(source, attempt, selection, workdir)
+    shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
+    print(f"{len(source)} questions: {shares}")
+    print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")
+    for line in report.missing:
+        print(f"{line}; the set is smaller")
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

@@ -1,0 +1,1 @@
+"""How published data sets write their questions: one file each; `known.FORMATS` has all."""

@@ -1,0 +1,52 @@
+"""Plain rows: FlashRAG's `{id, question, golden_answers, metadata}`, and whatever else names a question and its answers.
+
+NQ-open (`{question, answer: [..]}`) and this project's own files are of this kind.
+"""
+
+from __future__ import annotations
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of, strings
+
+_ANSWER_KEYS = ("golden_answers", "answers", "answer")
+
+
+class FlashRag(QuestionFormat):
+    """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`) and `answer_aliases`.
+
+    A row without answers is an error. Every other key goes to `metadata` as it is.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return True
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        question = question_of(row, place)
+        key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
+        if key is None:
+            raise place.error("no answers; give them under 'golden_answers'")
+        answers = strings(row[key], place, key)
+        aliases = row.get("answer_aliases") or []
+        if isinstance(aliases, str):
+            raise place.error("key 'answer_aliases' must be a list of strings")
+        used = ("id", "_id", "question", "answer_aliases", key)
+        return Example(
+            id=example_id(row, place),
+            question=question,
+            answers=tuple(dict.fromkeys([*answers, *strings(aliases, place, "answer_aliases")])),
+            metadata={name: value for name, value in row.items() if name not in used},
+        )
+
+
+def is_plain(row: Row) -> bool:
+    """True if the row has a question and says its answers, if any, under one of this format's keys."""
+    return "question" in row and any(key in row for key in _ANSWER_KEYS)
+
+
+def answered(row: Row) -> bool:
+    """True if one of this format's keys holds an answer."""
+    return any(row.get(key) for key in _ANSWER_KEYS)
+
+
+FORMATS.register("flashrag")(FlashRag())

@@ -1,0 +1,69 @@
+"""HippoRAG's json lists: `paragraphs` or `contexts` with each question, golden answers under the data set's own key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    gold_fields,
+    passage,
+    question_of,
+    strings,
+)
+
+_ANSWER_KEYS = ("golden_answers", "answers", "answer", "gold_ans", "reference")
+
+
+class HippoRag(QuestionFormat):
+    """`{id?, question, answer, paragraphs: [{title, text, is_supporting?, idx?}]}`; in nq_rear.json the answers are called
+    `reference` and the paragraphs `contexts`. A paragraph that does not say `is_supporting` is a gold one, as in HippoRAG."""
+
+    def holds(self, row: Row) -> bool:
+        given = [row.get(key) for key in ("paragraphs", "contexts")]
+        return any(isinstance(items, list) and items and isinstance(items[0], dict) for items in given)
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        question = question_of(row, place)
+        answers = distinct(*(strings(row.get(key), place, key) for key in (*_ANSWER_KEYS, "answer_aliases")))
+        if not answers:
+            raise place.error("no answers; give them under 'answer'")
+        used = (*_ANSWER_KEYS, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
+        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
+        found = paragraphs(row, place)
+        if found:
+            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
+
+    def passages(self, row: Row, place: Place) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, place).values()]
+
+
+def paragraphs(row: Row, place: Place) -> dict[int, tuple[Passage, bool | None]]:
+    """By its number (`idx`, or its place in the list), each paragraph and whether it is a gold one (None: not told)."""
+    key = "paragraphs" if row.get("paragraphs") is not None else "contexts"
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, list):
+        raise place.error(f"key {key!r} must be a list of {{title, text, is_supporting}}")
+    found: dict[int, tuple[Passage, bool | None]] = {}
+    for number, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise place.error(f"key {key!r}, item {number + 1}: expected {{title, text, is_supporting}}")
+        text = next((item[name] for name in ("paragraph_text", "text") if isinstance(item.get(name), str)), None)
+        title = item.get("title") or ""
+        if text is None or not isinstance(title, str):
+            raise place.error(f"key {key!r}, item {number + 1}: 'title' and 'text' must be strings")
+        gold = item.get("is_supporting")
+        found[item.get("idx", number)] = (passage(title, text), None if gold is None else bool(gold))
+    return found
+
+
+FORMATS.register("hipporag")(HippoRag())

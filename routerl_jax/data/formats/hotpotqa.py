@@ -1,0 +1,127 @@
+"""HotpotQA's json (hotpot_dev_distractor_v1.json and its like), and the same fields in FlashRAG's and the hub's shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats.flashrag import answered
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    gold_fields,
+    passage,
+    question_of,
+    strings,
+    with_metadata,
+)
+
+
+class HotpotQA(QuestionFormat):
+    """`{_id, question, answer, supporting_facts: [[title, number], ..], context: [[title, [sentence, ..]], ..], type, level}`.
+
+    `supporting_facts` and `context` may also be dicts of lists (`{title, sent_id}`, `{title, sentences}`), as on the hub and
+    under FlashRAG's `metadata`. A row without an answer (the test set) is left out.
+    """
+
+    def holds(self, row: Row) -> bool:
+        fields = with_metadata(row)
+        return "context" in fields and "supporting_facts" in fields and "evidences" not in fields
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        fields = with_metadata(row)
+        question = question_of(fields, place)
+        if not answered(fields):
+            return None
+        answers = [strings(fields.get(key), place, key) for key in ("golden_answers", "answers", "answer")]
+        used = (
+            "id",
+            "_id",
+            "question",
+            "golden_answers",
+            "answers",
+            "answer",
+            "context",
+            "metadata",
+            "supporting_facts",
+        )
+        metadata = {key: value for key, value in fields.items() if key not in used}
+        facts = _facts(fields.get("supporting_facts"), place)
+        if facts is not None:
+            metadata["supporting_facts"] = facts
+        if facts is not None and "context" in fields:
+            titles = {title for title, _ in facts}
+            gold = [item for item in self.passages(row, place) if item.title in titles]
+            metadata |= gold_fields(gold)
+        return Example(id=example_id(fields, place), question=question, answers=distinct(*answers), metadata=metadata)
+
+    def passages(self, row: Row, place: Place) -> list[Passage]:
+        return [
+            passage(title, joined(sentences)) for title, sentences in _context(with_metadata(row).get("context"), place)
+        ]
+
+
+def joined(sentences: list[str]) -> str:
+    """Sentences as a text; HotpotQA's begin with their blank, 2WikiMultihopQA's don't."""
+    text = ""
+    for sentence in sentences:
+        text += sentence if not text or sentence[:1].isspace() or text[-1:].isspace() else f" {sentence}"
+    return text.strip()
+
+
+def _context(value: Any, place: Place) -> list[tuple[str, list[str]]]:
+    """(title, sentences) of each paragraph."""
+    value = _from_json(value, "context", place)
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        key = next((key for key in ("sentences", "content") if key in value), "sentences")
+        value = _pairs(value, ("title", key), "context", place)
+    if not isinstance(value, list) or not all(_is_pair(item) and _is_strings(item[1]) for item in value):
+        raise place.error("key 'context' must be a list of [title, [sentence, ..]]")
+    return [(title, sentences) for title, sentences in value]
+
+
+def _facts(value: Any, place: Place) -> list[list[Any]] | None:
+    """[title, sentence number] of each supporting sentence; None where they are not told."""
+    value = _from_json(value, "supporting_facts", place)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        value = _pairs(value, ("title", "sent_id"), "supporting_facts", place)
+    if not isinstance(value, list) or not all(_is_pair(item) and type(item[1]) is int for item in value):
+        raise place.error("key 'supporting_facts' must be a list of [title, number of the sentence]")
+    return [list(item) for item in value]
+
+
+def _from_json(value: Any, key: str, place: Place) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise place.error(f"key {key!r} is a string that is not JSON ({error.msg})") from error
+
+
+def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, place: Place) -> list[list[Any]]:
+    columns = [value.get(name) for name in keys]
+    if not all(isinstance(column, list) for column in columns) or len(columns[0] or []) != len(columns[1] or []):
+        raise place.error(f"key {key!r} must hold two lists of one length, {keys[0]!r} and {keys[1]!r}")
+    return [list(pair) for pair in zip(columns[0] or [], columns[1] or [])]
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+FORMATS.register("hotpotqa")(HotpotQA())

@@ -1,0 +1,57 @@
+"""All formats that come with the package, and which of them a row is in."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
+    bamboogle,
+    flashrag,
+    hipporag,
+    hotpotqa,
+    musique,
+    popqa,
+    r1_searcher,
+    two_wiki,
+    verl,
+)
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
+from routerl_jax.data.formats.tables import read_question_rows
+
+# The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
+_ORDER = ("verl", "popqa", "musique", "2wikimultihopqa", "hotpotqa", "r1_searcher", "hipporag", "bamboogle", "flashrag")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(format, file) of `hotpotqa:FILE`; the format is "" where none is named."""
+    head, colon, path = name.partition(":")
+    return (head, path) if colon and head in FORMATS and not pathlib.Path(name).exists() else ("", name)
+
+
+def format_of(row: Row) -> QuestionFormat:
+    """The format whose keys a row has."""
+    return next(form for form in map(FORMATS.get, _ORDER) if form.holds(row))
+
+
+def read_examples(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, Example | None]]:
+    """The questions of a file with their places; None for a row without an answer, which is to be left out.
+
+    Args:
+      form: of `FORMATS`; "": each row's own, told by its keys.
+
+    Raises:
+      ValueError: while reading: names file, row and key.
+    """
+    named = FORMATS.get(form) if form else None
+    for place, row in read_question_rows(path):
+        yield place, (named or format_of(row)).example(row, place)
+
+
+def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:
+    """For each row of a file of questions, the passages that it brings along."""
+    named = FORMATS.get(form) if form else None
+    for place, row in read_question_rows(path):
+        yield place, (named or format_of(row)).passages(row, place)

@@ -1,0 +1,70 @@
+"""MuSiQue's jsonl (musique_ans_v1.0_train.jsonl and its like), and HippoRAG's json lists of the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats.flashrag import answered
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    gold_fields,
+    question_of,
+    strings,
+)
+from routerl_jax.data.formats.hipporag import paragraphs
+
+
+class Musique(QuestionFormat):
+    """`{id, question, answer, answer_aliases, answerable, paragraphs: [{idx, title, paragraph_text, is_supporting}],
+    question_decomposition: [{id, question, answer, paragraph_support_idx}]}`.
+
+    Rows with `answerable` false (of MuSiQue-Full, where each repeats an answerable question without its evidence) and rows
+    without an answer (the test set) are left out.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "question_decomposition" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        question = question_of(row, place)
+        if row.get("answerable") is False or not answered(row):
+            return None
+        keys = ("golden_answers", "answers", "answer", "answer_aliases")
+        answers = [strings(row.get(key), place, key) for key in keys]
+        used = (*keys, "id", "_id", "question", "paragraphs", "question_decomposition", "answerable")
+        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
+        name = example_id(row, place)
+        if "__" in name:  # 2hop, 3hop1, 4hop3, ...
+            metadata.setdefault("type", name.split("__")[0])
+        found = paragraphs(row, place)
+        if found:
+            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        if "question_decomposition" in row:
+            metadata["decomposition"] = _decomposition(row["question_decomposition"], found, place)
+        return Example(id=name, question=question, answers=distinct(*answers), metadata=metadata)
+
+    def passages(self, row: Row, place: Place) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, place).values()]
+
+
+def _decomposition(steps: Any, found: dict[int, tuple[Passage, bool | None]], place: Place) -> list[dict[str, Any]]:
+    """Sub-questions with their answers, and the id of the paragraph that has each."""
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
+    result = []
+    for step in steps:
+        number = step.get("paragraph_support_idx")
+        if number is not None and found and number not in found:
+            raise place.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
+        support = found[number][0].id if number is not None and found else None
+        result.append({"question": step.get("question"), "answer": step.get("answer"), "support": support})
+    return result
+
+
+FORMATS.register("musique")(Musique())

@@ -1,0 +1,52 @@
+"""PopQA (popQA.tsv, the hub's rows, HippoRAG's popqa.json): aliases are JSON inside of strings."""
+
+from __future__ import annotations
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    gold_fields,
+    json_strings,
+    question_of,
+)
+from routerl_jax.data.formats.hipporag import paragraphs
+
+_ALIAS_KEYS = ("possible_answers", "s_aliases", "o_aliases")
+
+
+class PopQA(QuestionFormat):
+    """`{id, question, subj, prop, obj, possible_answers, s_aliases, o_aliases, s_pop, o_pop, ..}`.
+
+    The accepted answers are `possible_answers`, parsed: HippoRAG's and RouteRAG's readers put the JSON string itself among
+    them, so that no alias ever matched. `type` is the relation.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "possible_answers" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        question = question_of(row, place)
+        aliases = {key: json_strings(row[key], place, key) for key in _ALIAS_KEYS if key in row}
+        answers = distinct(aliases.get("possible_answers", ()))
+        if not answers:
+            raise place.error("key 'possible_answers' holds no answer")
+        used = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
+        metadata = {key: value for key, value in row.items() if key not in used}
+        metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
+        if "prop" in row:
+            metadata.setdefault("type", row["prop"])
+        found = paragraphs(row, place)
+        if found:
+            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
+
+    def passages(self, row: Row, place: Place) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, place).values()]
+
+
+FORMATS.register("popqa")(PopQA())

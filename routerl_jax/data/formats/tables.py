@@ -1,0 +1,76 @@
+"""Rows of tables: .parquet, and .csv and .tsv files whose first line names the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.rows import Place, read_rows
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_BATCH = 1024  # rows of a parquet file that are in memory at a time
+
+
+def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Rows of a file with their places: .parquet, .csv, .tsv, or JSON as `core.rows.read_rows` has it; told by the name.
+
+    All but .parquet may be compressed (.gz, .bz2, .xz, .zst).
+
+    Raises:
+      ValueError: while reading: a file that is missing or damaged, and a row with another number of columns than the first.
+    """
+    path = pathlib.Path(path).expanduser()
+    suffix = pathlib.Path(plain_name(path)).suffix.lower()
+    if path.suffix.lower() == ".parquet":
+        return _parquet(path)
+    if suffix in _DELIMITERS:
+        return _separated(path, _DELIMITERS[suffix])
+    return read_rows(path)
+
+
+def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    csv.field_size_limit(2**31 - 1)
+    place = Place(path, "line", 1)
+    with open_bytes(path, lambda: f" after line {place.number}") as file:
+        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter)
+        columns: list[str] = []
+        while True:
+            place = place._replace(number=rows.line_num + 1)
+            try:
+                row = next(rows, None)
+            except UnicodeDecodeError as error:
+                raise place.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
+            except csv.Error as error:
+                raise place.error(f"not a table ({error})") from error
+            if row is None:
+                return
+            if not columns:
+                columns = [name.strip() for name in row]
+            elif row:
+                if len(row) != len(columns):
+                    raise place.error(
+                        f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)}). Is it {delimiter!r} that "
+                        f"stands between them?"
+                    )
+                yield place, dict(zip(columns, row))
+
+
+def _parquet(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise ValueError(f"{path}: No such file or directory")
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        number = 0
+        for batch in file.iter_batches(batch_size=_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield Place(path, "row", number), row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: damaged or not parquet ({error}). Fetch it again") from error

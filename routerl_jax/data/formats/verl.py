@@ -1,0 +1,99 @@
+"""Rows that verl trains on (parquet): Search-R1's nq_hotpotqa_train, RouteRAG's RL set, and whatever is made like them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, strings
+
+_MARK = "Question:"
+
+
+class Verl(QuestionFormat):
+    """`{data_source, prompt: [{role, content}], reward_model: {ground_truth: {target: [..]}}, extra_info: {split, index}}`.
+
+    The question is `question`, or `extra_info.question`, or what follows the last "Question:" of the last user message
+    (Search-R1's and RouteRAG's prompts end so): its instructions are those of another agent and are dropped. The id is
+    `data_source/split/index` (or `data_source/id`), as Search-R1 counts each data set from 0 in one file.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "reward_model" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        info = _mapping(row.get("extra_info"))
+        source = str(row.get("data_source") or "")
+        answers = _answers(row, place)
+        metadata: dict[str, Any] = {
+            key: row[key] for key in ("data_source", "ability", "type", "level") if row.get(key) is not None
+        }
+        metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
+        return Example(
+            id=_id(row, info, source, place), question=_question(row, info, place), answers=answers, metadata=metadata
+        )
+
+
+def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
+    for value in (row.get("question"), info.get("question")):
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    prompt = row.get("prompt")
+    messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
+    users = [message.get("content") for message in messages if message.get("role") == "user"]
+    if not users or not isinstance(users[-1], str):
+        raise place.error("no question: neither 'question' nor 'extra_info.question', and 'prompt' has no user message")
+    text = users[-1]
+    _, mark, question = text.rpartition(_MARK)
+    if mark:
+        return question.strip() or _no_question(place)
+    if len(text.split()) > 100:
+        raise place.error(
+            f"the prompt has no {_MARK!r} that says where its instructions end; add a column 'question' with the question alone"
+        )
+    return text.strip() or _no_question(place)
+
+
+def _no_question(place: Place) -> NoReturn:
+    raise place.error("the question in 'prompt' is empty")
+
+
+def _answers(row: Row, place: Place) -> tuple[str, ...]:
+    truth = _mapping(row.get("reward_model")).get("ground_truth")
+    target = truth.get("target") if isinstance(truth, Mapping) else truth
+    if target is None:
+        raise place.error("no answers: 'reward_model.ground_truth.target' is missing")
+    answers = distinct(strings(target, place, "reward_model.ground_truth.target"))
+    if not answers:
+        raise place.error("'reward_model.ground_truth.target' holds no answer")
+    return answers
+
+
+def _id(row: Row, info: Mapping[str, Any], source: str, place: Place) -> str:
+    parts = [source] if source else []
+    if row.get("id") is not None:
+        return "/".join([*parts, str(row["id"])])
+    if info.get("index") is not None:
+        split = [str(info["split"])] if info.get("split") else []
+        return "/".join([*parts, *split, str(info["index"])])
+    return "/".join([*parts, str(place.number)])
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parsed(value: Any) -> Any:
+    """RouteRAG keeps lists as JSON in strings."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+FORMATS.register("verl")(Verl())

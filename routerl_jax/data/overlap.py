@@ -1,0 +1,184 @@
+"""Questions that stand in two data sets, word for word or nearly so: what training must not share with evaluation."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import pathlib
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.readers import ExampleSource
+
+_WORD = re.compile(r"\w+")
+_SLACK = 1e-9  # of sums of weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """A pair of questions. `score` is 1 for equal words, else the Jaccard similarity of their shingles."""
+
+    train_id: str
+    test_id: str
+    train_question: str
+    test_question: str
+    score: float
+    exact: bool
+
+
+def examples_of(source: ExampleSource) -> Iterator[Example]:
+    """All examples of a source, one after the other."""
+    return (source[index] for index in range(len(source)))
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text as they are compared: no case, no accents, no punctuation."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return _WORD.findall(plain)
+
+
+def find_overlaps(
+    train: Iterable[Example],
+    test: Sequence[Example],
+    *,
+    threshold: float = 0.6,
+    words: int = 1,
+    progress: bool = False,
+) -> list[Overlap]:
+    """All pairs with equal words, and those whose sets of shingles (`words` consecutive words) are alike.
+
+    Alike is a Jaccard similarity of at least `threshold`, in which a shingle of n of all N questions weighs log(1 + N/n): the
+    words of a template that many questions share count little, the names in them count. No pair is missed: one that reaches
+    the threshold shares one of the rarest shingles of the test question that hold more than 1 - threshold of its weight
+    (prefix filtering, Bayardo et al. 2007), and only training questions with one of these are compared. A question with
+    pictures counts only where text and pictures are equal.
+
+    Args:
+      train: read once, in order.
+      test: what it is compared with.
+      threshold: in (0, 1]; 1 for pairs of equal sets alone.
+      words: of a shingle; a shorter question is one shingle.
+      progress: show bars.
+
+    Returns:
+      Pairs by test question, best first.
+
+    Raises:
+      ValueError: threshold or words out of range.
+    """
+    if not 0 < threshold <= 1 or words < 1:
+        raise ValueError(f"threshold={threshold} must be in (0, 1] and words={words} at least 1")
+    index = _Index(words)
+    for example in tqdm(train, desc="reading questions", unit="question", disable=not progress):
+        index.add(example)
+    asked = index.close(test)
+    found: list[Overlap] = []
+    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), asked):
+        found += index.matches(example, shingles, threshold)
+    return found
+
+
+class _Index:
+    """Training questions by their words and by their shingles."""
+
+    def __init__(self, words: int) -> None:
+        self._words = words
+        self._examples: list[tuple[str, str]] = []  # id, question
+        self._exact: dict[str, list[int]] = collections.defaultdict(list)
+        self._numbers: dict[str, int] = {}  # of shingles
+        self._flat: list[np.ndarray] = []  # each question's shingles
+
+    def add(self, example: Example) -> None:
+        self._exact[_key(example)].append(len(self._examples))
+        self._examples.append((example.id, example.question))
+        self._flat.append(self._shingles(example))
+
+    def close(self, test: Sequence[Example]) -> list[np.ndarray]:
+        """Weighs the shingles, now that all questions are known; returns those of the test questions."""
+        asked = [self._shingles(example) for example in test]
+        sizes = np.array([len(item) for item in self._flat], np.int64)
+        flat = np.concatenate([np.empty(0, np.int32), *self._flat])
+        kinds = len(self._numbers)
+        in_train = np.bincount(flat, minlength=kinds)
+        in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *asked]), minlength=kinds)
+        self._weights = np.log1p((len(sizes) + len(asked)) / np.maximum(in_train + in_test, 1))
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        self._totals = np.bincount(
+            owners, self._weights[flat], minlength=len(sizes)
+        )  # weight of each training question
+        self._postings = owners[np.argsort(flat, kind="stable")]  # questions by shingle, in ascending order
+        self._bounds = np.concatenate([[0], np.cumsum(in_train)])
+        self._flat = []
+        return asked
+
+    def matches(self, example: Example, shingles: np.ndarray, threshold: float) -> list[Overlap]:
+        exact = self._exact.get(_key(example), [])
+        near = [(number, score) for number, score in self._near(shingles, threshold) if number not in exact]
+        near.sort(key=lambda item: (-item[1], item[0]))
+        pairs = [(number, 1.0, True) for number in exact] + [(number, score, False) for number, score in near]
+        return [
+            Overlap(
+                train_id=self._examples[number][0],
+                test_id=example.id,
+                train_question=self._examples[number][1],
+                test_question=example.question,
+                score=score,
+                exact=is_exact,
+            )
+            for number, score, is_exact in pairs
+        ]
+
+    def _near(self, shingles: np.ndarray, threshold: float) -> list[tuple[int, float]]:
+        """(training question, similarity) of those that reach the threshold."""
+        if not len(shingles):
+            return []
+        shingles = shingles[np.argsort(-self._weights[shingles], kind="stable")]
+        weights = self._weights[shingles]
+        total = weights.sum()
+        prefix = int(np.searchsorted(np.cumsum(weights), (1 - threshold) * total + _SLACK, side="right")) + 1
+        candidates = np.unique(np.concatenate([self._holders(shingle) for shingle in shingles[:prefix]]))
+        totals = self._totals[candidates]
+        fitting = (totals >= threshold * total - _SLACK) & (totals * threshold <= total + _SLACK)
+        candidates, totals = candidates[fitting], totals[fitting]
+        if not len(candidates):
+            return []
+        common = np.zeros(len(candidates))
+        for shingle, weight in zip(shingles, weights):
+            holders = self._holders(shingle)
+            if len(holders):
+                at = np.minimum(np.searchsorted(holders, candidates), len(holders) - 1)
+                common += weight * (holders[at] == candidates)
+        scores = common / (total + totals - common)
+        return [(int(candidates[i]), min(float(scores[i]), 1.0)) for i in np.flatnonzero(scores >= threshold - _SLACK)]
+
+    def _holders(self, shingle: int) -> np.ndarray:
+        """Training questions with a shingle."""
+        return self._postings[self._bounds[shingle] : self._bounds[shingle + 1]]
+
+    def _shingles(self, example: Example) -> np.ndarray:
+        words = words_of(example.question)
+        if example.images or not words:
+            return np.empty(0, np.int32)
+        last = max(len(words) - self._words, 0)
+        texts = dict.fromkeys(" ".join(words[i : i + self._words]) for i in range(last + 1))
+        return np.array([self._numbers.setdefault(text, len(self._numbers)) for text in texts], np.int32)
+
+
+def _key(example: Example) -> str:
+    """What is equal for equal questions: words (or, without any, the text), and pictures."""
+    text = " ".join(words_of(example.question)) or example.question.strip()
+    return "\n".join([text, *map(_picture_key, example.images)])
+
+
+def _picture_key(image: Any) -> str:
+    if isinstance(image, str | pathlib.Path):
+        return str(image)
+    content = image if isinstance(image, bytes) else np.asarray(image).tobytes()
+    return hashlib.sha256(content).hexdigest()

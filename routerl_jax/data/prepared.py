@@ -1,0 +1,118 @@
+"""Question files as a tensorflow-datasets builder, read without TensorFlow: array_record files, written once."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from filelock import FileLock
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats import known
+from routerl_jax.data.formats.format import FORMATS
+from routerl_jax.data.readers import distinct_examples
+from routerl_jax.models.pretrained import cache_directory
+
+_SPLIT = "questions"
+_BESIDE = ("id_aliases.json",)  # files that a format reads beside its own
+
+
+class Questions(tfds.core.GeneratorBasedBuilder):
+    """Questions of one file of the user's, in its order.
+
+    Args:
+      path: the file.
+      form: of data.formats; "": told by the keys of its rows.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "Questions, answers and metadata."}  # noqa: RUF012 - tfds wants a plain dict
+
+    def __init__(self, path: str | pathlib.Path, form: str = "", **options: Any) -> None:
+        self._path, self._form = pathlib.Path(path).expanduser(), form
+        super().__init__(**options)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return self.dataset_info_from_configs(
+            description=__doc__,
+            features=tfds.features.FeaturesDict(
+                {
+                    "id": tfds.features.Text(),
+                    "question": tfds.features.Text(),
+                    "answers": tfds.features.Sequence(tfds.features.Text()),
+                    "metadata": tfds.features.Text(),  # JSON object
+                }
+            ),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        return {_SPLIT: self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        rows = tqdm(distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question")
+        for number, example in enumerate(rows):
+            yield (
+                number,
+                {
+                    "id": example.id,
+                    "question": example.question,
+                    "answers": list(example.answers),
+                    "metadata": json.dumps(example.metadata),
+                },
+            )
+
+
+class PreparedExamples:
+    """The questions of one file, read one by one from array_record files in the cache, which are written on first use.
+
+    They are known by the content of the file, the format and the code that reads it. For the order, and for what is raised
+    on first use, see `FileExamples`.
+    """
+
+    def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
+        self._source = _prepared(pathlib.Path(path).expanduser(), form).as_data_source(split=_SPLIT)  # type: ignore[call-arg]
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        row = self._source[index]
+        return Example(
+            id=_text(row["id"]),
+            question=_text(row["question"]),
+            answers=tuple(_text(answer) for answer in np.atleast_1d(row["answers"])),
+            metadata=json.loads(_text(row["metadata"])),
+        )
+
+
+def _prepared(path: pathlib.Path, form: str) -> Questions:
+    if not path.is_file():
+        raise ValueError(f"{path}: No such file or directory")
+    digest = hashlib.sha256(form.encode())
+    for module in (known, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
+        digest.update(inspect.getsource(module).encode() if module else b"")
+    for file in (path, *(path.parent / name for name in _BESIDE)):
+        if file.is_file():
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    directory = cache_directory() / "tensorflow_datasets" / digest.hexdigest()[:12]
+    directory.mkdir(parents=True, exist_ok=True)
+    tfds.display_progress_bar(False)  # ours says what is done; nothing is downloaded
+    with FileLock(directory / "questions.lock"):
+        builder = Questions(path=path, form=form, data_dir=str(directory), file_format="array_record")
+        builder.download_and_prepare()
+    return builder
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,113 @@
+"""A retrieval server of Search-R1's protocol (`POST /retrieve`), searched as if it were here.
+
+The protocol: Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a); verl's and SkyRL's search tools speak it too. For a
+server of this project, `knowledge.client.kb.HttpKB` asks `/v1/search`, which also tells sizes and modes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.client.background import run
+from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.client.transport import Transport
+from routerl_jax.knowledge.corpus import split_contents
+
+_PATH = "/retrieve"
+
+
+class RetrieveKB(KnowledgeBase):
+    """Passages behind `POST /retrieve {queries, topk, return_scores}`. Safe to use from several threads.
+
+    Args:
+      urls: `http://host:port/retrieve`, of one server or of several equal ones.
+      token: default: ROUTERL_KB_TOKEN in the environment.
+      timeouts, retries: how patient it is.
+      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
+      breaker: makes the circuit breaker of a server.
+
+    Raises:
+      ValueError: not such a URL.
+      Unavailable: while searching: no server answered, or not in this protocol.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        batch: int = 256,
+        concurrency: int = 4,
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+    ) -> None:
+        places = [urls] if isinstance(urls, str) else list(urls)
+        for url in places:
+            if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith(_PATH):
+                raise ValueError(f"{url!r} is no address of Search-R1's protocol: http://host:port{_PATH}")
+        if not places or batch < 1 or concurrency < 1:
+            raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
+        self.name = places[0]
+        self._batch, self._concurrency = batch, concurrency
+        self._settings: dict[str, Any] = {
+            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
+            "timeouts": timeouts or Timeouts(),
+            "retries": retries or Retries(),
+            "breaker": breaker,
+        }
+        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in places]
+        self._transport: Transport | None = None
+
+    def __len__(self) -> int:
+        raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
+
+    def close(self) -> None:
+        """Closes the connections; the next search opens new ones."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            run(transport.close())
+
+    def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
+        parts = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
+        return [found for reply in run(self._ask_all(parts, k)) for found in reply]
+
+    async def _ask_all(self, parts: Sequence[list[str]], k: int) -> list[list[list[Passage]]]:
+        if self._transport is None:
+            self._transport = Transport(self._bases, **self._settings)
+        transport, slots = self._transport, asyncio.Semaphore(self._concurrency)
+
+        async def ask(queries: list[str]) -> list[list[Passage]]:
+            body = {"queries": queries, "topk": k, "return_scores": True}
+            async with slots:
+                return self._read(await transport.request("POST", _PATH, body), len(queries))
+
+        return list(await asyncio.gather(*(ask(part) for part in parts)))
+
+    def _read(self, reply: Any, count: int) -> list[list[Passage]]:
+        try:
+            results = [[_passage(item) for item in found] for found in reply["result"]]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Unavailable(f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})") from error
+        if len(results) != count:
+            raise Unavailable(f"{self.name}: {len(results)} results for {count} queries")
+        return results
+
+
+def _passage(item: Any) -> Passage:
+    """`{document: {id?, contents} or {title, text}, score}`, or the document alone."""
+    document = item.get("document", item)
+    if isinstance(document, str):
+        title, text = split_contents(document)
+        return Passage(id="", title=title, text=text, score=float(item.get("score", 0.0)))
+    if "text" in document:
+        title, text = str(document.get("title") or ""), str(document["text"])
+    else:
+        title, text = split_contents(document["contents"])
+    return Passage(id=str(document.get("id", "")), title=title, text=text, score=float(item.get("score", 0.0)))

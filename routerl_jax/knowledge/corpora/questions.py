@@ -1,0 +1,52 @@
+"""The passages that come with questions (HotpotQA's contexts, MuSiQue's paragraphs, ...) as one corpus."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from routerl_jax.core.types import Passage
+from routerl_jax.data.formats.known import read_passages, split_name
+
+
+@dataclasses.dataclass
+class PoolCounts:
+    """What a pool was made of: rows read, passages that came with them, and distinct ones among these."""
+
+    rows: int = 0
+    given: int = 0
+    passages: int = 0
+
+
+def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Iterator[Passage]:
+    """The distinct passages of question files, gold ones and distractors, in the order in which they first occur.
+
+    Title and text decide: equal passages of several questions are one, with the id that the questions' `supporting` names
+    (`data.formats.format.passage_id`). Questions that are left out in training, as they have no answer, give theirs too.
+
+    Args:
+      names: `FILE` or `FORMAT:FILE`, as in `data.readers.open_dataset`.
+      counts: filled in while reading, if given.
+
+    Raises:
+      ValueError: while reading: a row that can't be used; a file whose rows bring no passages.
+    """
+    counts = counts or PoolCounts()
+    seen: set[str] = set()
+    for name in names:
+        form, path = split_name(name)
+        before = counts.given
+        for _, passages in read_passages(pathlib.Path(path), form):
+            counts.rows += 1
+            for passage in passages:
+                counts.given += 1
+                if passage.id not in seen and passage.text.strip():
+                    seen.add(passage.id)
+                    counts.passages += 1
+                    yield passage
+        if counts.given == before:
+            raise ValueError(
+                f"{path}: no row brings passages along (HotpotQA and 2WikiMultihopQA call them 'context', MuSiQue and HippoRAG "
+                f"'paragraphs'). Name the format, as in hotpotqa:{path}, or leave the file out"
+            )

@@ -1,0 +1,102 @@
+"""Search-R1 (arXiv 2503.09516): a model learns to search while it reasons, from whether its answer is right.
+
+The common ancestor of RouteRAG's and VRAG's loops. Its agent is the SearchAgent with this grammar, its reward exact match
+alone, its algorithm GRPO without a critic. Where paper and released code differ: docs/recipes.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.agents.grammar import GRAMMARS, Grammar
+from routerl_jax.core.types import Action, Call, Passage
+
+# One stage (paper, eq. 4): exact match after the `search_r1` normaliser.
+REWARD: Mapping[str, float] = {"em": 1.0}
+MAX_SEARCHES = 4  # the paper's budget of actions; the released GRPO script has 2
+PASSAGES = 3  # per search
+
+_CONTENT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
+_THINK = rf"<think>{_CONTENT}</think>\s*"
+
+
+@GRAMMARS.register("search_r1")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchR1Grammar(Grammar):
+    """`<think>` a thought, `<search>` a query; what is found follows in `<information>`, in the same turn; then `<answer>`.
+
+    One knowledge base, which the tags don't name.
+    """
+
+    def __post_init__(self) -> None:
+        if len(self.tools) != 1:
+            raise ValueError(f"grammar 'search_r1' names no knowledge base, so it needs exactly one, got {self.tools}")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return ("</search>", "</answer>")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return tuple(f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/"))
+
+    def parse(self, text: str) -> Action:
+        """The first complete pair of `<search>` or `<answer>` tags decides, as in the released code."""
+        found = re.search(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
+        before = text[: found.start()] if found else text
+        thought = re.sub(r"</?think>", " ", before).strip()
+        if found is None:
+            return Action(
+                kind="invalid",
+                thought=thought,
+                error="there is neither a query in <search> nor an answer in <answer>",
+            )
+        content = found[2].strip()
+        if found[1] == "answer":
+            return Action(kind="answer", answer=content, thought=thought)
+        query = " ".join(content.split())
+        if not query:
+            return Action(kind="invalid", thought=thought, error="there is nothing between <search> and </search>")
+        return Action(kind="search", tool=self.tools[0], query=query, thought=thought)
+
+    def well_formed(self, text: str) -> bool:
+        return bool(re.fullmatch(rf"\s*{_THINK}<(search|answer)>{_CONTENT}</\1>\s*", text, re.DOTALL))
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        return f"<think>{thought}</think>\n<search>{query}</search>"
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+    @property
+    def answer_opening(self) -> str:
+        return "<answer>"
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+        if call.error is not None:
+            body = f"The search failed: {call.error}"
+        elif not passages:
+            body = "Nothing was found."
+        else:
+            body = "\n".join(
+                f"Doc {i}(Title: {passage.title}) {' '.join(passage.text.split())}"
+                for i, passage in enumerate(passages, 1)
+            )
+        return f"\n\n<information>{body}</information>\n\n"
+
+    def reminder(self, error: str) -> str:
+        """Not in `<information>` tags, as the released code has it: nothing was retrieved."""
+        return (
+            f"\nThat step could not be carried out: {error}. A query belongs between <search> and </search>, the final answer "
+            "between <answer> and </answer>. Once more.\n"
+        )
+
+    def instructions(self) -> str:
+        return (
+            "Work out the answer to the question. Whenever you have learnt something new, first think inside <think> and "
+            "</think>. If a fact is missing, look it up: write a query inside <search> and </search>, and the best passages "
+            "for it appear inside <information> and </information>. You may search several times. As soon as you know enough, "
+            "give the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Lake Victoria</answer>."
+        )

@@ -1,0 +1,72 @@
+"""What a run does about evaluation questions that it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from absl import logging
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.overlap import examples_of, find_overlaps
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import open_examples
+
+
+_NEAR = (
+    0.8  # higher than launch.check_data's: templates of small data sets (Atlas) reach 0.6 with different names in them
+)
+
+
+def check_overlap(config: TrainConfig) -> None:
+    """Compares the questions that a run evaluates on with those of all its stages, as config.data.overlap says.
+
+    Near-duplicates are logged; questions with equal words are logged or refused.
+
+    Raises:
+      ValueError: there are such and `overlap` is "error".
+    """
+    if config.data.overlap == "ignore":
+        return
+    pairs = find_overlaps(_trained_on(config), _evaluated(config), threshold=_NEAR)
+    near = [pair for pair in pairs if not pair.exact]
+    if near:
+        logging.warning(
+            "%d pairs of training and evaluation questions are nearly the same, such as %r and %r (see launch.check_data)",
+            len(near),
+            near[0].train_question,
+            near[0].test_question,
+        )
+    exact = [pair for pair in pairs if pair.exact]
+    if not exact:
+        return
+    message = (
+        f"{len({pair.test_question for pair in exact})} validation or test questions are training questions too, such as "
+        f"{exact[0].test_question!r} (id {exact[0].train_id} in training, {exact[0].test_id} in evaluation)"
+    )
+    if config.data.overlap == "warn":
+        logging.warning("%s", message)
+        return
+    raise ValueError(
+        f"{message}. Set config.data.train_range, validation_range and test_range apart, or remove them from a file "
+        f"(launch.check_data lists them); config.data.overlap=warn trains all the same"
+    )
+
+
+def _trained_on(config: TrainConfig) -> Iterator[Example]:
+    """The training questions of every stage, those that several stages share once."""
+    data = [config.in_stage(name).data for name in config.stages]
+    for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
+        yield from examples_of(open_examples(name, limits, "train"))
+
+
+def _evaluated(config: TrainConfig) -> list[Example]:
+    """The validation and test questions that the run will look at."""
+    data, evaluation = config.data, config.evaluation
+    asked = [(data.test, data.test_range, "test", evaluation.final_examples)]
+    if evaluation.every:
+        asked.append((data.validation, data.validation_range, "validation", evaluation.examples))
+    examples: list[Example] = []
+    for name, limits, key, count in asked:
+        source = open_examples(name or data.train, limits, key)
+        examples += [source[i] for i in range(min(count, len(source)) if count else len(source))]
+    return examples

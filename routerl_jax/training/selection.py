@@ -1,0 +1,227 @@
+"""Questions by difficulty (R1-Searcher, arXiv 2503.05592, section 2.1): how many attempts until a policy answers one?
+
+The job runs in rounds. A round gives every question that is still unanswered a few attempts; its results go to disk portion by
+portion, so that a killed job goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.readers import ExampleSource
+from routerl_jax.evaluation.figures import difficulty_figure
+from routerl_jax.evaluation.records import read_records, write_records
+from routerl_jax.parallel import multihost
+from routerl_jax.rewards.metrics import ANSWER_METRICS
+
+Difficulty = Literal["easy", "medium", "hard"]
+LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
+
+# (questions, attempts for each, round) -> each question's predictions, in the order of the attempts
+Attempt = Callable[[Sequence[Example], int, int], Sequence[Sequence[str | None]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionConfig:
+    """How difficulty is measured, and what the sets are made of.
+
+    `stage1` and `stage2` say how many questions of a kind to take, None for all: `{"medium": 350}`, or by data set
+    (`metadata["dataset"]`, `data_source` or `source`) `{"hotpotqa/medium": 200, "2wiki/medium": 150}`.
+    """
+
+    easy_below: int = 10  # answered in fewer attempts: easy, which is in no set by default
+    hard_above: int = 20  # not answered in so many: hard
+    per_round: int = 5  # attempts per question and round
+    portion: int = 256  # questions whose results are written at a time
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right where it is 1
+    normalizer: str = "search_r1"
+    seed: int = 0  # of the choice of questions
+    stage1: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": 350})
+    stage2: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": None, "hard": None})
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.easy_below <= self.hard_above:
+            raise ValueError(f"easy_below={self.easy_below} must be in [1, hard_above={self.hard_above}]")
+        if self.per_round < 1 or self.portion < 1:
+            raise ValueError(f"per_round={self.per_round} and portion={self.portion} must be at least 1")
+        if self.metric not in ANSWER_METRICS:
+            raise ValueError(f"metric={self.metric!r}: known are {', '.join(ANSWER_METRICS)}")
+        for stage in (self.stage1, self.stage2):
+            for kind in stage:
+                if kind.rpartition("/")[2] not in LEVELS:
+                    raise ValueError(f"stage of {kind!r}: expected [DATASET/]easy, medium or hard")
+
+    def difficulty(self, rollouts: int | None) -> Difficulty:
+        """Of a question that was answered in so many attempts (None: in none)."""
+        if rollouts is None or rollouts > self.hard_above:
+            return "hard"
+        return "easy" if rollouts < self.easy_below else "medium"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionReport:
+    """What came out: questions by difficulty, the size of the sets, and what they lack of what was asked for."""
+
+    counts: Mapping[str, int]
+    attempts: int
+    stage1: int
+    stage2: int
+    missing: Sequence[str]
+
+
+def select(
+    source: ExampleSource,
+    attempt: Attempt,
+    config: SelectionConfig,
+    workdir: pathlib.Path,
+    *,
+    progress: bool = True,
+) -> SelectionReport:
+    """Measures the difficulty of all questions and writes difficulty.jsonl, stage_1.jsonl, stage_2.jsonl and difficulty.png.
+
+    Portions that are in `workdir/rounds` already are not repeated. Every process of a job must call this, with one `workdir`.
+
+    Raises:
+      ValueError: a portion on disk is of other questions, or damaged.
+    """
+    examples = {example.id: example for example in (source[i] for i in range(len(source)))}
+    rollouts = _measure(examples, attempt, config, workdir, progress)
+    rows = [_row(example, rollouts[name], config) for name, example in examples.items()]
+    stage1, missing1 = _choose(rows, config.stage1, config.seed, set())
+    stage2, missing2 = _choose(rows, config.stage2, config.seed, {row["id"] for row in stage1})
+    attempts = sum(min(rollouts[name] or config.hard_above, config.hard_above) for name in examples)
+    if multihost.is_main():
+        write_records(workdir / "difficulty.jsonl", rows)
+        write_records(workdir / "stage_1.jsonl", stage1)
+        write_records(workdir / "stage_2.jsonl", stage2)
+        difficulty_figure(list(rollouts.values()), config.easy_below, config.hard_above, workdir / "difficulty.png")
+    counts = Counter(row["metadata"]["difficulty"] for row in rows)
+    return SelectionReport(
+        counts={level: counts[level] for level in LEVELS},
+        attempts=attempts,
+        stage1=len(stage1),
+        stage2=len(stage2),
+        missing=[f"stage 1: {text}" for text in missing1] + [f"stage 2: {text}" for text in missing2],
+    )
+
+
+def _measure(
+    examples: Mapping[str, Example], attempt: Attempt, config: SelectionConfig, workdir: pathlib.Path, progress: bool
+) -> dict[str, int | None]:
+    """The number of the first right attempt of each question."""
+    rollouts: dict[str, int | None] = dict.fromkeys(examples)
+    rounds = -(-config.hard_above // config.per_round)
+    for number in range(rounds):
+        before = number * config.per_round
+        samples = min(config.per_round, config.hard_above - before)
+        left = [name for name in examples if rollouts[name] is None]
+        portions = [left[i : i + config.portion] for i in range(0, len(left), config.portion)]
+        bar = tqdm(portions, desc=f"round {number + 1} of {rounds}", unit="portion", disable=not progress)
+        for index, names in enumerate(bar):
+            path = workdir / "rounds" / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
+            if not path.is_file():
+                _attempt(path, [examples[name] for name in names], attempt, samples, number, config)
+            for name, correct in _read(path, names, samples).items():
+                if any(correct):
+                    rollouts[name] = before + correct.index(True) + 1
+            bar.set_postfix_str(f"{sum(value is None for value in rollouts.values())} unanswered")
+    return rollouts
+
+
+def _attempt(
+    path: pathlib.Path,
+    examples: Sequence[Example],
+    attempt: Attempt,
+    samples: int,
+    number: int,
+    config: SelectionConfig,
+) -> None:
+    """Makes a portion's attempts and writes what became of them."""
+    metric = ANSWER_METRICS[config.metric]
+    records = []
+    for example, predictions in zip(examples, attempt(examples, samples, number), strict=True):
+        correct = [metric(text, example.answers, config.normalizer) >= 1.0 for text in predictions]
+        records.append({"id": example.id, "predictions": list(predictions), "correct": correct})
+    if multihost.is_main():
+        write_records(path, records)
+    multihost.barrier(f"{path.parent.name}/{path.name}")
+
+
+def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> dict[str, list[bool]]:
+    records = list(read_records(path))
+    same = [record.get("id") for record in records] == list(names)
+    if not same or any(len(record["correct"]) != samples for record in records):
+        raise ValueError(
+            f"{path} holds attempts at other questions, or another number of them: the data or the settings have changed. Use "
+            f"another --workdir"
+        )
+    return {record["id"]: record["correct"] for record in records}
+
+
+def _row(example: Example, rollouts: int | None, config: SelectionConfig) -> dict[str, Any]:
+    """A question as FlashRAG writes it."""
+    found = {"difficulty": config.difficulty(rollouts), "rollouts": rollouts}
+    return {
+        "id": example.id,
+        "question": example.question,
+        "golden_answers": list(example.answers),
+        "metadata": {**example.metadata, **found},
+    }
+
+
+def _choose(
+    rows: Sequence[dict[str, Any]], wanted: Mapping[str, int | None], seed: int, taken: set[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of the wanted kinds, drawn without those taken, in the order of `rows`; and what there was too little of."""
+    rng = np.random.default_rng(seed)
+    chosen: set[str] = set()
+    missing = []
+    for kind, count in wanted.items():
+        name, _, level = kind.rpartition("/")
+        of_kind = [row["id"] for row in rows if _is_of(row, name, level) and row["id"] not in taken | chosen]
+        if count is not None and count > len(of_kind):
+            missing.append(f"{count} {kind} were asked for, {len(of_kind)} are there")
+        drawn = of_kind if count is None else [of_kind[i] for i in rng.permutation(len(of_kind))[:count]]
+        chosen.update(drawn)
+    return [row for row in rows if row["id"] in chosen], missing
+
+
+def _is_of(row: Mapping[str, Any], name: str, level: str) -> bool:
+    metadata = row["metadata"]
+    known = next((metadata[key] for key in ("dataset", "data_source", "source") if key in metadata), "")
+    return metadata["difficulty"] == level and (not name or known == name)
+
+
+def check_same(settings: Mapping[str, Any], path: pathlib.Path, resume: bool) -> None:
+    """Writes what a job is made of, or compares it with what is there.
+
+    Raises:
+      ValueError: there is a job already and `resume` is False, or one of other settings.
+    """
+    saved = json.loads(path.read_text()) if path.is_file() else None
+    current = json.loads(json.dumps(settings))
+    if saved is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(current, indent=2) + "\n")
+        temporary.replace(path)
+        return
+    if not resume:
+        raise ValueError(
+            f"{path.parent} holds a selection already; pass --resume to continue it, or use another --workdir"
+        )
+    differing = [key for key in current if saved.get(key) != current[key]]
+    if differing:
+        raise ValueError(
+            f"{path} was made with other settings ({differing[0]} differs: {saved.get(differing[0])!r}, now "
+            f"{current[differing[0]]!r}); resume with the same ones, or use another --workdir"
+        )

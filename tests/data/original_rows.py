@@ -1,0 +1,111 @@
+"""One small row as each data set writes it, made for tests, with the file it would stand in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+HOTPOT = {
+    "_id": "5a8b57f2",
+    "question": "In which country is the birthplace of Ada Pell?",
+    "answer": "Norway",
+    "supporting_facts": [["Ada Pell", 0], ["Moss Town", 1]],
+    "context": [
+        ["Ada Pell", ["Ada Pell was born in Moss Town.", " She sails."]],
+        ["Elsewhere", ["Elsewhere is a hamlet."]],
+        ["Moss Town", ["Moss Town lies on a fjord.", " It is in Norway."]],
+    ],
+    "type": "bridge",
+    "level": "hard",
+}
+TWO_WIKI = {
+    "_id": "0ab1",
+    "question": "Who is the mother of the director of film Grey Gate?",
+    "answer": "Jane Roe",
+    "answer_id": "Q77",
+    "type": "compositional",
+    "supporting_facts": [["Grey Gate", 0], ["John Roe", 0]],
+    "context": [
+        ["Grey Gate", ["Grey Gate is a film by John Roe.", "It was made in 1931."]],
+        ["John Roe", ["John Roe was the son of Jane Roe."]],
+        ["Green Gate", ["Green Gate is a farm."]],
+    ],
+    "evidences": [["Grey Gate", "director", "John Roe"], ["John Roe", "mother", "Jane Roe"]],
+    "entity_ids": "Q1_Q2",
+}
+ALIASES = [
+    {"Q_id": "Q5", "aliases": ["nobody"], "demonyms": []},
+    {"Q_id": "Q77", "aliases": ["Jane R. Roe", "Jane Roe"], "demonyms": ["Roean"]},
+]
+MUSIQUE = {
+    "id": "2hop__12_34",
+    "question": "Who governs the town where the Blue Mill stands?",
+    "answer": "Kim Ott",
+    "answer_aliases": ["K. Ott"],
+    "answerable": True,
+    "paragraphs": [
+        {"idx": 0, "title": "Mills", "paragraph_text": "Mills grind.", "is_supporting": False},
+        {"idx": 1, "title": "Blue Mill", "paragraph_text": "The Blue Mill stands in Ems.", "is_supporting": True},
+        {"idx": 2, "title": "Ems", "paragraph_text": "Ems is governed by Kim Ott.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"id": 12, "question": "Blue Mill >> located in", "answer": "Ems", "paragraph_support_idx": 1},
+        {"id": 34, "question": "Who governs #1 ?", "answer": "Kim Ott", "paragraph_support_idx": 2},
+    ],
+}
+POPQA = {
+    "id": 4222362,
+    "subj": "Ann Doe",
+    "prop": "occupation",
+    "obj": "politician",
+    "s_aliases": json.dumps(["Anna Doe"]),
+    "o_aliases": json.dumps(["political leader", "polit."]),
+    "s_pop": 142,
+    "o_pop": 25692,
+    "question": "What is Ann Doe's occupation?",
+    "possible_answers": json.dumps(["politician", "political leader", "polit."]),
+}
+NQ_REAR = {
+    "question": "who sings the last song",
+    "reference": ["Bo Lee", "Bo"],
+    "contexts": [
+        {"title": "Songs", "text": "Bo Lee sings the last song.", "is_supporting": True},
+        {"title": "Other", "text": "Nobody sings.", "is_supporting": False},
+    ],
+}
+R1_SEARCHER = {"idx": "hotpot_17", "question": "Which is older?", "answer": "the oak", "pred_anses": ["oak", "elm"]}
+PROMPT = "Think inside <think>. For example, Question: what? Then answer.\nQuestion: Who wrote Tin Boats?\n"
+VERL = {
+    "data_source": "nq",
+    "prompt": [{"role": "user", "content": PROMPT}],
+    "ability": "fact-reasoning",
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["Lou Ash", "L. Ash"]}},
+    "extra_info": {"index": 3, "split": "train", "supporting_facts": '[["Tin Boats", 0]]'},
+}
+
+
+def as_json(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:
+    """A list, or a row per line in a .jsonl file."""
+    lines = path.suffix == ".jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if lines else json.dumps(rows))
+    return path
+
+
+def as_table(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:
+    """A .csv or .tsv file as pandas writes it."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def as_parquet(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:
+    """A .parquet file."""
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return path

@@ -1,0 +1,258 @@
+"""Each data set's own files: what becomes of a row, what is left out, and errors that name file, row and key."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import passage_id
+from routerl_jax.data.formats.known import format_of, read_passages
+from routerl_jax.data.readers import FileExamples, open_dataset
+from tests.data import original_rows as rows
+from tests.data.original_rows import as_json, as_parquet, as_table
+
+ADA = passage_id("Ada Pell", "Ada Pell was born in Moss Town. She sails.")
+MOSS = passage_id("Moss Town", "Moss Town lies on a fjord. It is in Norway.")
+
+
+def only(path: pathlib.Path, form: str = "") -> Example:
+    examples = FileExamples(path, form)
+    assert len(examples) == 1
+    return examples[0]
+
+
+def test_hotpotqa(tmp_path: pathlib.Path) -> None:
+    example = only(as_json(tmp_path / "hotpot_dev_distractor_v1.json", rows.HOTPOT))
+    assert (example.id, example.answers) == ("5a8b57f2", ("Norway",))
+    assert example.metadata == {
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": [["Ada Pell", 0], ["Moss Town", 1]],
+        "supporting": [ADA, MOSS],
+        "supporting_passages": [
+            {"id": ADA, "title": "Ada Pell", "text": "Ada Pell was born in Moss Town. She sails."},
+            {"id": MOSS, "title": "Moss Town", "text": "Moss Town lies on a fjord. It is in Norway."},
+        ],
+    }
+
+
+def test_hotpotqa_in_columns_is_the_same(tmp_path: pathlib.Path) -> None:
+    """As the hub has it, and as FlashRAG has it under `metadata`."""
+    inner: dict[str, Any] = {key: rows.HOTPOT[key] for key in ("type", "level")}
+    titles, sentences = zip(*rows.HOTPOT["context"])  # type: ignore[arg-type]
+    facts, numbers = zip(*rows.HOTPOT["supporting_facts"])  # type: ignore[arg-type]
+    inner["supporting_facts"] = {"title": list(facts), "sent_id": list(numbers)}
+    inner["context"] = {"title": list(titles), "sentences": list(sentences)}
+    original = only(as_json(tmp_path / "a.json", rows.HOTPOT))
+    asked = {"id": "5a8b57f2", "question": rows.HOTPOT["question"]}
+    hub = as_parquet(tmp_path / "b.parquet", asked | {"answer": "Norway"} | inner)
+    assert only(hub) == original
+    flash = as_json(tmp_path / "c.jsonl", asked | {"golden_answers": ["Norway"], "metadata": inner})
+    assert only(flash) == original
+
+
+def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
+    path = as_json(tmp_path / "dev.json", rows.TWO_WIKI)
+    example = only(path)
+    assert example.answers == ("Jane Roe",)
+    assert example.metadata["evidence_triples"] == rows.TWO_WIKI["evidences"]
+    film = passage_id("Grey Gate", "Grey Gate is a film by John Roe. It was made in 1931.")
+    assert example.metadata["supporting"][0] == film
+    aliased = tmp_path / "with"
+    aliased.mkdir()
+    (aliased / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in rows.ALIASES))
+    assert only(as_json(aliased / "dev.json", rows.TWO_WIKI)).answers == ("Jane Roe", "Jane R. Roe", "Roean")
+
+
+def test_musique(tmp_path: pathlib.Path) -> None:
+    example = only(as_json(tmp_path / "musique_ans_v1.0_dev.jsonl", rows.MUSIQUE))
+    mill, ems = (passage_id(p["title"], p["paragraph_text"]) for p in rows.MUSIQUE["paragraphs"][1:])  # type: ignore[index]
+    assert example.answers == ("Kim Ott", "K. Ott")
+    assert example.metadata["type"] == "2hop"
+    assert example.metadata["supporting"] == [mill, ems]
+    assert example.metadata["decomposition"] == [
+        {"question": "Blue Mill >> located in", "answer": "Ems", "support": mill},
+        {"question": "Who governs #1 ?", "answer": "Kim Ott", "support": ems},
+    ]
+
+
+def test_rows_without_answers_are_left_out_where_a_data_set_has_them(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MuSiQue-Full repeats an id with `answerable` false; test sets have no answers."""
+    full = as_json(tmp_path / "full.jsonl", rows.MUSIQUE, {**rows.MUSIQUE, "answerable": False})
+    with caplog.at_level("WARNING", logger="absl"):
+        assert only(full).id == "2hop__12_34"
+    assert "1 of 2 rows have no answer" in caplog.text
+    unanswered = {key: value for key, value in rows.HOTPOT.items() if key != "answer"}
+    path = as_json(tmp_path / "test.json", {**unanswered, "_id": "x"}, rows.HOTPOT)
+    assert only(path).id == "5a8b57f2"
+    with pytest.raises(ValueError, match=r"holds no questions \(1 rows have no answer\)"):
+        FileExamples(as_json(tmp_path / "none.json", unanswered))
+
+
+@pytest.mark.parametrize("name", ["popQA.tsv", "popqa.json"])
+def test_popqa_parses_its_aliases(tmp_path: pathlib.Path, name: str) -> None:
+    """The peers' readers put the JSON text itself among the answers."""
+    example = only((as_table if name.endswith("tsv") else as_json)(tmp_path / name, rows.POPQA))
+    assert example.id == "4222362"
+    assert example.answers == ("politician", "political leader", "polit.")
+    assert example.metadata["s_aliases"] == ["Anna Doe"]
+    assert example.metadata["type"] == "occupation"
+    assert int(example.metadata["s_pop"]) == 142
+
+
+def test_nq(tmp_path: pathlib.Path) -> None:
+    opened = as_json(tmp_path / "NQ-open.train.jsonl", {"question": "who is it", "answer": ["Bo", "Bo Lee"]})
+    assert only(opened) == Example(id="1", question="who is it", answers=("Bo", "Bo Lee"))
+    rear = only(as_json(tmp_path / "nq_rear.json", rows.NQ_REAR))
+    assert rear.answers == ("Bo Lee", "Bo")
+    assert rear.metadata["supporting"] == [passage_id("Songs", "Bo Lee sings the last song.")]
+
+
+def test_hipporag_paragraphs_that_say_nothing_are_gold(tmp_path: pathlib.Path) -> None:
+    paragraphs = [{"title": "A", "text": "a", "idx": 4}, {"title": "B", "text": "b", "is_supporting": False, "idx": 9}]
+    row = {"id": "q", "question": "?", "answer": ["x"], "paragraphs": paragraphs}
+    assert only(as_json(tmp_path / "custom.json", row)).metadata["supporting"] == [passage_id("A", "a")]
+
+
+def test_bamboogle(tmp_path: pathlib.Path) -> None:
+    path = as_table(tmp_path / "bamboogle.csv", {"Question": "Who, and when?", "Answer": "Ann, in 1900"})
+    example = only(path)
+    assert (example.question, example.answers) == ("Who, and when?", ("Ann, in 1900",))
+
+
+def test_r1_searcher(tmp_path: pathlib.Path) -> None:
+    example = only(as_json(tmp_path / "stage_1.jsonl", rows.R1_SEARCHER))
+    expected = {"pred_anses": ["oak", "elm"]}
+    assert example == Example(id="hotpot_17", question="Which is older?", answers=("the oak",), metadata=expected)
+
+
+def test_verl(tmp_path: pathlib.Path) -> None:
+    """The prompt's instructions go; the question after its last mark stays, unless a column says it."""
+    example = only(as_parquet(tmp_path / "train.parquet", rows.VERL))
+    assert (example.id, example.question) == ("nq/train/3", "Who wrote Tin Boats?")
+    assert example.answers == ("Lou Ash", "L. Ash")
+    assert example.metadata["supporting_facts"] == [["Tin Boats", 0]]
+    named = {**rows.VERL, "id": "train_0", "question": "who wrote tin boats?"}
+    merged = as_parquet(tmp_path / "merged.parquet", named, {**named, "data_source": "hotpotqa"})
+    both = FileExamples(merged)
+    assert [both[i].id for i in range(2)] == ["nq/train_0", "hotpotqa/train_0"]
+    assert both[0].question == "who wrote tin boats?"
+
+
+def test_each_row_is_told_by_its_keys() -> None:
+    names = {
+        "HotpotQA": rows.HOTPOT,
+        "TwoWiki": rows.TWO_WIKI,
+        "Musique": rows.MUSIQUE,
+        "PopQA": rows.POPQA,
+        "HippoRag": rows.NQ_REAR,
+        "R1Searcher": rows.R1_SEARCHER,
+        "Verl": rows.VERL,
+        "FlashRag": {"id": "1", "question": "?", "golden_answers": ["x"], "idx": 3, "metadata": {"level": "easy"}},
+        "Bamboogle": {"Question": "?", "Answer": "x"},
+    }
+    assert {name: type(format_of(row)).__name__ for name, row in names.items()} == {name: name for name in names}
+
+
+def test_passages_come_with_their_questions(tmp_path: pathlib.Path) -> None:
+    ((_, found),) = read_passages(as_json(tmp_path / "a.json", rows.HOTPOT))
+    assert [passage.title for passage in found] == ["Ada Pell", "Elsewhere", "Moss Town"]
+    assert found[0].id == ADA
+    ((_, none),) = read_passages(as_json(tmp_path / "b.jsonl", rows.R1_SEARCHER))
+    assert none == []
+
+
+def without(row: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**rows.HOTPOT, "context": [["A", "text"]]}, r"key 'context' must be a list of \[title, \[sentence, \.\.\]\]"),
+        ({**rows.HOTPOT, "supporting_facts": [["A"]]}, r"key 'supporting_facts' must be a list of \[title, number"),
+        (
+            {**rows.HOTPOT, "context": {"title": ["A"], "sentences": []}},
+            "two lists of one length, 'title' and 'sentences'",
+        ),
+        (
+            {**rows.TWO_WIKI, "evidences": [["a", "b"]]},
+            r"key 'evidences' must be a list of \[subject, relation, object\]",
+        ),
+        ({**rows.MUSIQUE, "question_decomposition": [{"paragraph_support_idx": 9}]}, "no paragraph with idx 9"),
+        (
+            {**rows.MUSIQUE, "paragraphs": [{"title": "A"}]},
+            "key 'paragraphs', item 1: 'title' and 'text' must be strings",
+        ),
+        ({**rows.POPQA, "possible_answers": "['politician']"}, "key 'possible_answers' should hold a JSON list"),
+        ({**rows.POPQA, "possible_answers": '"politician"'}, "found the string 'politician'"),
+        ({**rows.POPQA, "possible_answers": "[]"}, "key 'possible_answers' holds no answer"),
+        (without(rows.NQ_REAR, "reference"), "no answers; give them under 'answer'"),
+        (without(rows.R1_SEARCHER, "answer"), "key 'answer' is missing or empty"),
+        ({**rows.VERL, "reward_model": {"ground_truth": {}}}, "'reward_model.ground_truth.target' is missing"),
+        ({**rows.VERL, "prompt": []}, "'prompt' has no user message"),
+        ({**rows.VERL, "prompt": [{"role": "user", "content": "word " * 200}]}, "add a column 'question'"),
+    ],
+)
+def test_errors_name_file_row_and_key(tmp_path: pathlib.Path, row: dict[str, Any], message: str) -> None:
+    path = as_json(tmp_path / "rows.jsonl", {"question": "fine?", "answer": "yes"}, row)
+    with pytest.raises(ValueError, match=message) as error:
+        FileExamples(path)
+    assert str(error.value).startswith(f"{path}, line 2: ")
+
+
+def test_broken_tables(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("question,answer\nwho?,x\nwhat?\n")
+    with pytest.raises(ValueError, match=r"q\.csv, line 3: 1 columns, but line 1 names 2 \(question, answer\)"):
+        FileExamples(path)
+    broken = tmp_path / "q.parquet"
+    broken.write_bytes(b"PAR1 nothing")
+    with pytest.raises(ValueError, match=r"q\.parquet: damaged or not parquet"):
+        FileExamples(broken)
+    with pytest.raises(ValueError, match="No such file"):
+        FileExamples(tmp_path / "absent.parquet")
+
+
+def test_real_rows_of_two_wiki(shared_data: Callable[[str], pathlib.Path]) -> None:
+    """Some of them are for retrieval alone and have no answer."""
+    path = shared_data("2wikimultihopqa/questions_dev.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        answered = [row for row in map(json.loads, file) if row["golden_answers"]]
+    examples = open_dataset(f"2wikimultihopqa:{path}")
+    assert len(examples) == len(answered) == 557
+    assert all(examples[i].metadata["supporting"] == row["supporting"] for i, row in enumerate(answered))
+
+
+def test_real_rows_of_routerag_as_parquet(shared_data: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> None:
+    """RouteRAG's RL set is a parquet file of verl's rows: its real questions, put back into that shape, are the same."""
+    source = open_dataset(str(shared_data("routerag_rl/questions_dev.jsonl.gz")))
+    originals = [source[i] for i in range(0, len(source), 50)]
+    made = [
+        {
+            "data_source": "hotpotqa",
+            "prompt": [{"role": "user", "content": f"Say what you need.\nQuestion: {example.question}\n"}],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": list(example.answers)}},
+            "extra_info": {
+                "index": number,
+                "split": "train",
+                "supporting_facts": json.dumps(example.metadata["supporting_facts"]),
+            },
+        }
+        for number, example in enumerate(originals)
+    ]
+    read = open_dataset(str(as_parquet(tmp_path / "train.parquet", *made)))
+    assert len(read) == len(originals) > 100
+    for number, example in enumerate(originals):
+        assert read[number].question == example.question.strip()
+        assert read[number].answers == example.answers
+        assert read[number].metadata["supporting_facts"] == example.metadata["supporting_facts"]

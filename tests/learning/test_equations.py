@@ -1,0 +1,240 @@
+"""Losses, weights, advantages and whole updates beside the papers' equations in float64 (tests.learning.equations)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from routerl_jax.learning.advantages import ADVANTAGES, SCALED, per_token, truncated_importance, whiten
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.losses import token_weights
+from routerl_jax.parallel.mesh import make_mesh
+from tests import tiny
+from tests.learning import equations
+
+CONSTANT = 24.0
+
+
+def ragged(count: int, seed: int) -> list[equations.Tokens]:
+    """Sequences of 2 to 29 tokens, about half of them trained, and one without any that is."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for i in range(count):
+        length = int(rng.integers(2, 30))
+        trained = rng.random(length) < (0.0 if i == 1 else 0.5)
+        result.append(
+            equations.Tokens(
+                trained=trained,
+                logprobs=rng.uniform(-4, -0.05, length),
+                old=rng.uniform(-4, -0.05, length),
+                reference=rng.uniform(-4, -0.05, length),
+                entropies=rng.uniform(0, 2, length),
+                advantages=rng.normal(size=length),
+            )
+        )
+    return result
+
+
+def as_rows(sequences: list[equations.Tokens], weights: list[np.ndarray], dtype: type) -> dict[str, jax.Array]:
+    """Sequences one per row, padded with numbers that must not matter."""
+    longest = max(len(s.trained) for s in sequences)
+
+    def rows(values: list[np.ndarray], padding: float) -> jax.Array:
+        return jnp.asarray([np.pad(v, (0, longest - len(v)), constant_values=padding) for v in values], dtype)
+
+    names = {"advantages": "advantages", "old_logprobs": "old", "ref_logprobs": "reference"}
+    fields = {field: rows([getattr(s, name) for s in sequences], 7.0) for field, name in names.items()}
+    fields |= {name: rows([getattr(s, name) for s in sequences], -3.0) for name in ("logprobs", "entropies")}
+    return fields | {"weights": rows(weights, 0.0)}
+
+
+def check_objective(terms: equations.Terms, aggregation: str, dtype: type, tolerance: float) -> None:
+    """Value and gradient of the learner's objective, tolerance relative to the largest number of either."""
+    sequences = ragged(9, seed=len(repr(terms)))
+    if dtype is np.float32:
+        weights = token_weights([s.trained for s in sequences], aggregation, CONSTANT)
+    else:  # token_weights are float32
+        lengths = [int(s.trained.sum()) for s in sequences]
+        each = equations.weights(aggregation, lengths, CONSTANT)
+        weights = [np.where(s.trained, weight, 0.0) for s, weight in zip(sequences, each)]
+    fields = as_rows(sequences, weights, dtype)
+    (value, metrics), slopes = jax.value_and_grad(
+        lambda logprobs, entropies: objective(LossConfig(**dataclasses.asdict(terms)), logprobs, entropies, fields),
+        argnums=(0, 1),
+        has_aux=True,
+    )(fields["logprobs"], fields["entropies"])
+    expected, *expected_slopes = equations.objective(terms, sequences, aggregation, CONSTANT)
+    assert value.dtype == dtype
+    np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(metrics["loss"], value)
+    for found, wanted in zip(slopes, expected_slopes):
+        scale = max(max(map(abs, row)) for row in wanted) or 1.0
+        for row, wanted_row in zip(np.asarray(found), wanted):
+            np.testing.assert_allclose(row[: len(wanted_row)], wanted_row, rtol=0, atol=tolerance * scale)
+            assert not row[len(wanted_row) :].any()
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("kind", ["clip", "reinforce"])
+def test_objective_and_gradient(kind: str, kl: str, aggregation: str) -> None:
+    """In float32 to 1e-5; in float64, where the code is the same, to 1e-12."""
+    made = functools.partial(equations.Terms, kind=kind, kl=kl)
+    everything = made(clip_high=0.28, kl_coef=0.3, entropy_coef=0.1, min_entropy=0.8)
+    for terms in (made(), made(kl_coef=0.3), made(clip_high=0.28, entropy_coef=0.1), everything):
+        check_objective(terms, aggregation, np.float32, 1e-5)
+    with jax.enable_x64(True):
+        check_objective(everything, aggregation, np.float64, 1e-12)
+
+
+def test_slopes_of_the_equations_are_those_of_their_values() -> None:
+    """Central differences; no token lies within the step of a kink."""
+    terms = equations.Terms(clip_high=0.28, kl_coef=0.3, entropy_coef=0.1, min_entropy=0.8)
+    sequences = ragged(3, seed=4)
+    _, by_logprob, by_entropy = equations.objective(terms, sequences, "sequence", CONSTANT)
+    step = 1e-5
+    for name, slopes in (("logprobs", by_logprob), ("entropies", by_entropy)):
+        for i, sequence in enumerate(sequences):
+            for t, slope in enumerate(slopes[i]):
+                values = []
+                for moved in (step, -step):
+                    numbers = np.array(getattr(sequence, name))
+                    numbers[t] += moved
+                    changed = [*sequences[:i], dataclasses.replace(sequence, **{name: numbers}), *sequences[i + 1 :]]
+                    values.append(equations.objective(terms, changed, "sequence", CONSTANT)[0])
+                assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, abs=1e-8)
+
+
+# --- advantages --------------------------------------------------------------------------------------------------------
+
+REWARDS = {
+    "mixed": np.random.default_rng(0).normal(size=23),
+    "right or wrong": np.random.default_rng(1).integers(0, 2, 23).astype(float),
+    "all equal": np.full(23, 0.7),
+}
+UNEQUAL = np.asarray([0] * 5 + [3] * 1 + [1] * 8 + [2] * 2 + [0] * 3 + [9] * 1 + [4] * 3)  # two groups of one
+GROUPS = {"unequal": UNEQUAL, "one group": np.zeros(23, int), "groups of one": np.arange(23)}
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("rewards", sorted(REWARDS))
+@pytest.mark.parametrize("groups", sorted(GROUPS))
+def test_advantages(name: str, rewards: str, groups: str) -> None:
+    """The 1e-9 is for groups of equal rewards, whose float64 mean is off by an ulp that grpo divides by 1e-6."""
+    for floor in (0.0, 0.3) if name in SCALED else (0.0,):
+        found = ADVANTAGES.get(name)(REWARDS[rewards], GROUPS[groups], **({"std_floor": floor} if floor else {}))
+        wanted = equations.advantages(name, REWARDS[rewards].tolist(), GROUPS[groups].tolist(), floor)
+        np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-9)
+
+
+def test_tokens_pay_for_the_divergence_from_them_on() -> None:
+    sequences = ragged(12, seed=2)
+    numbers, masks = np.random.default_rng(3).normal(size=12), [s.trained for s in sequences]
+    found = per_token(numbers, masks, [s.old - s.reference for s in sequences], 0.2)
+    for values, number, s in zip(found, numbers, sequences):
+        to_go = equations.divergence_to_go(s.old, s.reference, s.trained)
+        np.testing.assert_allclose(
+            values[s.trained], (number - 0.2 * np.asarray(to_go))[s.trained], rtol=1e-6, atol=1e-6
+        )
+        assert not values[~s.trained].any()
+
+
+def test_whitening() -> None:
+    """Over the trained tokens of all sequences; what is fed gets 0."""
+    sequences = ragged(12, seed=5)
+    masks = [s.trained for s in sequences]
+    found = whiten([np.asarray(s.advantages) for s in sequences], masks)
+    wanted = equations.whitened(np.concatenate([s.advantages[s.trained] for s in sequences]).tolist())
+    np.testing.assert_allclose(np.concatenate(found)[np.concatenate(masks)], wanted, rtol=1e-6, atol=1e-6)
+    assert not np.concatenate(found)[~np.concatenate(masks)].any()
+    equal = whiten([np.full(len(mask), 0.3) for mask in masks], masks)
+    assert np.abs(np.concatenate(equal)).max() < 1e-6
+    assert whiten([np.ones(2)], [np.zeros(2, bool)])[0].tolist() == [0, 0]
+    assert whiten([], []) == []
+
+
+def test_truncated_importance() -> None:
+    s = ragged(1, seed=6)[0]
+    wanted = [min(np.exp(p) / np.exp(q), 2.0) for p, q in zip(s.logprobs, s.old)]
+    assert 0 < sum(value == 2 for value in wanted) < len(wanted)
+    np.testing.assert_allclose(truncated_importance([s.logprobs], [s.old], 2.0)[0], wanted, rtol=1e-6)
+
+
+# --- the learner -------------------------------------------------------------------------------------------------------
+
+SEQUENCES = tiny.random_sequences(24, seed=8, turns=2, longest=12)
+ROW, TEMPERATURE = 48, 0.7
+UPDATES = {
+    "token": equations.Terms(clip_high=0.28, kl_coef=0.05),
+    "sequence": equations.Terms(kl="k2", kl_coef=0.1, entropy_coef=0.02, min_entropy=4.0),
+    "constant": equations.Terms(kind="reinforce", kl="k1", kl_coef=0.1),
+}
+
+
+def one_per_row(params: nnx.State, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of every token but the first, log-probability and entropy under the policy, [rows, time - 1]."""
+    full = jax.nn.log_softmax(nnx.merge(GRAPH, params)(tokens) / TEMPERATURE)[:, :-1]
+    return jnp.take_along_axis(full, tokens[:, 1:, None], axis=2)[..., 0], -(jnp.exp(full) * full).sum(axis=-1)
+
+
+GRAPH = nnx.split(tiny.model())[0]
+
+
+def from_second(rows: list[np.ndarray] | list[list[float]]) -> jax.Array:
+    """Values of every token but the first, padded, [rows, time - 1]."""
+    return jnp.asarray([np.pad(np.asarray(row, np.float32)[1:], (0, ROW - len(row))) for row in rows])
+
+
+@pytest.mark.parametrize("aggregation", sorted(UPDATES))
+def test_an_update_is_a_step_down_the_equations(aggregation: str) -> None:
+    """Packed on eight devices, in two micro-batches: the parameters move by minus the gradient, which is here the
+    equations' slopes, pulled back through the model with one sequence in a row. 3e-6: float32 sums of 300 tokens."""
+    terms, rng = UPDATES[aggregation], np.random.default_rng(9)
+    masks = [s.loss_mask for s in SEQUENCES]
+    references = [np.where(m, s.logprobs + rng.normal(size=len(m)), 0) for s, m in zip(SEQUENCES, masks)]
+    advantages = [rng.normal(size=len(m)) for m in masks]
+    made = Learner(
+        tiny.model(8),
+        optax.sgd(1.0),
+        LossConfig(**dataclasses.asdict(terms)),
+        BatchLayout(make_mesh(devices=jax.devices()), (ROW,), 8 * ROW),
+        temperature=TEMPERATURE,
+    )
+    start = jax.tree.map(np.asarray, made.params)
+    batch, _ = made.layout.build(SEQUENCES, token_weights(masks, aggregation, CONSTANT), advantages, references)
+    assert int(batch.count) == 2
+    metrics, _ = made.update(batch)
+
+    tokens = jnp.asarray([np.pad(s.tokens, (0, ROW - len(s))) for s in SEQUENCES])
+    scored, pull = jax.vjp(jax.jit(lambda params: one_per_row(params, tokens)), nnx.state(tiny.model(), nnx.Param))
+    logprobs, entropies = (np.pad(np.asarray(values, np.float64), ((0, 0), (1, 0))) for values in scored)
+    sequences = [
+        equations.Tokens(
+            trained=s.loss_mask,
+            logprobs=logprobs[i],
+            old=s.logprobs.astype(np.float64),
+            reference=references[i],
+            entropies=entropies[i],
+            advantages=advantages[i],
+        )
+        for i, s in enumerate(SEQUENCES)
+    ]
+    loss, by_logprob, by_entropy = equations.objective(terms, sequences, aggregation, CONSTANT)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4, atol=1e-5)
+    (gradient,) = pull((from_second(by_logprob), from_second(by_entropy)))
+    size = float(optax.global_norm(gradient))
+    np.testing.assert_allclose(metrics["grad_norm"], size, rtol=1e-4)
+    jax.tree.map(
+        lambda old, new, down: np.testing.assert_allclose(
+            old - np.asarray(new), down, rtol=0, atol=3e-6 * max(1, size)
+        ),
+        start,
+        made.params,
+        gradient,
+    )

@@ -1,0 +1,70 @@
+"""A run that would be evaluated on its training questions says so before it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from routerl_jax.training import config as schema
+from routerl_jax.training.contamination import check_overlap
+from routerl_jax.training.rl import train_rl
+
+
+@pytest.fixture
+def questions(tmp_path: pathlib.Path) -> pathlib.Path:
+    texts = [
+        "Who built it?",
+        "Which river is the longest in Asia?",
+        "who built it",
+        "In Asia, which river is longest?",
+        "Why?",
+    ]
+    rows = [{"id": f"q{i}", "question": text, "answer": "x"} for i, text in enumerate(texts)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "q.jsonl"
+
+
+def config(questions: pathlib.Path, every: int = 0, **data: Any) -> schema.TrainConfig:
+    """A run on items 0 and 1 of the questions."""
+    return schema.TrainConfig(
+        model=schema.ModelConfig(path="nowhere"),
+        knowledge={"text": schema.KnowledgeConfig(directory="nowhere")},
+        data=schema.DataConfig(train=str(questions), validation="", test="", train_range=(0, 2), **data),
+        evaluation=schema.EvaluationConfig(every=every, final_examples=0),
+    )
+
+
+def test_a_run_refuses_before_it_trains(questions: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    expected = r"1 validation or test questions .*'who built it' \(id q0 in training, q2 in evaluation\).*overlap=warn"
+    with pytest.raises(ValueError, match=expected):
+        train_rl(config(questions, test_range=(2, 5)), tmp_path / "run")
+    with pytest.raises(ValueError, match=expected):
+        check_overlap(config(questions, 1, test_range=(4, 5), validation_range=(2, 3)))
+    check_overlap(config(questions, 0, test_range=(4, 5), validation_range=(2, 3)))  # it never validates
+
+
+def test_every_stage_is_looked_at(questions: pathlib.Path) -> None:
+    stages = {
+        "first": schema.StageConfig(start=0, reward={"em": 1.0}),
+        "second": schema.StageConfig(start=5, reward={"em": 1.0}, data={"train_range": (1, 3)}),
+    }
+    staged = dataclasses.replace(config(questions, test_range=(3, 5)), stages=stages)
+    check_overlap(staged)
+    stages["second"] = dataclasses.replace(stages["second"], data={"train_range": (4, 5)})
+    with pytest.raises(ValueError, match=r"id q4 in training, q4 in evaluation"):
+        check_overlap(dataclasses.replace(staged, stages=stages))
+
+
+def test_what_is_only_told(questions: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="absl"):
+        check_overlap(config(questions, test_range=(4, 5)))
+        check_overlap(config(questions, test_range=(2, 5), overlap="ignore"))
+        assert not caplog.text
+        check_overlap(config(questions, test_range=(3, 5)))
+        assert "1 pairs of training and evaluation questions are nearly the same" in caplog.text
+        check_overlap(config(questions, test_range=(2, 3), overlap="warn"))
+        assert "1 validation or test questions are training questions too" in caplog.text

@@ -1,0 +1,140 @@
+"""Selection by difficulty: the counts of a script whose attempts are known, kills, and what the sets hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import signal
+
+import pytest
+
+from routerl_jax.data.readers import open_dataset
+from routerl_jax.training.selection import SelectionConfig, check_same
+from tests.programs import finish, launch_here, refusal, start, write_config
+from tests.training.selection_job import CONFIG, QUESTIONS, job
+from tests.training.small_run import make_config
+
+
+def rows(path: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_thresholds_of_the_paper() -> None:
+    paper = SelectionConfig()
+    expected = {1: "easy", 9: "easy", 10: "medium", 20: "medium", 21: "hard", None: "hard"}
+    assert {number: paper.difficulty(number) for number in expected} == expected
+
+
+def test_difficulty_and_sets(tmp_path: pathlib.Path) -> None:
+    report = job(tmp_path)
+    found = {
+        row["id"]: (row["metadata"]["rollouts"], row["metadata"]["difficulty"])
+        for row in rows(tmp_path / "difficulty.jsonl")
+    }
+    assert found == {
+        "q1": (1, "easy"),
+        "q3": (3, "easy"),
+        "q5": (5, "medium"),
+        "q6": (6, "medium"),
+        "q7": (7, "medium"),
+        "q9": (None, "hard"),  # at its eighth attempt and later nobody looks
+        "q0": (None, "hard"),
+        "q4": (4, "medium"),
+        "q8": (None, "hard"),
+    }
+    assert report.counts == {"easy": 2, "medium": 4, "hard": 3}
+    first, second = ({row["id"] for row in rows(tmp_path / f"stage_{i}.jsonl")} for i in (1, 2))
+    assert len(first & {"q5", "q7"}) == 1  # one of data set a
+    assert first >= {"q6", "q4"}  # all of b, though five were asked for
+    assert report.missing == ["stage 1: 5 b/medium were asked for, 2 are there"]
+    assert second == {"q5", "q6", "q7", "q4", "q9", "q0", "q8"} - first
+    stage = open_dataset(str(tmp_path / "stage_2.jsonl"))
+    assert stage[0].answers == ("Accra",)
+    assert stage[0].metadata["metadata"]["difficulty"] in ("medium", "hard")
+    assert (tmp_path / "difficulty.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_unanswered_questions_go_on(tmp_path: pathlib.Path) -> None:
+    job(tmp_path)
+    assert (tmp_path / "calls.txt").read_text().splitlines() == [
+        "round 0: q1 q3 q5 q6",
+        "round 0: q7 q9 q0 q4",
+        "round 0: q8",
+        "round 1: q5 q6 q7 q9",
+        "round 1: q0 q4 q8",
+        "round 2: q7 q9 q0 q8",
+    ]
+    assert [len(row["correct"]) for row in rows(tmp_path / "rounds/round-02/portion-00000.jsonl")] == [
+        1
+    ] * 4  # of seven in all
+
+
+@pytest.mark.parametrize("moment", ["round-00/portion-00001", "round-01/portion-00001"])
+def test_a_killed_job_repeats_nothing_that_was_finished(tmp_path: pathlib.Path, moment: str) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    job(whole)
+    finish(start("tests.training.selection_job", killed, "--kill", moment), -signal.SIGKILL)
+    before = (killed / "calls.txt").read_text().splitlines()
+    assert not (killed / "difficulty.jsonl").exists()
+    job(killed)
+    calls = (killed / "calls.txt").read_text().splitlines()
+    expected = (whole / "calls.txt").read_text().splitlines()
+    assert calls == [*before, *expected[len(before) - 1 :]]  # the portion that was being written, and the rest
+    for name in ("difficulty.jsonl", "stage_1.jsonl", "stage_2.jsonl"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_finished_job_attempts_nothing_and_other_questions_are_refused(tmp_path: pathlib.Path) -> None:
+    job(tmp_path)
+    calls = (tmp_path / "calls.txt").read_text()
+    more = dataclasses.replace(CONFIG, stage1={"hard": 2})  # sets may be made anew
+    assert job(tmp_path, config=more).stage1 == 2
+    assert (tmp_path / "calls.txt").read_text() == calls
+    with pytest.raises(ValueError, match=r"portion-00000\.jsonl holds attempts at other questions"):
+        job(tmp_path, QUESTIONS[1:])
+
+
+def test_settings_are_checked(tmp_path: pathlib.Path) -> None:
+    for options, message in (
+        ({"easy_below": 30}, "easy_below=30 must be in"),
+        ({"per_round": 0}, "per_round=0"),
+        ({"metric": "bleu"}, "metric='bleu': known are em"),
+        ({"stage1": {"a/mild": 3}}, "'a/mild': expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SelectionConfig(**options)  # type: ignore[arg-type]
+    path = tmp_path / "selection.json"
+    check_same({"a": 1}, path, False)
+    check_same({"a": 1}, path, True)
+    with pytest.raises(ValueError, match="pass --resume"):
+        check_same({"a": 1}, path, False)
+    with pytest.raises(ValueError, match="a differs: 1, now 2"):
+        check_same({"a": 2}, path, True)
+
+
+def test_the_program_on_the_shipped_policy(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shipped warm start on questions of Atlas: some are answered, and a second sitting changes nothing."""
+    config = write_config(make_config(tmp_path / "inputs"), tmp_path / "config.py")
+    tmp_path = tmp_path / "job"
+    levels = ("--easy_below=2", "--hard_above=3", "--per_round=2", "--portion=4", "--stage1=medium:2")
+    arguments = (
+        "select_data",
+        f"--config={config}",
+        f"--workdir={tmp_path}",
+        "--config.data.train_range=(0, 6)",
+        *levels,
+    )
+    assert not launch_here(*arguments)
+    shown = capsys.readouterr().out
+    assert "6 questions: " in shown
+    made = rows(tmp_path / "difficulty.jsonl")
+    assert len(made) == 6
+    assert {row["metadata"]["difficulty"] for row in made} > {"hard"}
+    assert "pass --resume" in refusal(*arguments)
+    before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl"))
+    assert not launch_here(*arguments, "--resume")
+    assert rows(tmp_path / "difficulty.jsonl") == made
+    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl")) == before
+    assert "--stage2: 'hard' is not" in refusal(*arguments, "--resume", "--stage2=hard")
+    assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=3")

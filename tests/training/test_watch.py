@@ -1,0 +1,84 @@
+"""A run that goes wrong stops, and leaves the weights from before."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from routerl_jax.training import rl
+from routerl_jax.training.config import WatchConfig
+from routerl_jax.training.load import load_policy
+from routerl_jax.training.watch import RunStopped, Watch
+from tests.training.small_run import make_config
+
+CONFIG = WatchConfig(patience=2, least={"share": 0.1}, most={"norm": 5.0}, falls={"format": 0.5})
+
+
+def seen(watch: Watch, *rows: dict[str, Any]) -> list[str | None]:
+    alarms = [watch.see(step, row.pop("stage", "one"), row) for step, row in enumerate(rows)]
+    return [alarm and alarm.metric for alarm in alarms]
+
+
+def test_bad_steps_in_a_row_are_an_alarm() -> None:
+    good, low, high = {"share": 0.5, "norm": 1.0}, {"share": 0.05}, {"norm": 6.0}
+    assert seen(Watch(CONFIG), low, good, high, low) == [None, None, None, "share"]
+    assert seen(Watch(CONFIG), low, {}, low) == [None, None, None]
+    assert seen(Watch(dataclasses.replace(CONFIG, patience=0)), *[low] * 5) == [None] * 5
+    watch = Watch(CONFIG)
+    assert [(watch.see(step, "one", row), watch.worried)[1] for step, row in enumerate((good, low, good))] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_fall_is_measured_from_the_best_mean_of_its_stage() -> None:
+    values = [0.2, 1.0, 0.8, 0.4, 0.3, 0.3]  # means of two: 0.2, 0.6, 0.9, 0.6, 0.35, 0.3
+    rows = [{"format": value} for value in values]
+    assert seen(Watch(CONFIG), *map(dict, rows)) == [None] * 5 + ["format"]
+    other = [{"format": value, "stage": "two" if i >= 3 else "one"} for i, value in enumerate(values)]
+    assert seen(Watch(CONFIG), *other) == [None] * 6
+    watch, resumed = Watch(CONFIG), Watch(CONFIG)
+    assert seen(watch, *map(dict, rows[:4])) == [None] * 4
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert seen(resumed, *map(dict, rows[4:])) == [None, "format"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stops_at_once(value: float) -> None:
+    assert seen(Watch(CONFIG), {"actor/loss": value}) == ["actor/loss"]
+    assert seen(Watch(CONFIG), {"validation/em": value}) == [None]
+
+
+def test_a_run_stops_with_its_last_good_checkpoint(
+    small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad from the second step on, and stopped after the third: what it leaves is the first checkpoint, exported."""
+    rows: list[dict[str, Any]] = []
+    measure = rl.rollout_metrics
+
+    def measured(*arguments: Any) -> dict[str, Any]:
+        rows.append(measure(*arguments) | {"trouble": float(len(rows) > 0)})
+        return rows[-1]
+
+    monkeypatch.setattr(rl, "rollout_metrics", measured)
+    watch = WatchConfig(patience=2, most={"trouble": 0.5})
+    config = make_config(small_run, steps=3, watch=watch)
+    with pytest.raises(
+        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad steps in a row; policy/ is that of 1 steps"
+    ):
+        rl.train_rl(config, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["stopped"]["step"], results["stopped"]["steps"], results["stopped"]["metric"]) == (2, 1, "trouble")
+    assert results["agents"]["trained"]["n"] == 4
+    steps = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()]
+    assert steps == ["1"]
+    exported = nnx.state(load_policy(tmp_path / "run", config), nnx.Param)
+    saved = nnx.state(load_policy(tmp_path / "run", config, step=1), nnx.Param)
+    jax.tree.map(np.testing.assert_array_equal, exported, saved)
