@@ -44,9 +44,9 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
     figure, (axis,) = _axes(1, 7.0)
     numbers = list(range(1, hard_above + 1))
     counts = [sum(value == number for value in rollouts) for number in numbers]
-    colors = [_COLORS[2] if number < easy_below else _COLORS[1] for number in numbers]
+    colors = [COLORS[2] if number < easy_below else COLORS[1] for number in numbers]
     axis.bar(numbers, counts, color=colors)
-    axis.bar([hard_above + 2], [sum(value is None for value in rollouts)], color=_COLORS[4])
+    axis.bar([hard_above + 2], [sum(value is None for value in rollouts)], color=COLORS[4])
     ticks = sorted({1, easy_below, hard_above})
     axis.set_xticks([*ticks, hard_above + 2], [*map(str, ticks), f"> {hard_above}"])
     axis.set(
@@ -54,7 +54,7 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
         xlabel="attempts until the first right answer",
         ylabel="questions",
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _axes(count: int, width: float = 4.2) -> tuple[Any, Any]:
