@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from configs import atlas_warm_start, quickstart, smollm2_search
+from configs import atlas_warm_start, quickstart, routerag_qwen25_3b, routerag_qwen25_7b, routerag_small, smollm2_search
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
@@ -47,7 +47,9 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     assert sorted(settings() - reads) == []
 
 
-@pytest.mark.parametrize("module", [quickstart, atlas_warm_start, smollm2_search])
+@pytest.mark.parametrize(
+    "module", [quickstart, atlas_warm_start, smollm2_search, routerag_qwen25_3b, routerag_qwen25_7b, routerag_small]
+)
 def test_shipped_configurations_are_valid(module) -> None:
     config = from_config_dict(schema.TrainConfig, module.get_config())
     again = from_config_dict(schema.TrainConfig, json.loads(json.dumps(dataclasses.asdict(config))))
