@@ -20,6 +20,7 @@ class SearchAgent(Agent):
       max_searches: turns that may search (invalid turns count); after them the answer is forced.
       k: passages per search.
       max_turn_tokens: most tokens of one turn.
+      max_observation_tokens: most tokens of what a search shows, in whole passages; 0: as many as there is room for.
       answer_tokens: room kept for the final answer; when less than a turn and this is left, the answer is forced.
       prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
         one and `instruct`, else `Question: ...` alone).
@@ -31,6 +32,7 @@ class SearchAgent(Agent):
     max_searches: int = 4
     k: int = 3
     max_turn_tokens: int = 512
+    max_observation_tokens: int = 0
     answer_tokens: int = 64
     prompt: str | None = None
     instruct: bool = False
@@ -108,8 +110,12 @@ class SearchAgent(Agent):
 
     def _show(self, call: Call, chat: Conversation, reserve: int) -> bool:
         """Shows as many passages, best first, as fit whole; False if not even an empty observation does."""
+        limit = self.max_observation_tokens or chat.room
         for count in range(len(call.passages), -1, -1):
-            if _observe_if_fits(chat, self.grammar.observation(call, call.passages[:count]), reserve):
+            text = self.grammar.observation(call, call.passages[:count])
+            if count and chat.tokens_of(text) > limit:
+                continue
+            if _observe_if_fits(chat, text, reserve):
                 return True
         return False
 

@@ -106,7 +106,7 @@ def _first_match(options: list[Any], value: Any, path: str) -> Any:
 
 def _convert_scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is Any:
-        return value
+        return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):

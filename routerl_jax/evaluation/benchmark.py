@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import GREEDY, Sampling
+from routerl_jax.parallel import multihost
 
 
 def score(
@@ -39,12 +42,16 @@ def compare(
     normalizer: str = "search_r1",
     *,
     progress: bool = True,
+    records: pathlib.Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of several agents with one policy on the same questions, by name."""
-    return {
-        name: score(agent, examples, engine, tools, normalizer, progress=f"evaluating {name}" if progress else "")[0]
-        for name, agent in agents.items()
-    }
+    """Metrics of several agents with one policy on the same questions, by name; their episodes in `records`/NAME.jsonl."""
+    table = {}
+    for name, agent in agents.items():
+        said = f"evaluating {name}" if progress else ""
+        table[name], episodes = score(agent, examples, engine, tools, normalizer, progress=said)
+        if records is not None and multihost.is_main():
+            write_records(records / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
+    return table
 
 
 def routing_baselines(agent: SearchAgent) -> dict[str, SearchAgent]:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
+COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
 
 
 def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
@@ -28,14 +28,14 @@ def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path
         [max(mean - table[name]["em_interval"][0], 0) for mean, name in zip(means, names)],
         [max(table[name]["em_interval"][1] - mean, 0) for mean, name in zip(means, names)],
     ]
-    quality.barh(names, means, xerr=errors, color=_COLORS[0], height=0.6, capsize=3)
+    quality.barh(names, means, xerr=errors, color=COLORS[0], height=0.6, capsize=3)
     quality.set(title="EM with 95 % interval", xlim=(0, 1.02), xlabel="")
-    searches.barh(names, [table[name]["searches_per_question"] for name in names], color=_COLORS[2], height=0.6)
+    searches.barh(names, [table[name]["searches_per_question"] for name in names], color=COLORS[2], height=0.6)
     searches.set(title="Searches per question", xlabel="")
     for axis in (quality, searches):
         axis.invert_yaxis()
         axis.grid(visible=False, axis="y")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_above: int, path: pathlib.Path) -> None:
@@ -44,9 +44,9 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
     figure, (axis,) = _axes(1, 7.0)
     numbers = list(range(1, hard_above + 1))
     counts = [sum(value == number for value in rollouts) for number in numbers]
-    colors = [_COLORS[2] if number < easy_below else _COLORS[1] for number in numbers]
+    colors = [COLORS[2] if number < easy_below else COLORS[1] for number in numbers]
     axis.bar(numbers, counts, color=colors)
-    axis.bar([hard_above + 2], [sum(value is None for value in rollouts)], color=_COLORS[4])
+    axis.bar([hard_above + 2], [sum(value is None for value in rollouts)], color=COLORS[4])
     ticks = sorted({1, easy_below, hard_above})
     axis.set_xticks([*ticks, hard_above + 2], [*map(str, ticks), f"> {hard_above}"])
     axis.set(
@@ -54,7 +54,7 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
         xlabel="attempts until the first right answer",
         ylabel="questions",
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _axes(count: int, width: float = 4.2) -> tuple[Any, Any]:
@@ -90,40 +90,41 @@ def _curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, colo
 
 def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     figure, (quality, searches, health) = _axes(3)
-    _curve(quality, rows, "rollout/em", "EM, sampled", _COLORS[0])
-    _curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", _COLORS[1])
-    for key, color in (("validation/em", _COLORS[0]), ("validation/routing_accuracy", _COLORS[1])):
+    _curve(quality, rows, "rollout/em", "EM, sampled", COLORS[0])
+    _curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", COLORS[1])
+    for key, color in (("validation/em", COLORS[0]), ("validation/routing_accuracy", COLORS[1])):
         steps, values = _series(rows, key)
         if steps:
             kind = "EM" if key.endswith("em") else "routing"
             quality.plot(steps, values, "o", color=color, label=f"{kind}, held out", markersize=5)
     quality.set(title="Answers and routing", ylim=(0, 1.02))
     quality.legend(frameon=False, fontsize=8, loc="lower right")
-    _curve(searches, rows, "rollout/searches_per_question", "searches per question", _COLORS[2])
+    _curve(searches, rows, "rollout/searches_per_question", "searches per question", COLORS[2])
     searches.set(title="Searches per question", ylim=(0, None))
-    _curve(health, rows, "reward/total", "reward", _COLORS[3])
-    _curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", _COLORS[5])
-    _curve(health, rows, "actor/kl", "KL to the start", _COLORS[4])
+    _curve(health, rows, "reward/total", "reward", COLORS[3])
+    _curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
+    _curve(health, rows, "actor/kl", "KL to the start", COLORS[4])
     health.set(title="Reward and health")
     health.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
     figure, (shares, invalid) = _axes(2, 5.0)
-    for name, color in zip(knowledge_bases, _COLORS):
+    for name, color in zip(knowledge_bases, COLORS):
         filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
         _curve(shares, filled, f"rollout/kb/{name}", name, color)
     shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
     shares.legend(frameon=False, fontsize=8)
-    _curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", _COLORS[2])
-    _curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", _COLORS[4])
+    _curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
+    _curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
     invalid.set(title="Routing accuracy and invalid actions", ylim=(0, 1.02))
     invalid.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: pathlib.Path) -> None:
+def save_figure(figure: Any, path: pathlib.Path) -> None:
+    """Writes a figure as a PNG and lets go of it."""
     import matplotlib.pyplot as plt
 
     figure.savefig(path, dpi=130)

@@ -20,7 +20,9 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
       `em`, `f1`, `cover_em` in [0, 1], `em_interval` (95 % bootstrap), `searches_per_question`, `valid_search_share` (of
       episodes: at least one search that was written to the letter of the protocol and succeeded), `invalid_action_rate`
       (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls), `tokens_per_question` (sampled),
-      `kb_share` (share of calls per knowledge base), `n`, and `routing_accuracy` where gold paths are known.
+      `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share` (share of calls per knowledge
+      base; `mode_usage` is the same under the name that RouteRAG's readers look for), `n`, and `routing_accuracy` where
+      gold paths are known.
 
     Raises:
       ValueError: no episodes.
@@ -31,6 +33,7 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     names = sorted({call.tool for call in calls})
+    share = {name: sum(call.tool == name for call in calls) / len(calls) for name in names}
     result: dict[str, Any] = {
         "em": float(em.mean()),
         "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
@@ -43,7 +46,9 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         "tokens_per_question": sum(e.sampled_tokens for e in episodes) / len(episodes),
-        "kb_share": {name: sum(call.tool == name for call in calls) / len(calls) for name in names},
+        "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
+        "kb_share": share,
+        "mode_usage": share,
         "n": len(episodes),
     }
     accuracy = routing_accuracy(list(episodes))

@@ -15,6 +15,7 @@ _COLUMNS = (
     ("f1", "F1 %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
+    ("retrieval_cost", "cost", 1, 2),
     ("invalid_action_rate", "invalid %", 100, 1),
 )
 _TITLES = {
@@ -33,6 +34,8 @@ def title(agent: str) -> str:
 def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells. EM comes with its 95 % interval."""
     columns = [column for column in _COLUMNS if any(column[0] in metrics for metrics in table.values())]
+    if all(metrics.get("retrieval_cost") in (0, metrics["searches_per_question"]) for metrics in table.values()):
+        columns = [column for column in columns if column[0] != "retrieval_cost"]  # every search costs one
     headings = ["agent", *(heading for _, heading, _, _ in columns), "n"]
     cells = []
     for agent, metrics in table.items():

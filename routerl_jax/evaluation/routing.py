@@ -29,11 +29,11 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
 
 
 def routing_accuracy(episodes: list[Episode]) -> float | None:
-    """Share of right decisions over all episodes with a gold path; None if there is no such episode, or if the searches
-    went to knowledge bases that no path knows (all of them as one, say)."""
-    known = {hop["kb"] for episode in episodes for hop in episode.example.metadata.get("path") or ()}
-    called = {call.tool for episode in episodes for call in episode.calls}
-    if called and not called & known:
+    """Share of right decisions over all episodes with a gold path; None if there is no such episode, or if gold paths lead
+    through knowledge bases of which none was ever asked: those of another division of the same facts."""
+    asked = {call.tool for episode in episodes for call in episode.calls}
+    gold = {hop["kb"] for episode in episodes for hop in episode.example.metadata.get("path") or ()}
+    if asked and gold and not asked & gold:
         return None
     decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
     total = sum(count for _, count in decisions)

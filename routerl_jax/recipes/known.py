@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.recipes import r1_router, r1_searcher, search, search_r1  # noqa: F401 - they register themselves
+from routerl_jax.recipes import r1_router, r1_searcher, routerag, search, search_r1  # noqa: F401 - they register themselves
 from routerl_jax.recipes.recipe import RECIPES
 
 __all__ = ["RECIPES"]

@@ -26,6 +26,8 @@ class AgentSettings(Protocol):
     @property
     def max_turn_tokens(self) -> int: ...
     @property
+    def max_observation_tokens(self) -> int: ...
+    @property
     def answer_tokens(self) -> int: ...
     @property
     def prompt(self) -> str: ...
@@ -60,6 +62,7 @@ def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Seq
             max_searches=agent.max_searches,
             k=agent.k,
             max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
             answer_tokens=agent.answer_tokens,
             prompt=agent.prompt or None,
             instruct=agent.instruct,

@@ -63,6 +63,7 @@ class AgentConfig:
     max_searches: int = 3
     k: int = 2  # passages per search
     max_turn_tokens: int = 64
+    max_observation_tokens: int = 0  # of what a search shows, whole passages; 0: as many as there is room for
     answer_tokens: int = 24  # room kept for a forced final answer
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
@@ -80,6 +81,9 @@ class KnowledgeConfig:
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
     directory: str = ""  # empty: in the cache, by content
+    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
+    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,6 +244,13 @@ class WarmStartConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlConfig:
+    """A second run for comparison: from the step at which a stage begins, the remaining steps without that stage."""
+
+    without: str = ""  # the stage's name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A whole run."""
 
@@ -255,6 +266,8 @@ class TrainConfig:
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
+    # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
+    controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -309,6 +322,19 @@ class TrainConfig:
         for fine, message in checks:
             if not fine:
                 raise ValueError(message)
+        for name, control in self.controls.items():
+            if name in ("warm_start", "trained", *self.stages):
+                raise ValueError(
+                    f"config.controls.{name}: call it something else; results.json has another policy so named"
+                )
+            if control.without not in self.stages:
+                raise ValueError(
+                    f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
+                )
+            if not 0 < self.stages[control.without].start < self.steps:
+                raise ValueError(
+                    f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
+                )
         for name in self.stages:
             if name in ("warm_start", "trained"):
                 raise ValueError(
@@ -335,6 +361,6 @@ class TrainConfig:
             for section, changes in changed.items()
         }
         try:
-            return dataclasses.replace(self, stages={name: StageConfig(reward=stage.reward)}, **sections)
+            return dataclasses.replace(self, stages={name: StageConfig(reward=stage.reward)}, controls={}, **sections)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

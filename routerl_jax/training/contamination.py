@@ -11,9 +11,7 @@ from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import open_examples
 
-_NEAR = (
-    0.8  # higher than launch.check_data's: templates of small data sets (Atlas) reach 0.6 with different names in them
-)
+_NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
 
 
 def check_overlap(config: TrainConfig) -> None:

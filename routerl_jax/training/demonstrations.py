@@ -17,6 +17,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
@@ -65,6 +66,7 @@ def open_demonstrations(config: TrainConfig, agent: SearchAgent, *, held_out: bo
         hit=settings.hit,
         persistence=settings.persistence,
         direct=settings.direct,
+        tools=tuple(config.knowledge) or KNOWLEDGE_BASES,
     )
     return _OfAtlas(source, agent)
 

@@ -19,7 +19,7 @@ def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer:
     """Answer quality, behaviour, rewards and group statistics of the sampled episodes."""
     summary = summarize(episodes, normalizer)
     shares = summary.pop("kb_share")
-    del summary["em_interval"], summary["n"]
+    del summary["em_interval"], summary["n"], summary["mode_usage"]
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
     metrics = {f"rollout/{name}": value for name, value in summary.items()}
     metrics |= {f"rollout/kb/{name}": share for name, share in shares.items()}

@@ -30,6 +30,7 @@ from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
+from routerl_jax.training.controls import fork, run_controls
 from routerl_jax.training.credit import assign, sequences_of, with_logprobs
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -48,14 +49,19 @@ from routerl_jax.training.writer import read_metrics
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
-    """Trains a policy with multi-turn tool calls and evaluates it; leaves the run in `workdir`.
+    """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
 
     That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
-    (a Hugging Face directory), evaluation/, figures/ and results.json.
+    (a Hugging Face directory), evaluation/, controls/, figures/ and results.json.
 
     Returns:
       The content of results.json.
     """
+    results = _train(config, workdir, resume=resume)
+    return run_controls(config, workdir, results, _train) if config.controls else results
+
+
+def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
@@ -88,7 +94,15 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
     def evaluate(agents: Mapping[str, SearchAgent]) -> dict[str, Any]:
         with clock("evaluation"):
-            return compare(agents, test, engine, tools, config.evaluation.normalizer, progress=multihost.is_main())
+            return compare(
+                agents,
+                test,
+                engine,
+                tools,
+                config.evaluation.normalizer,
+                progress=multihost.is_main(),
+                records=workdir / "evaluation",
+            )
 
     if config.evaluation.before and run_.start == 0:
         _keep(workdir, "warm_start", evaluate({"warm_start": judged}))
@@ -123,6 +137,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
         if run_.due(done) and (done == config.steps or not watch.worried):
             with clock("checkpoint"):
                 run_.save(done, streams=stages.state(), stage=stage.name, watch=watch.state())
+        fork(run_, done, streams=stages.state(), stage=stage.name, watch=watch.state())
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 

@@ -88,14 +88,14 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
 
-    def save(self, step: int, **extra: Any) -> None:
-        """Checkpoints after `step` steps."""
+    def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
+        """Checkpoints after `step` steps, among the run's own or `into` others."""
         extra["model"] = model_fields(self.model.config)
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
             extra["frozen"] = self._frozen
-        self.checkpoints.save(step, self.learner.state, self.learner.reference, extra)
+        (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra)
 
     def back_to_checkpoint(self) -> int:
         """Takes weights and optimiser from the newest checkpoint. Returns the steps done by then; 0 if there is none."""

@@ -14,6 +14,9 @@ from configs import (
     r1_searcher_llama31_8b,
     r1_searcher_qwen25_7b,
     r1_searcher_small,
+    routerag_qwen25_3b,
+    routerag_qwen25_7b,
+    routerag_small,
     search_qwen25_vl_7b,
     smollm2_search,
 )
@@ -69,6 +72,9 @@ SHIPPED = (
     r1_searcher_small,
     r1_searcher_qwen25_7b,
     r1_searcher_llama31_8b,
+    routerag_qwen25_3b,
+    routerag_qwen25_7b,
+    routerag_small,
     search_qwen25_vl_7b,
 )
 

@@ -35,6 +35,7 @@ class DemonstrationSource:
       persistence: chance to search again after a miss instead of giving up.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
       direct: share of items that answer at once, as from memory, without a search.
+      tools: the knowledge bases that searches name.
     """
 
     size: int
@@ -45,6 +46,7 @@ class DemonstrationSource:
     persistence: float = 0.8
     hit: float = 0.6
     direct: float = 0.0
+    tools: tuple[str, ...] = world.KNOWLEDGE_BASES
 
     def __len__(self) -> int:
         return self.size
@@ -80,7 +82,7 @@ class DemonstrationSource:
                         answer=UNKNOWN,
                         forced=spent,
                     )
-                kb = str(rng.choice(world.KNOWLEDGE_BASES))
+                kb = str(rng.choice(self.tools))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
                 found = any(passage.id == hop.passage_id for passage in passages)

@@ -25,7 +25,7 @@ from routerl_jax.data.atlas.extract import FACTS
 Kind = Literal["country", "element"]
 Split = Literal["train", "validation", "test"]
 KNOWLEDGE_BASES = ("text", "table", "elements")
-ALL = "all"
+ALL = "all"  # their passages together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,12 +265,28 @@ def _table_records(entity: Entity) -> list[Record]:
 
 
 def passages_of(kb: str) -> list[Passage]:
-    """All passages of one of the real world's knowledge bases, or of `all` of them, for agents that have only one."""
+    """All passages of one of the real world's knowledge bases, or of all of them (`all`)."""
+    return [record.passage for record in _records_of(kb)]
+
+
+def triples_of(kb: str) -> list[dict[str, Any]]:
+    """The facts that these passages state, as rows of knowledge.graph.triples: (entity, relation, value)."""
+    facts = {entity.name: entity.facts for entity in real_entities()}
+    rows = []
+    for record in _records_of(kb):
+        triples = [
+            [record.entity, relation.noun, facts[record.entity][key]]
+            for key, relation in RELATIONS.items()
+            if key in record.relations
+        ]
+        rows.append({"passage_id": record.passage.id, "entities": [record.entity], "triples": triples})
+    return rows
+
+
+def _records_of(kb: str) -> list[Record]:
     if kb not in (*KNOWLEDGE_BASES, ALL):
-        raise ValueError(
-            f"Atlas has no knowledge base {kb!r}; it has {', '.join(KNOWLEDGE_BASES)}, and {ALL} of them as one"
-        )
-    return [record.passage for record in records(real_entities()) if kb in (record.kb, ALL)]
+        raise ValueError(f"Atlas has no knowledge base {kb!r}; it has {', '.join(KNOWLEDGE_BASES)}, and {ALL!r}")
+    return [record for record in records(real_entities()) if kb in (record.kb, ALL)]
 
 
 # --- questions ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""RouteRAG on Atlas in minutes: a small policy learns to answer, then to answer with less retrieval."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes.routerag import STAGE_1, STAGE_2
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    ControlConfig,
+    EngineConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+    WarmStartConfig,
+)
+
+# One corpus, three ways to search it: the nearest passages (a query costs 1), a graph of its facts (2), both (3).
+KNOWLEDGE = {
+    "passage": KnowledgeConfig(source="atlas/all"),
+    "graph": KnowledgeConfig(source="atlas/all", kind="graph", settings={"walk": {"link_facts": 1}}),
+    "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+}
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The quickstart's policy, shown RouteRAG's tags, then 20 steps for exact match and 20 for cost as well.
+
+    python -m launch.train --config=configs/routerag_small.py --workdir=runs/routerag_small
+    """
+    return to_config_dict(
+        TrainConfig(
+            steps=40,
+            model=ModelConfig(path="atlas-warm-start"),
+            mesh=MeshConfig(cpu_devices=2),
+            engine=EngineConfig(rows=128, max_length=512),
+            agent=AgentConfig(grammar="routerag_answer", max_searches=3, k=2),
+            knowledge=KNOWLEDGE,
+            rollout=RolloutConfig(examples=16, samples=8),
+            stages={
+                "stage1": StageConfig(start=0, reward=STAGE_1),
+                "stage2": StageConfig(start=20, reward=STAGE_2),
+            },
+            controls={"stage1_only": ControlConfig(without="stage2")},
+            learner=LearnerConfig(
+                advantage="grpo",
+                std_floor=0.3,  # where all answers are right, costs alone differ, and by less than this
+                minibatches=4,
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.03, min_entropy=0.2),
+                optimizer=OptimizerConfig(lr=8e-4, warmup=5, weight_decay=0.0, b2=0.99),
+                length_buckets=(256, 640),  # a few demonstrations are longer than conversations may be
+                micro_tokens=2560,
+            ),
+            evaluation=EvaluationConfig(every=20, examples=64, final_examples=400),
+            checkpoint=CheckpointConfig(every=10),
+            warm_start=WarmStartConfig(
+                steps=40,
+                optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+                examples=40,
+                hit=0.8,
+                drills=0.2,
+                observation_weight=0.1,
+            ),
+        )
+    )

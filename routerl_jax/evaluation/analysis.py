@@ -1,0 +1,86 @@
+"""What a run has changed in how its policy works: turns, modes, cost, and the accuracy that goes with them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.evaluation.paired import Record, record_cost, record_em
+from routerl_jax.rewards.metrics import f1
+from routerl_jax.rewards.scoring import bootstrap_intervals
+
+_BINS = 4  # of tokens
+
+
+def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r1") -> dict[str, Any]:
+    """Behaviour of several agents on the same questions.
+
+    Returns:
+      By agent: `behaviour`, and EM by number of turns and by sampled tokens, the latter in quartiles of all agents' episodes
+      so that they can be compared.
+
+    Raises:
+      ValueError: an agent without episodes.
+    """
+    for name, rows in records.items():
+        if not rows:
+            raise ValueError(f"there are no episodes of {name!r} to analyse")
+    tokens = np.concatenate([[_tokens(record) for record in rows] for rows in records.values()])
+    edges = np.quantile(tokens, np.linspace(0, 1, _BINS + 1))
+    return {
+        name: behaviour(rows, normalizer)
+        | {
+            "em_by_turns": _em_by_turns(rows, normalizer),
+            "em_by_tokens": _em_by_tokens(rows, edges, normalizer),
+        }
+        for name, rows in records.items()
+    }
+
+
+def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[str, Any]:
+    """`em` with `em_interval` (95 %, bootstrap), `f1`, and means of a question: `turns`, `searches`, `tokens`
+    (sampled), `retrieval_cost`; `mode_usage`, the share of searches by knowledge base; `n`."""
+    em = np.asarray([record_em(record, normalizer) for record in records])
+    modes = collections.Counter(call["tool"] for record in records for call in _calls(record))
+    return {
+        "em": float(em.mean()),
+        "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
+        "f1": float(np.mean([f1(r["prediction"], tuple(r["golden_answers"]), normalizer) for r in records])),
+        "turns": float(np.mean([len(record["turns"]) for record in records])),
+        "searches": modes.total() / len(records),
+        "tokens": float(np.mean([_tokens(record) for record in records])),
+        "retrieval_cost": float(np.mean([record_cost(record) for record in records])),
+        "mode_usage": {mode: count / modes.total() for mode, count in sorted(modes.items())},
+        "n": len(records),
+    }
+
+
+def _em_by_turns(records: Sequence[Record], normalizer: str) -> list[dict[str, float]]:
+    by_turns: dict[int, list[float]] = collections.defaultdict(list)
+    for record in records:
+        by_turns[len(record["turns"])].append(record_em(record, normalizer))
+    return [{"turns": turns, "em": float(np.mean(em)), "n": len(em)} for turns, em in sorted(by_turns.items())]
+
+
+def _em_by_tokens(records: Sequence[Record], edges: np.ndarray, normalizer: str) -> list[dict[str, float]]:
+    tokens = np.asarray([_tokens(record) for record in records])
+    em = np.asarray([record_em(record, normalizer) for record in records])
+    bins = np.searchsorted(edges[1:-1], tokens, side="left")
+    found = []
+    for i in range(len(edges) - 1):
+        inside = em[bins == i]
+        if len(inside):
+            row = {"from": float(edges[i]), "to": float(edges[i + 1]), "em": float(inside.mean()), "n": len(inside)}
+            found.append(row)
+    return found
+
+
+def _calls(record: Record) -> list[Mapping[str, Any]]:
+    return [call for turn in record["turns"] for call in turn["calls"]]
+
+
+def _tokens(record: Record) -> int:
+    return sum(turn["tokens"] for turn in record["turns"])

@@ -1,0 +1,84 @@
+"""Two agents on the same questions: is the one better, is it cheaper? Judged question by question, from episode records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.rewards.metrics import exact_match
+
+_RESAMPLES = 2000
+
+Record = Mapping[str, Any]
+
+
+def record_em(record: Record, normalizer: str = "search_r1") -> float:
+    """Exact match of an episode record."""
+    return exact_match(record["prediction"], tuple(record["golden_answers"]), normalizer)
+
+
+def record_cost(record: Record) -> float:
+    """What the searches of an episode record cost together."""
+    return float(sum(call["cost"] for turn in record["turns"] for call in turn["calls"]))
+
+
+def compare_records(
+    first: Iterable[Record], second: Iterable[Record], normalizer: str = "search_r1"
+) -> dict[str, float | list[float] | int]:
+    """How `first` differs from `second`.
+
+    Returns:
+      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over questions) and `mcnemar_p` (exact, two-sided:
+      are the questions that only one of them answers shared out evenly?); `cost_reduction`, 1 - cost / cost, with
+      `cost_reduction_interval`; `n`.
+
+    Raises:
+      ValueError: the questions are not the same.
+    """
+    ours, theirs = ({str(record["id"]): record for record in side} for side in (first, second))
+    if not ours or set(ours) != set(theirs):
+        only = sorted(set(ours) ^ set(theirs))
+        raise ValueError(f"the two agents were not asked the same questions; only one of them has {only[:3] or 'any'}")
+    rows = [
+        [
+            record_em(ours[key], normalizer),
+            record_em(theirs[key], normalizer),
+            record_cost(ours[key]),
+            record_cost(theirs[key]),
+        ]
+        for key in sorted(ours)
+    ]
+    values = np.asarray(rows, np.float64)
+    won, lost = (
+        int(((values[:, 0] == 1) & (values[:, 1] == 0)).sum()),
+        int(((values[:, 0] == 0) & (values[:, 1] == 1)).sum()),
+    )
+    rng = np.random.default_rng(0)
+    drawn = np.asarray([_statistics(values[rng.integers(len(values), size=len(values))]) for _ in range(_RESAMPLES)])
+    em, cost = _statistics(values)
+    low, high = np.nanquantile(drawn, (0.025, 0.975), axis=0)
+    return {
+        "em_difference": em,
+        "em_difference_interval": [float(low[0]), float(high[0])],
+        "mcnemar_p": _mcnemar(won, lost),
+        "cost_reduction": cost,
+        "cost_reduction_interval": [float(low[1]), float(high[1])],
+        "n": len(rows),
+    }
+
+
+def _mcnemar(won: int, lost: int) -> float:
+    """Chance that a fair coin falls at least as unevenly, either way."""
+    count = won + lost
+    tail = sum(math.comb(count, i) for i in range(min(won, lost) + 1))
+    return min(1.0, 2 * tail / 2**count)
+
+
+def _statistics(values: Float[np.ndarray, "N 4"]) -> tuple[float, float]:
+    """Difference of the means of EM, and the share of the second's cost that the first saves (0 if it has none)."""
+    means = values.mean(axis=0)
+    return float(means[0] - means[1]), float(1 - means[2] / means[3]) if means[3] else 0.0

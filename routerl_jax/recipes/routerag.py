@@ -1,0 +1,199 @@
+"""RouteRAG (arXiv 2512.09487): passages, a graph, or both? Taught in two stages, to be right and then to be right cheaply."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.agents.grammar import GRAMMARS, Grammar
+from routerl_jax.core.types import Action, Call, Episode, Passage
+from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+
+TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the others' rankings (knowledge.hybrid)
+
+# Rewards of the stages (equations 2 and 3), for StageConfig.reward.
+STAGE_1 = {"em": 1.0}
+STAGE_2 = {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
+STAGE_2_SECONDS = {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "seconds"}}  # the paper's measure of cost
+
+_TAGS = ("think", "search", "information", "answer")
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_MODE = re.compile(r"\[(passage|graph)\]")
+_FREE = rf"(?:(?!</?(?:{'|'.join(_TAGS)})>).)*"  # text without a tag
+_WRITTEN_MODE = r"(?:\[passage\]|\[graph\]|\[graph\]\s*\[passage\]|\[passage\]\s*\[graph\])"
+_WELL_FORMED = re.compile(
+    rf"\s*<think>{_FREE}</think>\s*"
+    rf"(?:<search>\s*{_WRITTEN_MODE}(?=[^<]*\w)(?:(?!\[passage\]|\[graph\]|</?(?:{'|'.join(_TAGS)})>).)*</search>"
+    rf"|<answer>{_FREE}</answer>)\s*",
+    re.DOTALL,
+)
+
+
+@GRAMMARS.register("routerag")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouteRAGGrammar(Grammar):
+    """RouteRAG's tags (Algorithm 1, appendix B.2): a thought, then a search that begins with its modes, or the answer.
+
+    Modes are `[passage]` and `[graph]` in any order; both together ask the knowledge base `graph_passage`, none asks
+    `passage`. When the budget is spent the policy writes one more turn of its own, in which a search leads nowhere, as in
+    the released code (the paper's algorithm ends without it). Observations are the same in training and evaluation.
+    """
+
+    def __post_init__(self) -> None:
+        unknown = [tool for tool in self.tools if tool not in TOOLS]
+        if unknown or "passage" not in self.tools:
+            raise ValueError(
+                f"grammar {type(self).__name__} has modes for the knowledge bases {', '.join(TOOLS)}, of which 'passage' must "
+                f"be there; got {self.tools}. Rename those in config.knowledge"
+            )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return ("</search>", "</answer>")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (*(f"<{slash}{tag}>" for tag in _TAGS for slash in ("", "/")), "[passage]", "[graph]")
+
+    def parse(self, text: str) -> Action:
+        before, found = text, _ACTION.search(text)
+        if found:
+            before = text[: found.start()]
+        thought = before.replace("<think>", "").replace("</think>", "").strip()
+        if found is None:
+            error = "there is neither a complete <search> nor an <answer>"
+            return Action(kind="invalid", thought=thought, error=error)
+        if found[1] == "answer":
+            return Action(kind="answer", answer=found[2].strip(), thought=thought)
+        modes = set(_MODE.findall(found[2]))
+        tool = "_".join(sorted(modes)) or "passage"
+        query = " ".join(_MODE.sub(" ", found[2]).split())
+        if not query:
+            return Action(kind="invalid", thought=thought, error="the query is empty")
+        if tool not in self.tools:
+            known = ", ".join(_written(tool) for tool in self.tools)
+            error = f"there is no mode {_written(tool)}; there are: {known}"
+            return Action(kind="invalid", thought=thought, query=query, error=error)
+        return Action(kind="search", tool=tool, query=query, thought=thought)
+
+    def well_formed(self, text: str) -> bool:
+        return bool(_WELL_FORMED.fullmatch(text))
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        return f"<think>{thought}</think>\n<search> {_written(tool)} {query} </search>"
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+    @property
+    def answer_opening(self) -> str:
+        return ""
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+        if call.error is not None:
+            body = f"The search failed: {call.error}\n"
+        elif not call.passages:
+            body = "Nothing was found.\n"
+        elif not passages:
+            body = "What was found is too long to be shown.\n"
+        else:
+            body = "".join(f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}\n" for i, p in enumerate(passages, 1))
+        return f"\n\n<information>\n{body}</information>\n\n"
+
+    def reminder(self, error: str) -> str:
+        modes = ", ".join(_written(tool) for tool in self.tools)
+        return (
+            f"\n\n<information>\nNo action could be carried out: {error}. A search names its mode ({modes}) and then what to "
+            "look for, inside <search> and </search>; an answer stands inside <answer> and </answer>.\n</information>\n\n"
+        )
+
+    def instructions(self) -> str:
+        ways = {
+            "passage": "compares the meaning of your query with every passage",
+            "graph": "starts from the facts that your query mentions and follows the links between them and the passages",
+            "graph_passage": "asks both and merges their results",
+        }
+        modes = "\n".join(f"{_written(tool)} {ways[tool]}" for tool in self.tools)
+        examples = "\n".join(
+            f"<search> {_written(tool)} birthplace of the composer of Aida </search>" for tool in self.tools
+        )
+        return (
+            "Answer the question. Whenever you have read something new, think about it first, inside <think> and </think>. "
+            "If a fact is missing, search for it: choose how to look, and write that mode and your query inside <search> and "
+            f"</search>. The modes:\n{modes}\nFor example:\n{examples}\nThe documents found follow inside <information> and "
+            "</information>; you may search several times. When nothing more is missing, write the answer alone, in a few "
+            "words, inside <answer> and </answer>, such as <answer>Roncole</answer>."
+        )
+
+
+@GRAMMARS.register("routerag_answer")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenedAnswer(RouteRAGGrammar):
+    """As "routerag", but when the budget is spent `<answer>` is written for the policy: a small one would search on."""
+
+    @property
+    def answer_opening(self) -> str:
+        return "<answer>"
+
+
+def _written(tool: str) -> str:
+    """A knowledge base's mode as the policy writes it: `graph_passage` is [graph][passage]."""
+    return "".join(f"[{mode}]" for mode in tool.split("_"))
+
+
+def retrieval_cost(episode: Episode, by: str = "cost") -> float:
+    """What an episode's searches cost together: `cost` of their knowledge bases, or `seconds` that they were waited for.
+
+    Raises:
+      ValueError: `by` is neither.
+    """
+    if by not in ("cost", "seconds"):
+        raise ValueError(f"by={by!r} of routerag.efficiency is neither 'cost' nor 'seconds'")
+    return float(sum(getattr(call, by) for call in episode.calls))
+
+
+def scaled_costs(costs: Float[np.ndarray, " N"], constant: float | str = "p95") -> Float[np.ndarray, " N"]:
+    """s = min(t / 2T, 1/2): costs brought into [0, 1/2] for equation 4, where the paper says no more of T than that.
+
+    Args:
+      constant: T, or "p95" for the 95th percentile of these costs, as in the released code. Where that is 0, since
+        hardly any episode has searched, those that have get 1/2.
+
+    Raises:
+      ValueError: T is not positive.
+    """
+    costs = np.asarray(costs, np.float64)
+    if constant != "p95" and not (isinstance(constant, int | float) and constant > 0):
+        raise ValueError(f"constant={constant!r} of routerag.efficiency must be a positive number or 'p95'")
+    if constant == "p95":
+        constant = float(np.percentile(costs, 95)) if len(costs) else 0.0
+    if not constant:
+        return np.where(costs > 0, 0.5, 0.0)
+    return np.minimum(0.5 * costs / float(constant), 0.5)
+
+
+def efficiency(
+    episodes: Sequence[Episode], by: str = "cost", constant: float | str = "p95", normalizer: str = "search_r1"
+) -> list[float]:
+    """mean_j(s_j) - s_i for the episodes with the right answer, 0 for others (equations 3, 4 and 7). In (-1/2, 1/2).
+
+    The mean is over all episodes of the step, wrong ones included. Costs are read from each episode itself, so nothing
+    depends on their order.
+
+    Args:
+      by: "cost", the same in every run, or "seconds", as the paper has it: `Call.seconds`, the time of the batch that a
+        search was in.
+      constant: see `scaled_costs`.
+    """
+    scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), constant)
+    right = [exact_match(episode.answer, episode.example.answers, normalizer) == 1.0 for episode in episodes]
+    mean = float(scaled.mean()) if len(episodes) else 0.0
+    return [mean - float(s) if fine else 0.0 for s, fine in zip(scaled, right)]
+
+
+REWARD_TERMS.register("routerag.efficiency")(StepTerm(efficiency))

@@ -1,0 +1,79 @@
+"""Controls: what would have become of the run without a stage? The same steps again, from where that stage began.
+
+A control is a run of its own in `workdir/controls/NAME`, which resumes from the state that the main run left there. Its data
+and seeds are the main run's, so that only the stage tells the two apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from routerl_jax.evaluation.paired import compare_records
+from routerl_jax.evaluation.records import read_records
+from routerl_jax.evaluation.report import print_table
+from routerl_jax.learning.checkpoints import Checkpoints
+from routerl_jax.parallel import multihost
+from routerl_jax.training.config import TrainConfig, WarmStartConfig
+from routerl_jax.training.run import Run
+from routerl_jax.training.warm_start import started
+
+_DIRECTORY = "controls"
+
+
+def fork(run: Run, done: int, **extra: Any) -> None:
+    """Leaves the run's state after `done` steps to the controls that begin there; `extra` as in a checkpoint of the run."""
+    for name, control in run.config.controls.items():
+        if run.config.stages[control.without].start != done:
+            continue
+        checkpoints = Checkpoints(run.workdir / _DIRECTORY / name / "checkpoints", run.config.checkpoint.keep)
+        if checkpoints.latest() is None:  # else an earlier sitting, killed before its own next checkpoint, has left it
+            run.save(done, into=checkpoints, **extra)
+        checkpoints.close()
+
+
+def run_controls(
+    config: TrainConfig, workdir: pathlib.Path, results: dict[str, Any], train: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    """Runs the controls that are not finished, and puts all of them into the results of the main run, which is.
+
+    Args:
+      results: of the main run.
+      train: trains a configuration in a directory: (config, workdir, resume=..) -> its results.
+
+    Returns:
+      The results with `agents.NAME`, the control's policy on the test questions, and `comparisons.NAME`, in what the main
+      run's policy differs from it (evaluation.paired).
+    """
+    comparisons = {}
+    for name in config.controls:
+        directory = workdir / _DIRECTORY / name
+        gc.collect()  # the run before this one is in reference cycles; its memory is needed now
+        found = train(control_config(config, workdir, name), directory, resume=True)
+        results["agents"][name] = found["agents"]["trained"]
+        results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
+        records = [read_records(place / "evaluation" / "trained.jsonl") for place in (workdir, directory)]
+        if multihost.is_main():
+            comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)
+    if multihost.is_main():
+        results["comparisons"] = comparisons
+        (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        print_table(results["agents"], workdir)
+    return results
+
+
+def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
+    """The configuration of a control: the main run's without the stage, from the policy that it started from."""
+    without = config.controls[name].without
+    return dataclasses.replace(
+        config,
+        model=started(config, workdir.resolve()).model,
+        warm_start=WarmStartConfig(),
+        stages={key: stage for key, stage in config.stages.items() if key != without},
+        controls={},
+        evaluation=dataclasses.replace(config.evaluation, before=False, stages=False, baselines=False),
+    )

@@ -1,0 +1,149 @@
+"""The knowledge bases of a run: opened where they are, built where they are not, joined where one is made of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.config import from_config_dict, unknown_key
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
+from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.models.pretrained import cache_directory
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+
+_ATLAS = "atlas/"
+
+
+def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, SearchTool]:
+    """Loads the knowledge bases by name, in the order of the configuration, building those that do not exist yet.
+
+    Raises:
+      ValueError: names the section of config.knowledge that is at fault.
+    """
+    alone = {name: _open_kb(name, spec, progress) for name, spec in config.knowledge.items() if spec.kind != "hybrid"}
+    joined = {name: _join(name, spec, alone) for name, spec in config.knowledge.items() if spec.kind == "hybrid"}
+    return {name: (alone | joined)[name] for name in config.knowledge}
+
+
+def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase]) -> KnowledgeBase:
+    """Several of the run's knowledge bases as one, or the hybrid one that a directory describes."""
+    from routerl_jax.knowledge.hybrid import HybridKB
+
+    if spec.directory and not spec.members:
+        return _open_kb(name, spec, progress=False)
+    unknown = [member for member in spec.members if member not in others]
+    if unknown or not spec.members:
+        raise ValueError(
+            f"config.knowledge.{name}.members={spec.members} must name knowledge bases of this run: {', '.join(others)}"
+        )
+    known = ("weights", "constant", "depth")
+    for key in spec.settings:
+        if key not in known:
+            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
+    return HybridKB([others[member] for member in spec.members], name=name, **spec.settings)
+
+
+def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
+    from routerl_jax.knowledge.load import check_kb, load_kb
+
+    if spec.members:
+        raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
+    if spec.source.startswith(("http://", "https://")):
+        return load_kb(spec.source)
+    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
+    if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
+        _build_kb(name, spec, directory, progress)
+    if spec.directory:  # in the cache the place depends on the keys
+        said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
+        if not spec.source:  # then defaults say nothing: whatever is there is meant
+            said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
+        check_kb(directory, said, f"config.knowledge.{name}", _atlas_passages(spec))
+    return load_kb(str(directory))
+
+
+def _has(spec: KnowledgeConfig, key: str) -> bool:
+    """Whether a key means something to the kind."""
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+
+    fields = {field.name for field in dataclasses.fields(KB_BUILDERS.get(spec.kind).config)}
+    return key in ("source", "kind") or key in fields
+
+
+def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progress: bool) -> None:
+    from routerl_jax.knowledge.build import KINDS, build_from_passages
+    from routerl_jax.knowledge.graph.build import build_graph_from_passages
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+
+    if not spec.source:
+        raise ValueError(
+            f"config.knowledge.{name}: there is no knowledge base in {directory} and no source to build it from; "
+            f"set config.knowledge.{name}.source"
+        )
+    passages = _atlas_passages(spec)
+    builder = KB_BUILDERS.get(spec.kind)
+    given: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
+    given |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
+    if passages and spec.kind == "graph":
+        given |= _atlas_triples(spec)
+    build = from_config_dict(builder.config, given | dict(spec.settings), f"config.knowledge.{name}.settings")
+    if not passages:
+        builder.build(build, directory, progress=progress)
+    elif spec.kind == "graph":
+        build_graph_from_passages(passages, build, directory, progress=progress)
+    elif spec.kind in KINDS:
+        build_from_passages(passages, build, directory, progress=progress)
+    else:
+        corpus = _written(f"{spec.source}.jsonl", [{"id": p.id, "title": p.title, "text": p.text} for p in passages])
+        builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
+
+
+def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
+    """The passages that a source `atlas/...` stands for; None for a file."""
+    if not spec.source.startswith(_ATLAS):
+        return None
+    from routerl_jax.data.atlas.world import passages_of
+
+    return passages_of(spec.source.removeprefix(_ATLAS))
+
+
+def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
+    """Atlas's own facts as the triples of a graph of its passages, unless the settings say where triples come from."""
+    if "extractor" in spec.settings:
+        return {}
+    from routerl_jax.data.atlas.world import triples_of
+
+    rows = triples_of(spec.source.removeprefix(_ATLAS))
+    return {"extractor": "given", "triples": _written(f"{spec.source}.triples.jsonl", rows)}
+
+
+def _written(name: str, rows: list[dict[str, Any]]) -> str:
+    """A file of these rows in the cache, written once; its place depends on its content."""
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    path = cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".part")
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(path)
+    return str(path)
+
+
+def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+    """A cache directory that depends on what goes into the knowledge base."""
+    what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
+    content = ""
+    if (passages := _atlas_passages(spec)) is not None:
+        content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
+    elif spec.source and (path := pathlib.Path(spec.source).expanduser()).is_file():
+        content = file_sha256(path)
+    digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
+    return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"

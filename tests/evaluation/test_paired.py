@@ -1,0 +1,76 @@
+"""Comparisons question by question, against numbers counted by hand and scipy's binomial test."""
+
+import json
+
+import pytest
+from scipy.stats import binomtest
+
+from routerl_jax.core.types import Call
+from routerl_jax.evaluation.analysis import analyse
+from routerl_jax.evaluation.analysis_figure import analysis_figure
+from routerl_jax.evaluation.paired import compare_records
+from routerl_jax.evaluation.records import episode_record
+from tests.evaluation.episodes import episode
+
+
+def record(key: int, right: bool, *costs: float, tool: str = "graph") -> dict:
+    calls = [Call(tool=tool, query="q", cost=cost) for cost in costs]
+    made = episode_record(episode(*calls, answer="lion" if right else "cat"))
+    return json.loads(json.dumps(made)) | {"id": str(key)}
+
+
+def test_what_only_one_of_them_answers_and_what_it_costs():
+    # of 20 questions both answer 10, the first alone 6, the second alone 2, none 2
+    first = [record(i, i < 16, 1.0) for i in range(20)]
+    second = [record(i, i < 10 or 16 <= i < 18, 1.0, 2.0) for i in range(20)]
+    found = compare_records(first, reversed(second))
+    assert found["em_difference"] == pytest.approx(0.2)
+    assert found["mcnemar_p"] == pytest.approx(binomtest(6, 8).pvalue)
+    assert found["cost_reduction"] == pytest.approx(2 / 3)
+    assert found["cost_reduction_interval"] == pytest.approx([2 / 3, 2 / 3])  # the same for every question
+    low, high = found["em_difference_interval"]
+    assert low < 0 < 0.2 < high  # se = sqrt((8 - 16 * 0.1) / 20^2) = 0.13: eight questions decide nothing
+    assert found["n"] == 20
+
+
+def test_the_same_agent_twice_differs_in_nothing():
+    rows = [record(i, i % 2 == 0, 1.0) for i in range(6)]
+    found = compare_records(rows, rows)
+    assert (found["em_difference"], found["mcnemar_p"], found["cost_reduction"]) == (0, 1, 0)
+
+
+def test_without_any_searches_nothing_is_saved():
+    rows = [record(i, True) for i in range(3)]
+    assert compare_records(rows, rows)["cost_reduction_interval"] == [0, 0]
+
+
+def test_other_questions_are_refused():
+    with pytest.raises(ValueError, match=r"not asked the same questions.*\['3'\]"):
+        compare_records([record(i, True) for i in range(3)], [record(i, True) for i in range(4)])
+    with pytest.raises(ValueError, match="not asked the same"):
+        compare_records([], [])
+
+
+def test_an_analysis_by_hand(tmp_path):
+    before = [record(0, False, 2.0, 2.0), record(1, True, 1.0, tool="passage"), record(2, True)]
+    after = [record(0, True, 1.0, tool="passage"), record(1, True, 1.0, tool="passage"), record(2, True)]
+    found = analyse({"warm_start": before, "trained": after})
+    assert found["warm_start"]["turns"] == pytest.approx(2)  # 3, 2 and 1
+    assert found["warm_start"]["searches"] == pytest.approx(1)
+    assert found["warm_start"]["retrieval_cost"] == pytest.approx(5 / 3)
+    assert found["warm_start"]["mode_usage"] == pytest.approx({"graph": 2 / 3, "passage": 1 / 3})
+    assert found["warm_start"]["tokens"] == pytest.approx(4)  # two sampled tokens a turn
+    assert found["warm_start"]["em_by_turns"] == [
+        {"turns": 1, "em": 1.0, "n": 1},
+        {"turns": 2, "em": 1.0, "n": 1},
+        {"turns": 3, "em": 0.0, "n": 1},
+    ]
+    assert found["trained"]["em_by_turns"] == [{"turns": 1, "em": 1.0, "n": 1}, {"turns": 2, "em": 1.0, "n": 2}]
+    assert found["trained"]["mode_usage"] == {"passage": 1.0}
+    for rows in found.values():  # every episode is in one bin
+        assert sum(row["n"] for row in rows["em_by_tokens"]) == 3
+    path = tmp_path / "figures" / "analysis.png"
+    analysis_figure({"policies": found, "top_k": {"1": found["trained"], "2": found["trained"]}}, path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(ValueError, match="no episodes of 'trained'"):
+        analyse({"warm_start": before, "trained": []})

@@ -1,0 +1,94 @@
+"""A control is the run that would have been without the stage, to the bit."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from routerl_jax.core.types import Episode
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import config as schema
+from routerl_jax.training import rl
+from tests import tiny
+from tests.training.small_run import make_config
+from tests.training.test_resume import untimed_rows
+
+
+def length(episode: Episode) -> float:
+    """A reward that even random weights get, and each episode another."""
+    return float(sum(len(turn.text) for turn in episode.turns))
+
+
+def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    return load_file(workdir / "policy" / "model.safetensors")
+
+
+def small_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
+    """Random weights, a step for long episodes and one for short ones."""
+    run = make_config(home)
+    save_pretrained(tiny.model(), home / "policy")
+    return dataclasses.replace(
+        run,
+        steps=2,
+        model=schema.ModelConfig(path=str(home / "policy")),
+        knowledge={"text": run.knowledge["text"]},
+        engine=dataclasses.replace(run.engine, rows=4),
+        agent=dataclasses.replace(run.agent, max_searches=1, max_turn_tokens=16),
+        rollout=schema.RolloutConfig(examples=2, samples=2),
+        stages={
+            "first": schema.StageConfig(reward={f"{__name__}:length": 1.0}),
+            "second": schema.StageConfig(start=1, reward={f"{__name__}:length": -1.0}),
+        },
+        learner=dataclasses.replace(run.learner, minibatches=1),
+        evaluation=schema.EvaluationConfig(every=0, final_examples=1, before=False, baselines=False),
+        **changes,
+    )
+
+
+def test_a_control_continues_where_the_stage_began(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = small_config(tmp_path / "home", controls={"first_only": schema.ControlConfig(without="second")})
+    results = rl.train_rl(config, tmp_path / "run")
+    control = tmp_path / "run" / "controls" / "first_only"
+    plain = dataclasses.replace(config, controls={}, stages={"first": config.stages["first"]})
+    rl.train_rl(plain, tmp_path / "plain")
+
+    rows = untimed_rows(control)
+    assert [(row["step"], row["stage"]) for row in rows] == [(1, "first")]
+    assert rows == untimed_rows(tmp_path / "plain")[1:]
+    for name, tensor in weights(tmp_path / "plain").items():
+        np.testing.assert_array_equal(tensor, weights(control)[name])
+    assert any((tensor != weights(control)[name]).any() for name, tensor in weights(tmp_path / "run").items())
+
+    alone = json.loads((control / "results.json").read_text())
+    assert results["agents"]["first_only"] == alone["agents"]["trained"]
+    assert {"em_difference", "mcnemar_p", "cost_reduction"} <= results["comparisons"]["first_only"].keys()
+    assert results == json.loads((tmp_path / "run" / "results.json").read_text())
+
+    again = rl.train_rl(config, tmp_path / "run", resume=True)  # finished: nothing is trained, the same is found
+    assert untimed_rows(control) == rows
+    assert again["agents"] == results["agents"]
+    assert again["comparisons"] == results["comparisons"]
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("third", r"controls.c.without='third' is no stage; there are: first, second"),
+        ("first", "must begin after step 0"),
+    ],
+)
+def test_what_a_control_can_be(without: str, message: str):
+    stages = {"first": schema.StageConfig(), "second": schema.StageConfig(start=2)}
+    with pytest.raises(ValueError, match=message):
+        schema.TrainConfig(
+            model=schema.ModelConfig(path="somewhere"),
+            knowledge={"text": schema.KnowledgeConfig()},
+            stages=stages,
+            controls={"c": schema.ControlConfig(without=without)},
+        )

@@ -1,0 +1,89 @@
+"""A run's knowledge bases: one corpus as passages, as a graph of Atlas's facts, and both together."""
+
+import pathlib
+
+import pytest
+
+from routerl_jax.data.atlas import world
+from routerl_jax.knowledge.graph.kb import GraphKB
+from routerl_jax.knowledge.hybrid import HybridKB, reciprocal_rank_fusion
+from routerl_jax.training import config as schema
+from routerl_jax.training.setup import open_knowledge
+from tests.training.small_run import make_encoder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("encoder")
+    make_encoder(directory)
+    return str(directory)
+
+
+def spec(encoder: str, **changes) -> schema.KnowledgeConfig:
+    return schema.KnowledgeConfig(encoder=encoder, **{"source": "atlas/elements"} | changes)
+
+
+def opened(**knowledge):
+    config = schema.TrainConfig(model=schema.ModelConfig(path="somewhere"), knowledge=knowledge)
+    return open_knowledge(config, progress=False)
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_three_ways_to_search_one_corpus(encoder: str, cache: pathlib.Path):
+    kbs = opened(
+        both=schema.KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+        passage=spec(encoder, index="exact"),
+        graph=spec(encoder, kind="graph", settings={"walk": {"link_facts": 1}}),
+        words=spec(encoder, kind="bm25"),
+    )
+    assert list(kbs) == ["both", "passage", "graph", "words"]
+    assert {name: kb.cost for name, kb in kbs.items()} == {"both": 3.0, "passage": 1.0, "graph": 2.0, "words": 0.1}
+    graph, both = kbs["graph"], kbs["both"]
+    assert isinstance(graph, GraphKB)
+    assert isinstance(both, HybridKB)
+    assert graph.settings.link_facts == 1
+    facts = set(graph.triples(range(len(graph.graph.fact_ends))))
+    assert ("iron", "chemical symbol", "fe") in facts
+    assert ("iron", "atomic number", "26") in facts
+    query = ["Which element has the chemical symbol Fe?"]
+    expected = reciprocal_rank_fusion([kbs[name].search(query, 6)[0] for name in ("passage", "graph")], 3)
+    assert both.search(query, 3) == [expected]
+    assert kbs["words"].search(["atomic number of Iron"], 1)[0][0].title == "Iron"
+    built = {path: path.stat().st_mtime_ns for path in cache.rglob("kb.json")}
+    assert len(built) == 3
+    opened(graph=spec(encoder, kind="graph", settings={"walk": {"link_facts": 1}}))
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("kb.json")} == built  # found, not built again
+
+
+def test_every_fact_that_a_passage_states_is_a_triple():
+    texts = {passage.id: passage.text for passage in world.passages_of("all")}
+    rows = world.triples_of("all")
+    assert {row["passage_id"] for row in rows} == set(texts)
+    for row in rows:
+        for subject, _, value in row["triples"]:
+            assert subject in texts[row["passage_id"]]
+            assert value in texts[row["passage_id"]]
+    assert sum(len(row["triples"]) for row in rows) > 2000
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "message"),
+    [
+        (
+            {"both": {"kind": "hybrid", "members": ("text", "passage")}},
+            r"both.members=\('text', 'passage'\).*of this run: $",
+        ),
+        ({"both": {"kind": "hybrid"}}, r"both.members=\(\) must name"),
+        ({"text": {"members": ("graph",)}}, "text.members: kind='dense_text' joins no others"),
+        ({"text": {"source": "atlas/all", "settings": {"walks": {}}}}, "config.knowledge.text.settings.walks"),
+        ({"text": {"source": "atlas/all", "kind": "graph", "settings": {"walk": {"steps": 1}}}}, "walk.steps"),
+    ],
+)
+def test_mistakes_are_named(knowledge, message, cache: pathlib.Path):
+    with pytest.raises(ValueError, match=message):
+        opened(**{name: schema.KnowledgeConfig(**fields) for name, fields in knowledge.items()})
