@@ -28,6 +28,7 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
+from routerl_jax.knowledge.graph.update import rebuild_graph
 from routerl_jax.knowledge.index import INDEXES
 from routerl_jax.knowledge.store import (
     DELETED,
@@ -41,8 +42,9 @@ from routerl_jax.knowledge.store import (
     replaced_directory,
 )
 from routerl_jax.knowledge.writer import StoreWriter, explained, write_passages
+from routerl_jax.llms.base import ChatModel
 
-KINDS = ("dense_text", "dense_table", "bm25")
+KINDS = ("dense_text", "dense_table", "bm25", "graph")
 COMPACT_ABOVE = 0.2  # of the main part's passages
 _BLOCK = 8192  # passages read at a time
 _SHARD = 8192  # vectors in a file
@@ -90,6 +92,7 @@ def update(
     delete: Iterable[str] = (),
     compact_above: float = COMPACT_ABOVE,
     encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
     progress: bool = False,
 ) -> UpdateReport:
     """Deletes, then adds, in one step; an id in both is replaced. Other processes that build or update wait.
@@ -97,9 +100,10 @@ def update(
     A search of all ids comes first: about a minute for 20 million passages.
 
     Args:
-      compact_above: build a new main part once added and deleted passages exceed this share of it; 0: at any rate. BM25,
-        whose scores depend on all passages, always does.
+      compact_above: build a new main part once added and deleted passages exceed this share of it; 0: at any rate. BM25
+        and graphs, where everything depends on all passages, always do.
       encoder: embed with this object instead of loading the one that kb.json names.
+      llm: extract the triples of new passages with this model instead of the one that kb.json describes.
 
     Raises:
       ValueError: an id that is there already or occurs twice, or is to be deleted and not there; an empty passage; a kind
@@ -118,6 +122,17 @@ def update(
             raise ValueError(f"{directory}: nothing would be left. Delete the directory instead")
         if store.manifest.embedding is None:
             _rebuild_words(writer, store, gone, add, progress)
+            compacted = True
+        elif store.manifest.kind == "graph":
+            rebuild_graph(
+                writer,
+                store,
+                lambda: _remaining(store, gone, add, progress),
+                add,
+                encoder=encoder,
+                llm=llm,
+                progress=progress,
+            )
             compacted = True
         else:
             if add or gone:
@@ -144,6 +159,8 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
     directory = pathlib.Path(directory).expanduser().resolve()
     manifest = _manifest(directory)
     _check_kind(directory, manifest)
+    if manifest.kind == "graph":
+        return list(read_corpus(path))
     if manifest.kind == "bm25" or manifest.embedding is None:
         asked = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
         return list(read_corpus(path, split=split_of(asked.passage_words, asked.least_words)))
@@ -224,8 +241,7 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
 
 
 def _rebuild_words(writer: StoreWriter, store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> None:
-    kept = (passage for row, passage in _live(store, "compacting", progress) if row not in gone)
-    count = writer.passages(_chained(kept, new))
+    count = writer.passages(_remaining(store, gone, new, progress))
     words = Words(**{key: value for key, value in store.manifest.index.items() if key != "backend"})
     index_words(writer.scratch, words, progress)
     writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))
@@ -290,9 +306,10 @@ def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
     return np.concatenate(parts) if parts else np.zeros((0, store.embeddings.shape[1]), np.float32)
 
 
-def _chained(first: Iterable[Passage], then: Iterable[Passage]) -> Iterator[Passage]:
-    yield from first
-    yield from then
+def _remaining(store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
+    """What stays, then what is new."""
+    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in gone)
+    yield from new
 
 
 def _check_kind(directory: pathlib.Path, manifest: Manifest) -> None:
@@ -314,7 +331,7 @@ def _fingerprint(directory: pathlib.Path, add: Sequence[Passage], delete: Sequen
     go on with, or for kinds without one the old state and the change."""
     manifest = Manifest.read(directory)
     parts: list[object] = [manifest.created, manifest.updates + bool(add or delete)]
-    if manifest.embedding is None:
+    if manifest.embedding is None or manifest.kind == "graph":
         parts += [[[p.id, p.title, p.text] for p in add], list(delete)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -235,13 +235,14 @@ def _build(
         INDEXES.get(config.synonyms.index).require()
     if config.extractor == "llm" and llm is None:
         llm = chat_model(config.llm)
-    clock, texts = Clock(), _Vectors(config, encoder or shared_encoder(config.encoder), progress)
+    clock, model = Clock(), encoder or shared_encoder(config.encoder)
+    embedding = _embedding(config, model)
     given = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
         extractor += [llm.name, config.entities_first, dict(llm.settings)]
-    parts = [FORMAT, "graph", source[1], extractor, given, texts.manifest.digest, texts.manifest.encoder]
-    parts += [texts.manifest.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
+    parts = [FORMAT, "graph", source[1], extractor, given, embedding.digest, embedding.encoder]
+    parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         there = writer.existing
@@ -251,24 +252,62 @@ def _build(
             config.changes(),
         )
         if config.overwrite or not same:
-            _write(config, writer, read, source, texts, clock, llm)
+            writer.commit(write_graph(config, writer, read, source, model, clock, llm=llm, progress=progress))
     return _report(config, Store(writer.directory), clock)
 
 
-def _write(
+class VectorsByText(Protocol):
+    """Vectors that were computed before."""
+
+    def of(
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
+    ) -> Float32[np.ndarray, "N D"]:
+        """One vector per text; `embed` gives those of the texts that are not known."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """What an earlier build has left.
+
+    Attributes:
+      triples: of its passages.
+      changed: ids of passages to which they do not belong.
+      vectors: of its texts.
+    """
+
+    triples: GivenTriples
+    changed: frozenset[str]
+    vectors: VectorsByText
+
+    def extraction(self, passage: Passage) -> Extraction | None:
+        """Of a passage that was there."""
+        return None if passage.id in self.changed else self.triples.of(passage)
+
+
+def write_graph(
     config: GraphConfig,
     writer: StoreWriter,
     read: Callable[[], Iterable[Passage]],
     source: tuple[str, str],
-    texts: _Vectors,
+    encoder: TextEncoder,
     clock: Clock,
-    llm: ChatModel | None,
-) -> None:
-    """All stages of a build, each skipped as far as an earlier run has finished it."""
+    *,
+    llm: ChatModel | None = None,
+    known: Known | None = None,
+    progress: bool = False,
+) -> Manifest:
+    """All stages of a build, each skipped as far as an earlier run has finished it; what is left is to commit the manifest.
+
+    Args:
+      source: the corpus and its digest, for the manifest.
+      known: what need not be extracted and embedded again.
+    """
+    texts = _Vectors(config, encoder, known.vectors if known else None, progress)
     count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not texts.progress))
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
-    extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, texts.progress))
+    extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, known, progress))
     phrases = phrases_of(_read_triples(writer.scratch / TRIPLES))
     clock.lap("extract")
     dim = texts.width()
@@ -284,26 +323,31 @@ def _write(
     walk = dataclasses.asdict(config.walk)
     fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
     (writer.scratch / _STATS).write_text(json.dumps(extracted | stats, ensure_ascii=False))
-    writer.commit(
-        Manifest(
-            kind="graph",
-            name=config.name or writer.directory.name,
-            count=count,
-            corpus=source[0],
-            corpus_sha256=source[1],
-            config=config.changes(),
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            embedding=dataclasses.replace(texts.manifest, dim=dim),
-            index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
-        )
+    return Manifest(
+        kind="graph",
+        name=config.name or writer.directory.name,
+        count=count,
+        corpus=source[0],
+        corpus_sha256=source[1],
+        config=config.changes(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        embedding=dataclasses.replace(texts.manifest, dim=dim),
+        index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
     )
 
 
 def _extract(
-    config: GraphConfig, writer: StoreWriter, stored: StoredPassages, llm: ChatModel | None, progress: bool
+    config: GraphConfig,
+    writer: StoreWriter,
+    stored: StoredPassages,
+    llm: ChatModel | None,
+    known: Known | None,
+    progress: bool,
 ) -> dict[str, Any]:
     """Writes the triples of all passages; returns counts, and the first failures."""
     extract, close = _extractor(config, writer.directory, llm)
+    if known is not None:
+        extract = _remembering(extract, known)
     unfinished = writer.scratch / f"{TRIPLES}.part"
     isolated = dropped = used = 0
     failed: dict[str, str] = {}
@@ -347,6 +391,19 @@ def _extract(
 _NOTHING = Extraction()
 
 
+def _remembering(
+    extract: Callable[[Sequence[Passage]], list[Extraction]], known: Known
+) -> Callable[[Sequence[Passage]], list[Extraction]]:
+    """Extracts only from the passages of which nothing is known."""
+
+    def extract_new(passages: Sequence[Passage]) -> list[Extraction]:
+        found = [known.extraction(passage) for passage in passages]
+        fresh = iter(extract([passage for passage, there in zip(passages, found) if there is None]))
+        return [next(fresh) if there is None else there for there in found]
+
+    return extract_new
+
+
 def _extractor(
     config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None
 ) -> tuple[Callable[[Sequence[Passage]], list[Extraction]], Callable[[], None]]:
@@ -388,18 +445,12 @@ def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int
 class _Vectors:
     """Embeds texts, shard by shard."""
 
-    def __init__(self, config: GraphConfig, encoder: TextEncoder, progress: bool) -> None:
+    def __init__(self, config: GraphConfig, encoder: TextEncoder, known: VectorsByText | None, progress: bool) -> None:
         self.progress = progress
-        self._encoder, self._shard = encoder, config.shard_size
+        self._encoder, self._known, self._shard = encoder, known, config.shard_size
         devices = jax.local_devices()
         self._batch = config.embed_batch or (32 if devices[0].platform == "cpu" else 256 * len(devices))
-        self.manifest = Embedding(
-            encoder=config.encoder,
-            digest=encoder_digest(encoder),
-            dim=0,  # until it is known
-            query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
-            passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
-        )
+        self.manifest = _embedding(config, encoder)
 
     def width(self) -> int:
         """Width of the vectors."""
@@ -417,13 +468,25 @@ class _Vectors:
                 parts = []
                 for start in range(0, len(passages), _SLICE):
                     texts = [text(passage) for passage in passages[start : start + _SLICE]]
-                    parts.append(
-                        self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
-                    )
+                    parts.append(self._known.of(texts, self._embed) if self._known else self._embed(texts))
                     bar.update(len(texts))
                 return np.concatenate(parts)
 
             shards.write(embed)
+
+    def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+        return self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
+
+
+def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
+    """How texts become vectors; their width is not known yet."""
+    return Embedding(
+        encoder=config.encoder,
+        digest=encoder_digest(encoder),
+        dim=0,
+        query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
+        passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
+    )
 
 
 def _report(config: GraphConfig, store: Store, clock: Clock) -> GraphReport:

@@ -1,0 +1,121 @@
+"""Changing the passages of a graph knowledge base: what stays is neither extracted nor embedded again.
+
+Phrases, synonyms and edges depend on all passages, so they are made anew. What takes long, the language model and the encoder,
+works on the new passages alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.graph.build import TRIPLES, GraphConfig, Known, write_graph
+from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
+from routerl_jax.knowledge.graph.triples import GivenTriples, passage_text
+from routerl_jax.knowledge.measures import Clock
+from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages
+from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.llms.base import ChatModel
+
+_BLOCK = 8192  # texts read at a time
+
+
+def rebuild_graph(
+    writer: StoreWriter,
+    store: Store,
+    passages: Callable[[], Iterable[Passage]],
+    new: Sequence[Passage],
+    *,
+    encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
+    progress: bool = False,
+) -> None:
+    """Builds the graph of other passages by the settings of a knowledge base, and puts it in its place.
+
+    Args:
+      writer: of the store's directory.
+      passages: all that the knowledge base shall hold, `new` among them.
+      new: those whose triples the store can't tell, though it may hold a passage of the same id.
+
+    Raises:
+      ValueError: the encoder has other weights than the one that the store was built with.
+    """
+    old = store.manifest
+    assert old.embedding is not None
+    config = from_config_dict(GraphConfig, _nested(old.config), "config")
+    config = dataclasses.replace(config, encoder=old.embedding.encoder)
+    model = encoder or shared_encoder(old.embedding.encoder)
+    digest = encoder_digest(model)
+    if old.embedding.digest and digest and old.embedding.digest != digest:
+        raise ValueError(f"the encoder {config.encoder!r} has other weights than the knowledge base was built with")
+    known = Known(
+        triples=GivenTriples(store.directory / TRIPLES),
+        changed=frozenset(passage.id for passage in new),
+        vectors=KnownVectors(store),
+    )
+    source = old.corpus, old.corpus_sha256
+    manifest = write_graph(config, writer, passages, source, model, Clock(), llm=llm, known=known, progress=progress)
+    writer.commit(
+        dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
+    )
+
+
+class KnownVectors:
+    """The vectors of a store's passages, phrases and facts, by their texts."""
+
+    def __init__(self, store: Store) -> None:
+        self._arrays: list[StoredArray] = []
+        self._places: dict[str, tuple[int, int]] = {}
+        self._add(store.passages, store.embeddings, passage_text)
+        for part in (ENTITIES, FACTS):
+            directory = store.directory / part
+            if directory.is_dir():
+                lines = StoredPassages(directory, memory_limit=0, hint=store.hint)
+                vectors = StoredArray(directory / EMBEDDINGS, memory_limit=0, hint=store.hint)
+                self._add(lines, vectors, lambda line: line.text.replace("\t", " "))
+
+    def _add(
+        self, texts: StoredPassages | JoinedPassages, vectors: StoredArray, text: Callable[[Passage], str]
+    ) -> None:
+        for start in range(0, len(texts), _BLOCK):
+            for row, passage in enumerate(texts.read(start, min(start + _BLOCK, len(texts))), start):
+                self._places[text(passage)] = len(self._arrays), row
+        self._arrays.append(vectors)
+
+    def of(
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
+    ) -> Float32[np.ndarray, "N D"]:
+        """One vector per text: from the store, or, of all that it lacks, from `embed`."""
+        rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        missing = [i for i, text in enumerate(texts) if text not in self._places]
+        for i, text in enumerate(texts):
+            if text in self._places:
+                array, row = self._places[text]
+                rows[array].append((i, row))
+        parts = [(missing, embed([texts[i] for i in missing]))] if missing else []
+        for array, found in rows.items():
+            parts.append(([i for i, _ in found], self._arrays[array].take(np.asarray([row for _, row in found]))))
+        result = np.empty((len(texts), parts[0][1].shape[1]), np.float32)
+        for places, vectors in parts:
+            result[places] = vectors
+        return result
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under dotted keys as sections."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return result
