@@ -50,7 +50,8 @@ def get_config() -> ml_collections.ConfigDict:
     python -m launch.train --config=configs/search_r1_small.py --workdir=runs/search_r1 \
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl
 
-    config.knowledge.text.source may also be the address of a retrieval server, http://host:8000/retrieve. Not run to its end yet.
+    config.knowledge.text.source may also be the address of a retrieval server, http://host:8000/retrieve. It has not been run
+    to its end yet.
     """
     run = smollm2_run()
     return to_config_dict(
