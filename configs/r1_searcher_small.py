@@ -21,7 +21,7 @@ from routerl_jax.training.config import (
     WarmStartConfig,
 )
 
-STAGE_2_STARTS = 20
+STAGE_2_STARTS = 10
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -34,13 +34,13 @@ def get_config() -> ml_collections.ConfigDict:
     """
     return to_config_dict(
         TrainConfig(
-            steps=60,
+            steps=36,
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=128, max_length=512),
+            engine=EngineConfig(rows=64, max_length=512),
             agent=AgentConfig(grammar="r1_searcher", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
             knowledge={"atlas": KnowledgeConfig(source="atlas/all")},
-            rollout=RolloutConfig(examples=16, samples=8),
+            rollout=RolloutConfig(examples=8, samples=8),
             stages={
                 "stage1": StageConfig(start=0, reward=STAGE_1),
                 "stage2": StageConfig(start=STAGE_2_STARTS, reward=STAGE_2),
@@ -55,8 +55,8 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
-            evaluation=EvaluationConfig(every=20, examples=128, final_examples=256, normalizer="r1_searcher"),
-            checkpoint=CheckpointConfig(every=20),
+            evaluation=EvaluationConfig(every=12, examples=64, final_examples=256, normalizer="r1_searcher"),
+            checkpoint=CheckpointConfig(every=6),
             warm_start=WarmStartConfig(
                 steps=200,
                 optimizer=OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0),

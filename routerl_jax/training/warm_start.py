@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import EvaluationConfig, LearnerConfig, TrainConfig
+from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, TrainConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
 
@@ -57,7 +57,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         steps=config.warm_start.steps,
         model=config.model,
         mesh=config.mesh,
-        engine=config.engine,
+        engine=EngineConfig(max_length=config.engine.max_length),
         agent=config.agent,
         knowledge=config.knowledge,
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
