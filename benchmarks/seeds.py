@@ -16,6 +16,7 @@ _COLUMNS = (
     ("f1", "F1 %", 100),
     ("routing_accuracy", "routing %", 100),
     ("searches_per_question", "searches", 1),
+    ("valid_search_share", "episodes with a valid search %", 100),
     ("invalid_action_rate", "invalid %", 100),
 )
 
@@ -24,10 +25,12 @@ def main(workdirs: list[str]) -> None:
     if not workdirs:
         sys.exit("give the workdirs of the runs to compare")
     runs = [json.loads((pathlib.Path(workdir) / "results.json").read_text()) for workdir in workdirs]
-    print("| agent | " + " | ".join(heading for _, heading, _ in _COLUMNS) + " |")
-    print("|---" + "|---:" * len(_COLUMNS) + "|")
-    for agent in runs[0]["agents"]:
-        cells = [_cell([run["agents"][agent][key] * scale for run in runs]) for key, _, scale in _COLUMNS]
+    agents = runs[0]["agents"]
+    columns = [column for column in _COLUMNS if all(column[0] in metrics for metrics in agents.values())]
+    print("| agent | " + " | ".join(heading for _, heading, _ in columns) + " |")
+    print("|---" + "|---:" * len(columns) + "|")
+    for agent in agents:
+        cells = [_cell([run["agents"][agent][key] * scale for run in runs]) for key, _, scale in columns]
         print(f"| {title(agent)} | " + " | ".join(cells) + " |")
     phases = [name for name in runs[0]["seconds"] if all(name in run["seconds"] for run in runs)]
     print("\n| phase | seconds |\n|---|---:|")

@@ -1,7 +1,7 @@
 r"""Compiles a configuration's programs for a TPU slice, without a TPU, and tells whether they fit its memory.
 
-python -m launch.compile_check --config=configs/search_qwen25_7b.py --topology=v5e:16x16
-python -m launch.compile_check --config=configs/search_qwen25_7b.py --topology=v5p:4x4x4 --json
+python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
+python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
 
 Weights are not needed: of a model that is not on this machine the published architecture is taken (models/published.py).
 The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install 'routerl_jax[compile_check]'
@@ -32,7 +32,7 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/search_qwen25_7b.py.")
+    config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/r1_searcher_qwen25_7b.py.")
     flags.DEFINE_string("topology", "v5e:16x16", "TPU slice: generation and shape in chips.")
     flags.DEFINE_list(
         "programs", ["update", "encode", "prefill", "decode"], "Which to compile (encode: of models that see)."

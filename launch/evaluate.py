@@ -48,7 +48,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.rl import make_engine, take_examples
-    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_knowledge
+    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, evaluated_agent, open_knowledge
 
     if bool(FLAGS.workdir) == bool(FLAGS.model):
         raise ValueError("give either --workdir or --model")
@@ -60,8 +60,8 @@ def main(_: Sequence[str]) -> None:
         config = read_config()
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
-    recipe = build_recipe(config)
-    agents = {"trained": recipe.agent, **routing_baselines(recipe.agent)}
+    judged = evaluated_agent(config, build_recipe(config))
+    agents = {"trained": judged, **routing_baselines(judged)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
         raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")

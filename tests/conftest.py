@@ -1,10 +1,18 @@
 """Eight virtual CPU devices for every test, and the one place that says where the optional real data lies."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Most of the tests' time is XLA's: workers, and the programs that tests start and start again, compile once.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="routerl-tests-")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import pytest
 

@@ -32,7 +32,7 @@ def to_config_dict(value: Any) -> Any:
         return config
     if isinstance(value, Mapping):
         items = {str(key): to_config_dict(item) for key, item in value.items()}
-        return ml_collections.ConfigDict(items, allow_dotted_keys=True)  # reward terms are named "recipe.term"
+        return ml_collections.ConfigDict(items, allow_dotted_keys=True)  # names of reward terms: "recipe.term"
     return value
 
 

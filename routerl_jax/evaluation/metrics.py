@@ -17,11 +17,12 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     """Metrics of finished episodes.
 
     Returns:
-      `em`, `f1`, `cover_em` in [0, 1], `em_interval` (95 % bootstrap), `searches_per_question`,
-      `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls),
-      `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search),
-      `kb_share` (share of calls per knowledge base; `mode_usage` is the same under the name that RouteRAG's readers look
-      for), `n`, and `routing_accuracy` where gold paths are known.
+      `em`, `f1`, `cover_em` in [0, 1], `em_interval` (95 % bootstrap), `searches_per_question`, `valid_search_share` (of
+      episodes: at least one search that was written to the letter of the protocol and succeeded), `invalid_action_rate`
+      (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls), `tokens_per_question` (sampled),
+      `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share` (share of calls per knowledge
+      base; `mode_usage` is the same under the name that RouteRAG's readers look for), `n`, and `routing_accuracy` where
+      gold paths are known.
 
     Raises:
       ValueError: no episodes.
@@ -39,6 +40,7 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
         "f1": float(np.mean([f1(e.answer, e.example.answers, normalizer) for e in episodes])),
         "cover_em": float(np.mean([cover_em(e.answer, e.example.answers, normalizer) for e in episodes])),
         "searches_per_question": len(calls) / len(episodes),
+        "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
@@ -53,3 +55,7 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     if accuracy is not None:
         result["routing_accuracy"] = accuracy
     return result
+
+
+def _searched_validly(episode: Episode) -> bool:
+    return any(turn.well_formed and any(call.error is None for call in turn.calls) for turn in episode.turns)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from routerl_jax.core.types import Episode
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
@@ -25,6 +26,34 @@ def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
         "truncated": episode.truncated,
         **extra,
     }
+
+
+def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
+    """The episode of a record, without token sequences. Raises ValueError that names the row if it is none."""
+    try:
+        example = Example(id=str(record["id"]), question=record["question"], answers=tuple(record["golden_answers"]))
+        return Episode(
+            example=example,
+            sample=record["sample"],
+            answer=record["prediction"],
+            turns=[_turn(turn) for turn in record["turns"]],
+            sequences=[],
+            prompt=record["prompt"],
+            truncated=record["truncated"],
+            rewards=dict(record["rewards"]),
+        )
+    except (KeyError, TypeError) as error:
+        fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise place.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
+
+
+def _turn(fields: Mapping[str, Any]) -> Turn:
+    action = None if fields["action"] is None else Action(**fields["action"])
+    calls = [
+        Call(**{**call, "passages": tuple(Passage(**passage) for passage in call["passages"])})
+        for call in fields["calls"]
+    ]
+    return Turn(**{**fields, "action": action, "calls": calls})
 
 
 def write_records(path: pathlib.Path, records: Iterable[dict[str, Any]]) -> None:

@@ -57,7 +57,7 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """How the policy works on a question; training and evaluation use the same agent."""
+    """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
 
     grammar: str = "r1_router"  # agents.grammar.GRAMMARS
     max_searches: int = 3
@@ -184,6 +184,7 @@ class EvaluationConfig:
     canary: bool = False  # validate with a retriever that answers other questions, too
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
+    k: int = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
 
 
@@ -224,11 +225,19 @@ class WarmStartConfig:
 
     steps: int = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
-    demonstrations: str = "atlas"  # where they come from
+    demonstrations: str = (
+        "atlas"  # or a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate) ..
+    )
+    # .. of which those are learnt whose rewards.terms.REWARD_TERMS, so weighted, ..
+    select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(
+        default_factory=lambda: {"em": 1.0, "format": 1.0}
+    )
+    least: float = 2.0  # .. come to at least this
     examples: int = 64  # per step
     invented: float = 0.7  # atlas: share from invented worlds
     hit: float = 0.6  # atlas: chance that a demonstrated search finds what it looks for
     persistence: float = 0.8  # atlas: chance to search again after a miss
+    direct: float = 0.0  # atlas: share of demonstrations that answer at once, without a search
     drills: float = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: float = 0.0  # weight of the language-model loss on what the policy did not write
     vocabulary: int = 1024  # size of the tokenizer trained on them (when the model has no path)

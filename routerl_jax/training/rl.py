@@ -34,7 +34,14 @@ from routerl_jax.training.controls import fork, run_controls
 from routerl_jax.training.credit import assign, sequences_of, with_logprobs
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
-from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+from routerl_jax.training.setup import (
+    build_mesh,
+    build_policy,
+    build_recipe,
+    evaluated_agent,
+    open_examples,
+    open_knowledge,
+)
 from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
@@ -63,6 +70,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         start = warm_start(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
     recipe = build_recipe(config)
+    judged = evaluated_agent(config, recipe)
     with clock("setup"):
         model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
@@ -97,7 +105,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             )
 
     if config.evaluation.before and run_.start == 0:
-        _keep(workdir, "warm_start", evaluate({"warm_start": recipe.agent}))
+        _keep(workdir, "warm_start", evaluate({"warm_start": judged}))
     bar = tqdm(
         range(run_.start, config.steps),
         initial=run_.start,
@@ -115,15 +123,15 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
             with step_clock("validation"):
-                summary, _ = score(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
+                summary, _ = score(judged, validation, engine, tools, config.evaluation.normalizer)
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
             if config.evaluation.canary:
                 with step_clock("canary"):
-                    metrics |= canary(recipe.agent, validation, engine, tools, config.evaluation.normalizer)
+                    metrics |= canary(judged, validation, engine, tools, config.evaluation.normalizer)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
         run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
         if config.evaluation.stages and stages.ended(done):
-            _keep(workdir, stage.name, evaluate({stage.name: recipe.agent}))
+            _keep(workdir, stage.name, evaluate({stage.name: judged}))
         if alarm := watch.see(step, stage.name, metrics):
             break
         if run_.due(done) and (done == config.steps or not watch.worried):
@@ -135,9 +143,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
 
     stopped = _stop(run_, engine, alarm) if alarm else {}
     run_.finish()
-    agents = {"trained": recipe.agent}
+    agents = {"trained": judged}
     if config.evaluation.baselines:
-        agents |= routing_baselines(recipe.agent)
+        agents |= routing_baselines(judged)
     table = _kept(workdir, ["warm_start", *config.stages]) | evaluate(agents)
     results = {
         "agents": table,

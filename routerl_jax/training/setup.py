@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import unknown_key
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.models.config import DecoderConfig
@@ -95,6 +96,11 @@ def build_recipe(config: TrainConfig) -> Recipe:
     return RECIPES.get(config.recipe)(
         config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer
     )
+
+
+def evaluated_agent(config: TrainConfig, recipe: Recipe) -> SearchAgent:
+    """The recipe's agent as it is evaluated: with config.evaluation.k passages per search."""
+    return dataclasses.replace(recipe.agent, k=config.evaluation.k or recipe.agent.k)
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:

@@ -13,13 +13,13 @@ from tqdm.auto import tqdm
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
@@ -38,9 +38,9 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
-    source = _demonstrations(config, seed=config.seed)
+    source = open_demonstrations(config, agent)
     drills = ReadingDrills(seed=config.seed)
-    held_out = _demonstrations(config, seed=config.seed + 1)
+    held_out = open_demonstrations(config, agent, held_out=True)
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
@@ -55,7 +55,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
         sequences = [
             demonstrated((), drills[i], model.tokenizer)
             if i % batch_size < config.warm_start.drills * batch_size
-            else agent.demonstrate(source[i], model.tokenizer)
+            else source[i].sequence(agent, model.tokenizer)
             for i in indices
         ]
         weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation)
@@ -85,30 +85,10 @@ def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
     return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
-def _demonstrations(config: TrainConfig, seed: int) -> DemonstrationSource:
-    if config.warm_start.demonstrations != "atlas":
-        raise ValueError(
-            f"config.warm_start.demonstrations={config.warm_start.demonstrations!r} is not known; use 'atlas'"
-        )
-    return DemonstrationSource(
-        size=config.steps * config.warm_start.examples,
-        seed=seed,
-        invented=config.warm_start.invented,
-        k=config.agent.k,
-        max_searches=config.agent.max_searches,
-        hit=config.warm_start.hit,
-        persistence=config.warm_start.persistence,
-        tools=tuple(config.knowledge),
-    )
-
-
-def _vocabulary(config: TrainConfig, agent: SearchAgent, source: DemonstrationSource) -> Tokenizer:
-    """A tokenizer trained on demonstrations (invented ones and the training split's)."""
-    demonstrations = (source[i] for i in range(_VOCABULARY_EXAMPLES))
-    texts = itertools.chain.from_iterable(
-        (demonstration.example.question, *(text for text, _ in agent.pieces(demonstration)))
-        for demonstration in demonstrations
-    )
+def _vocabulary(config: TrainConfig, agent: SearchAgent, source: Demonstrations) -> Tokenizer:
+    """A tokenizer trained on demonstrations (of Atlas: invented ones and the training split's)."""
+    worked = (source[i] for i in range(_VOCABULARY_EXAMPLES))
+    texts = itertools.chain.from_iterable((one.example.question, *(text for text, _ in one.pieces)) for one in worked)
     size = config.warm_start.vocabulary
     if size != config.model.architecture.get("vocab_size"):
         raise ValueError(
@@ -118,14 +98,16 @@ def _vocabulary(config: TrainConfig, agent: SearchAgent, source: DemonstrationSo
     return train_tokenizer(texts, size, agent.grammar.special_tokens, context=config.engine.max_length)
 
 
-def _validate(run: Run, agent: SearchAgent, held_out: DemonstrationSource) -> dict[str, float]:
+def _validate(run: Run, agent: SearchAgent, held_out: Demonstrations) -> dict[str, float]:
     """Loss per written token on held-out demonstrations."""
     assert run.model.tokenizer is not None
-    sequences = [agent.demonstrate(held_out[i], run.model.tokenizer) for i in range(_HELD_OUT)]
+    sequences = [held_out[i].sequence(agent, run.model.tokenizer) for i in range(_HELD_OUT)]
     portion = run.config.warm_start.examples
     logprobs = run.learner.logprobs(sequences, portion=portion)
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
     metrics = {"held_out/nll": float(-written.mean())}
+    if not run.config.warm_start.drills:
+        return metrics
     source = ReadingDrills(seed=run.config.seed + 1)
     drills = [demonstrated((), source[i], run.model.tokenizer) for i in range(_HELD_OUT // 4)]
     logprobs = run.learner.logprobs(drills, portion=portion)

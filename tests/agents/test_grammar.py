@@ -1,7 +1,5 @@
 """Both published tag protocols: parsing, strictness, and what is written back."""
 
-import gzip
-import json
 import re
 
 import pytest
@@ -88,25 +86,6 @@ def test_r1_searcher_observation():
         "\n\n<|begin_of_documents|>\n(1)Title: Accra Text: A city of Ghana.\n(2)Title: Togo Text: Togo borders Ghana.\n"
         "<|end_of_documents|>\n\n"
     )
-
-
-def test_r1_searcher_parses_real_traces(shared_data):
-    """Every turn of the released rollouts gives the query that was searched, and the last one the answer."""
-    path = shared_data("r1searcher_traces/traces_dev.jsonl.gz")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    queries, differing = 0, 0
-    for row in rows:
-        own = re.split(r"\n\n<\|begin_of_documents\|>.*?<\|end_of_documents\|>\n\n", row["trace"], flags=re.DOTALL)
-        actions = [SEARCHER.parse(turn) for turn in own]
-        found = [action.query for action in actions if action.kind == "search"]
-        wanted = [" ".join(search["query"].replace('"', " ").split()) for search in row["searches"]]
-        assert found == wanted, row["id"]
-        queries += len(found)
-        assert actions[-1].kind == "answer"
-        differing += actions[-1].answer != row["pred_answer"].strip()
-    assert queries > 2000
-    assert differing <= 1  # one released row says "July 27, 1953" where its trace says "27 July 1953"
 
 
 @pytest.mark.parametrize("name", list(GRAMMARS))

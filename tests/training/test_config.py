@@ -8,14 +8,26 @@ import re
 import numpy as np
 import pytest
 
-from configs import atlas_warm_start, quickstart, routerag_qwen25_3b, routerag_qwen25_7b, routerag_small, smollm2_search
+from configs import (
+    atlas_warm_start,
+    quickstart,
+    r1_searcher_llama31_8b,
+    r1_searcher_qwen25_7b,
+    r1_searcher_small,
+    routerag_qwen25_3b,
+    routerag_qwen25_7b,
+    routerag_small,
+    search_qwen25_vl_7b,
+    smollm2_search,
+)
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.setup import build_policy
+from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent
 from tests.programs import launch_here, write_config
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
@@ -40,6 +52,12 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
     with recorded_reads() as reads:
         assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+        sample = make_sft_config().warm_start
+        kept = dataclasses.replace(
+            sample, demonstrations=str(small_run / "whole" / "episodes"), select={"answered": 1}, least=0.0
+        )
+        config = make_sft_config(warm_start=kept)
+        assert open_demonstrations(config, build_recipe(config).agent)[0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
@@ -47,13 +65,37 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     assert sorted(settings() - reads) == []
 
 
-@pytest.mark.parametrize(
-    "module", [quickstart, atlas_warm_start, smollm2_search, routerag_qwen25_3b, routerag_qwen25_7b, routerag_small]
+SHIPPED = (
+    quickstart,
+    atlas_warm_start,
+    smollm2_search,
+    r1_searcher_small,
+    r1_searcher_qwen25_7b,
+    r1_searcher_llama31_8b,
+    routerag_qwen25_3b,
+    routerag_qwen25_7b,
+    routerag_small,
+    search_qwen25_vl_7b,
 )
+
+
+@pytest.mark.parametrize("module", SHIPPED)
 def test_shipped_configurations_are_valid(module) -> None:
     config = from_config_dict(schema.TrainConfig, module.get_config())
     again = from_config_dict(schema.TrainConfig, json.loads(json.dumps(dataclasses.asdict(config))))
     assert again == config  # what a workdir's config.json holds is the same configuration
+    if config.kind == "rl":
+        build_recipe(config)
+        for stage in config.stages:
+            config.in_stage(stage)
+
+
+def test_passages_of_evaluation() -> None:
+    config = from_config_dict(schema.TrainConfig, r1_searcher_qwen25_7b.get_config())
+    recipe = build_recipe(config)
+    assert (recipe.agent.k, evaluated_agent(config, recipe).k) == (3, 5)
+    config = dataclasses.replace(config, evaluation=schema.EvaluationConfig())
+    assert evaluated_agent(config, recipe) == recipe.agent
 
 
 def as_they_are(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -68,3 +68,20 @@ def test_what_is_only_told(questions: pathlib.Path, caplog: pytest.LogCaptureFix
         assert "1 pairs of training and evaluation questions are nearly the same" in caplog.text
         check_overlap(config(questions, test_range=(2, 3), overlap="warn"))
         assert "1 validation or test questions are training questions too" in caplog.text
+
+
+def test_a_few_names_that_are_alike_are_nothing_to_tell(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [
+        "In Asia, which river is longest?",
+        "Which river is the longest in Asia?",
+        *(f"Who is {i}?" for i in range(200)),
+    ]
+    rows = [{"id": f"q{i}", "question": text, "answer": "x"} for i, text in enumerate(texts)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = config(tmp_path / "q.jsonl")
+    data = dataclasses.replace(one.data, train_range=(0, 1), test_range=(1, 202))
+    with caplog.at_level("WARNING", logger="absl"):
+        check_overlap(dataclasses.replace(one, data=data))
+    assert not caplog.text

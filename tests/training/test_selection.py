@@ -113,23 +113,25 @@ def test_settings_are_checked(tmp_path: pathlib.Path) -> None:
         check_same({"a": 2}, path, True)
 
 
-def test_the_program_on_the_shipped_policy(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_on_the_shipped_policy(
+    small_run: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The shipped warm start on questions of Atlas: some are answered, and a second sitting changes nothing."""
-    config = write_config(make_config(tmp_path / "inputs"), tmp_path / "config.py")
+    config = write_config(make_config(small_run), tmp_path / "config.py")
     tmp_path = tmp_path / "job"
-    levels = ("--easy_below=2", "--hard_above=3", "--per_round=2", "--portion=4", "--stage1=medium:2")
+    levels = ("--easy_below=2", "--hard_above=2", "--per_round=1", "--portion=16", "--stage1=medium:2")
     arguments = (
         "select_data",
         f"--config={config}",
         f"--workdir={tmp_path}",
-        "--config.data.train_range=(0, 6)",
+        "--config.data.train_range=(0, 16)",
         *levels,
     )
     assert not launch_here(*arguments)
     shown = capsys.readouterr().out
-    assert "6 questions: " in shown
+    assert "16 questions: " in shown
     made = rows(tmp_path / "difficulty.jsonl")
-    assert len(made) == 6
+    assert len(made) == 16
     assert {row["metadata"]["difficulty"] for row in made} > {"hard"}
     assert "pass --resume" in refusal(*arguments)
     before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl"))
@@ -137,4 +139,4 @@ def test_the_program_on_the_shipped_policy(tmp_path: pathlib.Path, capsys: pytes
     assert rows(tmp_path / "difficulty.jsonl") == made
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl")) == before
     assert "--stage2: 'hard' is not" in refusal(*arguments, "--resume", "--stage2=hard")
-    assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=3")
+    assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=1")

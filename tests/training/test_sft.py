@@ -111,7 +111,9 @@ def test_a_killed_run_continues_bit_for_bit(
 def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     config = make_sft_config()
     other = dataclasses.replace(config.warm_start, demonstrations="mine")
-    with pytest.raises(ValueError, match=r"config.warm_start.demonstrations='mine' is not known; use 'atlas'"):
+    with pytest.raises(
+        ValueError, match=r"config.warm_start.demonstrations='mine' is neither 'atlas' nor a .jsonl file"
+    ):
         sft.train_sft(dataclasses.replace(config, warm_start=other), tmp_path)
     smaller = dataclasses.replace(config.warm_start, vocabulary=380)
     with pytest.raises(ValueError, match=r"config.warm_start.vocabulary=380 differs from .*vocab_size=400"):

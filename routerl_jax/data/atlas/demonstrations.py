@@ -34,6 +34,7 @@ class DemonstrationSource:
         to this; when it is spent the answer is forced, so that a policy answers well under any budget.
       persistence: chance to search again after a miss instead of giving up.
       hit: chance that a search returns the right passage, whichever knowledge base is asked.
+      direct: share of items that answer at once, as from memory, without a search.
       tools: the knowledge bases that searches name.
     """
 
@@ -44,6 +45,7 @@ class DemonstrationSource:
     max_searches: int = 3
     persistence: float = 0.8
     hit: float = 0.6
+    direct: float = 0.0
     tools: tuple[str, ...] = world.KNOWLEDGE_BASES
 
     def __len__(self) -> int:
@@ -60,6 +62,8 @@ class DemonstrationSource:
     def _demonstrate(
         self, example: Example, question: world.Question, scene: Scene, rng: np.random.Generator
     ) -> Demonstration:
+        if self.direct and rng.random() < self.direct:
+            return Demonstration(example=example, steps=(), thought="I remember it.", answer=question.answer)
         if not question.hops:
             return Demonstration(example=example, steps=(), thought="The question says it.", answer=question.answer)
         steps: list[DemonstrationStep] = []

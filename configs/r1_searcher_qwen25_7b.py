@@ -1,0 +1,94 @@
+"""R1-Searcher (arXiv 2503.05592) on Qwen2.5-7B, a base model, with the paper's settings."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes.r1_searcher import (
+    BASE_PROMPT,
+    EVALUATION_K,
+    MAX_SEARCHES,
+    PROMPT_SUFFIX,
+    STAGE_1,
+    STAGE_2,
+    TRAIN_K,
+)
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+# One pass over 350 and 8,148 questions, 64 a step.
+STAGE_1_STEPS, STAGE_2_STEPS = 5, 127
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """REINFORCE++-baseline, 64 questions x 16 attempts, 4 updates a step, no KL; stage 1, then stage 2.
+
+    python -m launch.train --config=configs/r1_searcher_qwen25_7b.py --distributed --workdir=/mnt/bucket/r1_searcher_qwen25_7b \
+        --config.knowledge.text.source=hpqa_corpus.tsv
+    python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
+
+    Data: the authors' stage_1.jsonl, stage_2.jsonl and eval_set/ (github.com/RUCAIBox/R1-Searcher, data/) in the working
+    directory, and their table of HotpotQA's abstracts. Answers of stage 2 longer than ten words (63) earn the penalty.
+
+    Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice whose chips are a multiple of
+    4 will do, if the compile check says that it fits.
+    """
+    return to_config_dict(searcher_run("Qwen/Qwen2.5-7B"))
+
+
+def searcher_run(path: str) -> TrainConfig:
+    """The run, with another model of that size if you like."""
+    return TrainConfig(
+        steps=STAGE_1_STEPS + STAGE_2_STEPS,
+        model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
+        # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
+        engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
+        agent=AgentConfig(
+            grammar="r1_searcher",
+            max_searches=MAX_SEARCHES,
+            k=TRAIN_K,
+            max_turn_tokens=512,
+            answer_tokens=64,
+            prompt=BASE_PROMPT,
+            prompt_suffix=PROMPT_SUFFIX,
+        ),
+        knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text", encoder="BAAI/bge-large-en-v1.5")},
+        data=DataConfig(
+            train="stage_2.jsonl",
+            validation="2wiki_500.jsonl",
+            test="hotpotqa_500.jsonl",
+        ),
+        rollout=RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
+        stages={
+            "stage1": StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
+            "stage2": StageConfig(start=STAGE_1_STEPS, reward=STAGE_2),
+        },
+        learner=LearnerConfig(
+            advantage="reinforce_pp_baseline",
+            minibatches=4,
+            aggregation="sequence",
+            loss=LossConfig(clip_low=0.2, clip_high=0.2),
+            optimizer=OptimizerConfig(lr=2e-6, weight_decay=0.0),
+            # Short conversations share rows. One bucket compiles in a third of the time of three, and what attention computes
+            # between conversations of a row in vain is no more than a twentieth of the work at 7 billion parameters.
+            length_buckets=(4096,),
+            micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
+            remat="full",
+        ),
+        evaluation=EvaluationConfig(every=20, examples=128, final_examples=0, k=EVALUATION_K, normalizer="r1_searcher"),
+        checkpoint=CheckpointConfig(every=20),
+    )

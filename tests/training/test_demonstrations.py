@@ -1,0 +1,122 @@
+"""Episodes that were written to files, as demonstrations: which are learnt, and what of them."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.types import Example
+from routerl_jax.evaluation.records import episode_of, episode_record, write_records
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar, read_transcript
+from routerl_jax.training import sft
+from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
+from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.setup import build_recipe
+from tests import tiny
+from tests.recipes import traces
+from tests.training.small_run import make_sft_config
+
+GRAMMAR = R1SearcherGrammar(tools=("text",))
+
+
+def records() -> list[dict[str, Any]]:
+    """Our five rollouts: two are right, one of them has two searches."""
+    examples = [
+        Example(id=row["id"], question=row["question"], answers=tuple(row["golden_answers"])) for row in traces.ROWS
+    ]
+    return [
+        episode_record(read_transcript(example, row["trace"], GRAMMAR), step=0)
+        for example, row in zip(examples, traces.ROWS)
+    ]
+
+
+def make_config(source: pathlib.Path, **changes: Any) -> TrainConfig:
+    warm_start = WarmStartConfig(demonstrations=str(source), examples=2, vocabulary=400)
+    return make_sft_config(
+        agent=AgentConfig(grammar="r1_searcher", prompt_suffix="<think>"),
+        knowledge={"text": KnowledgeConfig()},
+        evaluation=EvaluationConfig(every=1, normalizer="r1_searcher"),
+        warm_start=dataclasses.replace(warm_start, **changes),
+        steps=1,
+    )
+
+
+@pytest.fixture
+def source(tmp_path: pathlib.Path) -> pathlib.Path:
+    rows = records()
+    write_records(tmp_path / "episodes" / "a" / "step-000000.jsonl", rows[:2])
+    write_records(tmp_path / "episodes" / "step-000001.jsonl", rows[2:])
+    return tmp_path / "episodes"
+
+
+def agent_of(config: TrainConfig) -> SearchAgent:
+    return build_recipe(config).agent
+
+
+def test_a_record_gives_its_episode_back(source: pathlib.Path) -> None:
+    for record, file in zip(records()[2:], read_rows(source / "step-000001.jsonl")):
+        place, row = file
+        assert episode_record(episode_of(row, place), step=0) == record
+
+
+def test_the_good_ones_are_learnt(source: pathlib.Path) -> None:
+    config = make_config(source)
+    agent = agent_of(config)
+    training, held_out = open_demonstrations(config, agent), open_demonstrations(config, agent, held_out=True)
+    names = {training[i].example.id for i in range(10)}
+    assert names | {held_out[i].example.id for i in range(10)} == {"none", "two"}
+    assert len(names) == 1  # the other question is held out
+    everything = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
+    order = [everything[i].example.id for i in range(8)]
+    assert len(set(order)) == 4  # of five, which obey the protocol, one is held out
+    assert set(order[:4]) == set(order[4:])  # an epoch has each once
+    again = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
+    assert [again[i].example.id for i in range(8)] == order
+
+
+def test_what_the_policy_wrote_is_learnt(source: pathlib.Path) -> None:
+    config = make_config(source, select={"searches": 1.0}, least=2.0)
+    agent, tokenizer = agent_of(config), tiny.tokenizer()
+    with pytest.raises(
+        ValueError, match=r"1 of 5 episodes, on 1 questions, reach config.warm_start.least; two questions"
+    ):
+        open_demonstrations(config, agent)
+    everything = open_demonstrations(make_config(source, select={}, least=0.0), agent)
+    worked = next(one for one in (everything[i] for i in range(4)) if one.example.id != "none")
+    row = next(row for row in traces.ROWS if row["id"] == worked.example.id)
+    sequence = worked.sequence(agent, tokenizer)
+    text = tokenizer.decode(sequence.tokens)
+    assert text == f"Question: {row['question']}\n<think>{row['trace']}"
+    own = "".join(turn["text"] for turn in records()[traces.ROWS.index(row)]["turns"])
+    assert tokenizer.decode(sequence.tokens[sequence.loss_mask]) == own
+
+
+def test_a_supervised_run_on_episodes(
+    source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rejection-sampled baseline from end to end, the protocol's marks single tokens of its vocabulary."""
+    monkeypatch.setattr(sft, "_HELD_OUT", 2)
+    monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 4)
+    monkeypatch.setattr(sft, "build_mesh", lambda _: single_device_mesh())
+    metrics = sft.train_sft(make_config(source, select={"format": 1.0}, least=1.0), tmp_path / "run")
+    assert np.isfinite(metrics["held_out/nll"])
+    vocabulary = json.loads((tmp_path / "run" / "policy" / "tokenizer.json").read_text())
+    assert set(GRAMMAR.special_tokens) <= {token["content"] for token in vocabulary["added_tokens"]}
+
+
+def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
+    agent = agent_of(make_config(tmp_path))
+    with pytest.raises(ValueError, match=r"neither 'atlas' nor a .jsonl file of episodes nor a directory"):
+        open_demonstrations(make_config(tmp_path), agent)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1: no episode as a run .*: key 'id' is missing"):
+        open_demonstrations(make_config(tmp_path), agent)
+    row = {**records()[0], "turns": [{"words": ""}]}
+    with pytest.raises(ValueError, match=r"x, line 3: no episode as a run .*: key 'action' is missing"):
+        episode_of(row, Place(pathlib.Path("x"), "line", 3))
