@@ -51,7 +51,7 @@ def get_config() -> ml_collections.ConfigDict:
             controls={"stage1_only": ControlConfig(without="stage2")},
             learner=LearnerConfig(
                 advantage="grpo",
-                std_floor=0.3,  # where all answers are right, costs alone differ, and by less than this
+                std_floor=0.1,  # where all answers are right, costs alone differ
                 minibatches=4,
                 loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.03, min_entropy=0.2),
                 optimizer=OptimizerConfig(lr=8e-4, warmup=5, weight_decay=0.0, b2=0.99),
