@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-WORKERS := --numprocesses=2 --dist=loadfile --durations=15
+WORKERS := --numprocesses=2 --dist=loadgroup --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
 .PHONY: quickstart test test-all lint warm-start clean

@@ -20,6 +20,13 @@ import pytest
 DATA = pathlib.Path(os.environ.get("ROUTERL_TEST_DATA", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 
 
+def pytest_collection_modifyitems(items):
+    """Workers get whole files, and one of them everything that looks at `small_run`, which takes a minute to make."""
+    for item in items:
+        group = "small_run" if "small_run" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """`shared_data("hotpotqa/corpus.jsonl.gz")` is that file's path; skips the test where it is absent."""

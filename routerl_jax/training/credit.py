@@ -131,7 +131,7 @@ def _check_finite(values: np.ndarray, episodes: Seq[Episode], what: str) -> None
 
 
 def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
-    trained = np.concatenate([np.zeros(0), *(factor[mask] for factor, mask in zip(factors, masks))])
+    trained = np.concatenate([np.zeros(0, np.float32), *(factor[mask] for factor, mask in zip(factors, masks))])
     if not len(trained):
         return {}
     return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
