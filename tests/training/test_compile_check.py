@@ -84,14 +84,8 @@ def test_a_gathered_weight_is_an_error() -> None:
     assert any(re.match("prefill gathers a weight of shape .*512", problem) for problem in prefill.problems)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Qwen/Qwen2.5-7B",
-        pytest.param("meta-llama/Llama-3.1-8B-Instruct", marks=pytest.mark.slow),  # minutes, on a busy machine
-        pytest.param("Qwen/Qwen2.5-VL-7B-Instruct", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"])
 def test_published_shapes_with_two_layers(tmp_path: pathlib.Path, name: str) -> None:
     """Heads, widths and vocabulary of the real ones, sharded over four chips; kernels in the text, no weight gathered."""
     found = json.loads(json.dumps(PUBLISHED[name])) | {"num_hidden_layers": 2}
