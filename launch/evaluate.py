@@ -5,7 +5,8 @@ r"""Evaluates a policy on a benchmark, beside routing baselines with the same we
     python -m launch.evaluate --model=SmolLM2-135M-Instruct --config=configs/smollm2_search.py --output=results
 
 Writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
-each knowledge base, random_kb, no_search.
+each knowledge base, random_kb, vanilla_rag (one search, for the question itself; vanilla_rag_KB where there are several
+knowledge bases), no_search.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from routerl_jax.baselines.routing import vanilla_rag
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import routing_baselines, score
     from routerl_jax.evaluation.records import episode_record, write_records
@@ -61,7 +63,7 @@ def main(_: Sequence[str]) -> None:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     judged = evaluated_agent(config, build_recipe(config))
-    agents = {"trained": judged, **routing_baselines(judged)}
+    agents = {"trained": judged, **routing_baselines(judged), **vanilla_rag(judged)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
         raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")

@@ -185,6 +185,14 @@ class Conversation:
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
         self._forced += text
 
+    def write(self, text: str) -> Turn:
+        """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
+        self.force(text)
+        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced)
+        self._forced = ""
+        self._rollout.turns.append(turn)
+        return turn
+
     def close(self) -> None:
         """Frees the row; the record stays."""
         if self._open:

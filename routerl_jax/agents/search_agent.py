@@ -57,10 +57,10 @@ class SearchAgent(Agent):
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:
                 tool = self.choose(action, example, llm.sample, step)
-                shown = self._show(await tools[tool].search(action.query, self.k), chat, reserve)
+                shown = self.show(await tools[tool].search(action.query, self.k), chat, reserve)
             if not shown:
                 break
-        return await self._final_answer(chat, reserve)
+        return await self.final_answer(chat, reserve)
 
     def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
         """The knowledge base that is really called; baselines override the policy's choice here."""
@@ -108,7 +108,7 @@ class SearchAgent(Agent):
             )
         return turn.action
 
-    def _show(self, call: Call, chat: Conversation, reserve: int) -> bool:
+    def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
         """Shows as many passages, best first, as fit whole; False if not even an empty observation does."""
         limit = self.max_observation_tokens or chat.room
         for count in range(len(call.passages), -1, -1):
@@ -119,7 +119,8 @@ class SearchAgent(Agent):
                 return True
         return False
 
-    async def _final_answer(self, chat: Conversation, reserve: int) -> Episode:
+    async def final_answer(self, chat: Conversation, reserve: int) -> Episode:
+        """Has the answer written now; `reserve` tokens are kept for it."""
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
         chat.force(self.grammar.answer_opening)

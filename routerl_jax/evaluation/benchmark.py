@@ -9,7 +9,7 @@ from typing import Any
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search
+from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search, vanilla_rag
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record, write_records
@@ -55,7 +55,7 @@ def compare(
 
 
 def routing_baselines(agent: SearchAgent) -> dict[str, SearchAgent]:
-    """The same policy with its choice of knowledge base taken away: always one, random, and no search at all."""
+    """The same policy with its choices taken away: always one knowledge base, random, one search for the question, none."""
     fields = {name: getattr(agent, name) for name in agent.__dataclass_fields__}
     fixed = {
         f"only_{tool}": FixedRouting(**fields, tool=tool)
@@ -63,4 +63,5 @@ def routing_baselines(agent: SearchAgent) -> dict[str, SearchAgent]:
         if len(agent.grammar.tools) > 1
     }
     several = {"random_kb": RandomRouting(**fields)} if fixed else {}
-    return {**fixed, **several, "no_search": no_search(agent)}
+    single = {} if several else vanilla_rag(agent)
+    return {**fixed, **several, **single, "no_search": no_search(agent)}

@@ -9,36 +9,39 @@ import numpy as np
 
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.routing import routing_accuracy
-from routerl_jax.rewards.metrics import cover_em, exact_match, f1
+from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.scoring import bootstrap_intervals
+
+_ANSWER = ("em", "f1", "cover_em")
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
     """Metrics of finished episodes.
 
     Returns:
-      `em`, `f1`, `cover_em` in [0, 1], `em_interval` (95 % bootstrap), `searches_per_question`, `valid_search_share` (of
-      episodes: at least one search that was written to the letter of the protocol and succeeded), `invalid_action_rate`
-      (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls), `tokens_per_question` (sampled),
-      `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share` (share of calls per knowledge
-      base; `mode_usage` is the same under the name that RouteRAG's readers look for), `n`, and `routing_accuracy` where
-      gold paths are known.
+      `em`, `f1`, `cover_em` in [0, 1], each with its `_interval` (95 %, bootstrap), `searches_per_question`,
+      `valid_search_share` (of episodes: at least one search that was written to the letter of the protocol and succeeded),
+      `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls),
+      `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share`
+      (share of calls per knowledge base; `mode_usage` is the same under the name that RouteRAG's readers look for), `n`, and
+      `routing_accuracy` where gold paths are known.
 
     Raises:
       ValueError: no episodes.
     """
     if not episodes:
         raise ValueError("there are no episodes to summarise")
-    em = np.asarray([exact_match(e.answer, e.example.answers, normalizer) for e in episodes])
+    scores = np.asarray(
+        [[ANSWER_METRICS[name](e.answer, e.example.answers, normalizer) for name in _ANSWER] for e in episodes]
+    )
+    intervals = bootstrap_intervals(scores)
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     names = sorted({call.tool for call in calls})
     share = {name: sum(call.tool == name for call in calls) / len(calls) for name in names}
     result: dict[str, Any] = {
-        "em": float(em.mean()),
-        "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
-        "f1": float(np.mean([f1(e.answer, e.example.answers, normalizer) for e in episodes])),
-        "cover_em": float(np.mean([cover_em(e.answer, e.example.answers, normalizer) for e in episodes])),
+        **{name: float(mean) for name, mean in zip(_ANSWER, scores.mean(axis=0))},
+        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
         "searches_per_question": len(calls) / len(episodes),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,

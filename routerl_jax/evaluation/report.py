@@ -13,6 +13,7 @@ from rich.table import Table
 _COLUMNS = (
     ("em", "EM %", 100, 1),
     ("f1", "F1 %", 100, 1),
+    ("cover_em", "CEM %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
     ("retrieval_cost", "cost", 1, 2),
@@ -23,12 +24,16 @@ _TITLES = {
     "trained": "after RL",
     "random_kb": "random KB",
     "no_search": "no search",
+    "vanilla_rag": "vanilla RAG",
 }
 
 
 def title(agent: str) -> str:
     """How an agent is called in tables."""
-    return _TITLES.get(agent, f"always {agent.removeprefix('only_')}" if agent.startswith("only_") else agent)
+    for prefix, said in (("only_", "always"), ("vanilla_rag_", "vanilla RAG,")):
+        if agent.startswith(prefix):
+            return f"{said} {agent.removeprefix(prefix)}"
+    return _TITLES.get(agent, agent)
 
 
 def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

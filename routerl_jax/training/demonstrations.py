@@ -1,9 +1,11 @@
-"""What a supervised run learns from: Atlas's worked examples, or the good ones among episodes that were written to files."""
+"""What a supervised run learns from: Atlas's worked examples, those of annotated questions, or the good ones among the episodes
+that were written to files."""
 
 from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -20,9 +22,11 @@ from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.annotated import worked_examples
+from routerl_jax.training.config import TrainConfig, WarmStartConfig
+from routerl_jax.training.setup import open_examples, open_knowledge
 
-_HELD_OUT_SHARE = 0.05  # of the questions of episode files
+_HELD_OUT_SHARE = 0.05  # of the questions, where their number is given
 
 
 class Worked(NamedTuple):
@@ -37,29 +41,37 @@ class Worked(NamedTuple):
 
 
 class Demonstrations(Protocol):
-    """An endless, reproducible stream of worked examples, by index."""
+    """An endless, reproducible stream of worked examples, by index; `len` of it are different ones."""
 
     def __getitem__(self, index: int) -> Worked: ...
 
+    def __len__(self) -> int: ...
 
-def open_demonstrations(config: TrainConfig, agent: SearchAgent, *, held_out: bool = False) -> Demonstrations:
-    """The source that `config.warm_start.demonstrations` names: `atlas`, or a file or directory of episodes.
 
-    Args:
-      held_out: those that are kept out of training.
+def open_demonstrations(config: TrainConfig, agent: SearchAgent) -> tuple[Demonstrations, Demonstrations]:
+    """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
+
+    That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes.
 
     Raises:
-      ValueError: there is no such file, a row is no episode, or too few episodes are good enough.
+      ValueError: there is no such file, a row is no episode, or too few are good enough.
     """
     settings = config.warm_start
-    if settings.demonstrations != "atlas":
-        good, read = _good_episodes(
-            settings.demonstrations, RewardFunction(dict(settings.select), config.evaluation.normalizer), settings.least
-        )
-        return _KeptEpisodes(_split(good, read, settings.demonstrations, held_out), config.seed)
-    source = DemonstrationSource(
+    if settings.demonstrations == "atlas":
+        return _OfAtlas(_atlas(config, 0), agent), _OfAtlas(_atlas(config, 1), agent)
+    if settings.demonstrations == "annotated":
+        worked, told = _of_annotated_questions(config, agent)
+    else:
+        worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
+    training, held_out = _split(worked, f"config.warm_start.demonstrations={settings.demonstrations!r}: {told}")
+    return _Kept(training, config.seed), _Kept(held_out, config.seed)
+
+
+def _atlas(config: TrainConfig, stream: int) -> DemonstrationSource:
+    settings = config.warm_start
+    return DemonstrationSource(
         size=config.steps * settings.examples,
-        seed=config.seed + held_out,
+        seed=config.seed + stream,
         invented=settings.invented,
         k=config.agent.k,
         max_searches=config.agent.max_searches,
@@ -68,7 +80,6 @@ def open_demonstrations(config: TrainConfig, agent: SearchAgent, *, held_out: bo
         direct=settings.direct,
         tools=tuple(config.knowledge) or KNOWLEDGE_BASES,
     )
-    return _OfAtlas(source, agent)
 
 
 class _OfAtlas:
@@ -80,22 +91,27 @@ class _OfAtlas:
         demonstration = self._source[index]
         return Worked(demonstration.example, self._agent.pieces(demonstration))
 
+    def __len__(self) -> int:
+        return sys.maxsize
 
-class _KeptEpisodes:
-    """Episodes in a new order every epoch."""
 
-    def __init__(self, episodes: Sequence[Episode], seed: int) -> None:
-        self._episodes = episodes
+class _Kept:
+    """A list, in a new order every epoch."""
+
+    def __init__(self, worked: Sequence[Worked], seed: int) -> None:
+        self._worked = worked
         self._seed = seed
         self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
     def __getitem__(self, index: int) -> Worked:
-        epoch, place = divmod(index, len(self._episodes))
-        episode = self._episodes[self._order(epoch)[place]]
-        return Worked(episode.example, _pieces(episode))
+        epoch, place = divmod(index, len(self._worked))
+        return self._worked[self._order(epoch)[place]]
+
+    def __len__(self) -> int:
+        return len(self._worked)
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([2, self._seed, epoch]).permutation(len(self._episodes))
+        return np.random.default_rng([2, self._seed, epoch]).permutation(len(self._worked))
 
 
 def _pieces(episode: Episode) -> list[tuple[str, bool]]:
@@ -107,27 +123,54 @@ def _pieces(episode: Episode) -> list[tuple[str, bool]]:
     return [stretch for stretch in stretches if stretch[0]]
 
 
-def _good_episodes(source: str, reward: RewardFunction, least: float) -> tuple[list[Episode], int]:
-    """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough; and how many there were."""
+def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[list[Worked], str]:
+    """The training questions whose gold passages the run's knowledge bases find, worked out."""
+    source = open_examples(config.data.train, config.data.train_range, "train")
+    examples = [source[i] for i in range(len(source))]
+    if not any("supporting" in example.metadata for example in examples):
+        raise ValueError(
+            f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
+            "passages ('supporting', docs/data.md); give questions that do, or other demonstrations"
+        )
+    found = worked_examples(
+        examples,
+        open_knowledge(config),
+        k=config.agent.k,
+        max_searches=config.agent.max_searches,
+        seed=config.seed,
+    )
+    return (
+        [Worked(one.example, agent.pieces(one)) for one in found],
+        f"of {len(examples)} questions of config.data.train {len(found)} have gold passages that config.knowledge finds",
+    )
+
+
+def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
+    """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough."""
+    source = settings.demonstrations
     path = pathlib.Path(source).expanduser()
     files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise ValueError(
-            f"config.warm_start.demonstrations={source!r} is neither 'atlas' nor a .jsonl file of episodes nor a directory "
-            "with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
+            f"config.warm_start.demonstrations={source!r} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
+            "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
         )
+    reward = RewardFunction(dict(settings.select), normalizer)
     episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
-    return [episode for episode, total in zip(episodes, totals) if total >= least], len(episodes)
+    good = [episode for episode, total in zip(episodes, totals) if total >= settings.least]
+    questions = len({episode.example.id for episode in good})
+    return (
+        [Worked(episode.example, _pieces(episode)) for episode in good],
+        f"{len(good)} of {len(episodes)} episodes, on {questions} questions, reach config.warm_start.least",
+    )
 
 
-def _split(good: list[Episode], read: int, source: str, held_out: bool) -> list[Episode]:
-    """A twentieth of the questions, at least one, is held out with all its episodes."""
-    names = sorted({episode.example.id for episode in good}, key=lambda name: (zlib.crc32(name.encode()), name))
+def _split(worked: Sequence[Worked], told: str) -> tuple[list[Worked], list[Worked]]:
+    """A twentieth of the questions, at least one, is held out with all that belongs to it."""
+    names = sorted({one.example.id for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
-        raise ValueError(
-            f"config.warm_start.demonstrations={source!r}: {len(good)} of {read} episodes, on {len(names)} questions, reach "
-            "config.warm_start.least; two questions are needed, one to learn from and one to hold out"
-        )
+        raise ValueError(f"{told}; two questions are needed, one to learn from and one to hold out")
     kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
-    return [episode for episode in good if (episode.example.id in kept_out) == held_out]
+    training = [one for one in worked if one.example.id not in kept_out]
+    return training, [one for one in worked if one.example.id in kept_out]

@@ -18,10 +18,10 @@ from routerl_jax.learning.advantages import groups_without_signal
 def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer: str) -> dict[str, Any]:
     """Answer quality, behaviour, rewards and group statistics of the sampled episodes."""
     summary = summarize(episodes, normalizer)
-    shares = summary.pop("kb_share")
-    del summary["em_interval"], summary["n"], summary["mode_usage"]
+    shares = summary["kb_share"]
+    summary = {name: value for name, value in summary.items() if isinstance(value, float)}
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
-    metrics = {f"rollout/{name}": value for name, value in summary.items()}
+    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in summary.items()}
     metrics |= {f"rollout/kb/{name}": share for name, share in shares.items()}
     for name in episodes[0].rewards:
         metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in episodes]))

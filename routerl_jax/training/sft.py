@@ -38,9 +38,8 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
-    source = open_demonstrations(config, agent)
+    source, held_out = open_demonstrations(config, agent)
     drills = ReadingDrills(seed=config.seed)
-    held_out = open_demonstrations(config, agent, held_out=True)
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
@@ -101,7 +100,7 @@ def _vocabulary(config: TrainConfig, agent: SearchAgent, source: Demonstrations)
 def _validate(run: Run, agent: SearchAgent, held_out: Demonstrations) -> dict[str, float]:
     """Loss per written token on held-out demonstrations."""
     assert run.model.tokenizer is not None
-    sequences = [held_out[i].sequence(agent, run.model.tokenizer) for i in range(_HELD_OUT)]
+    sequences = [held_out[i].sequence(agent, run.model.tokenizer) for i in range(min(_HELD_OUT, len(held_out)))]
     portion = run.config.warm_start.examples
     logprobs = run.learner.logprobs(sequences, portion=portion)
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])

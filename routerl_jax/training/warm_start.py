@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, TrainConfig
+from routerl_jax.training.config import DataConfig, EngineConfig, EvaluationConfig, LearnerConfig, TrainConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
 
@@ -60,6 +60,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         engine=EngineConfig(max_length=config.engine.max_length),
         agent=config.agent,
         knowledge=config.knowledge,
+        data=config.data if config.warm_start.demonstrations == "annotated" else DataConfig(),
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
         evaluation=EvaluationConfig(every=config.evaluation.every),
         checkpoint=config.checkpoint,

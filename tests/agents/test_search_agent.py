@@ -9,7 +9,7 @@ import pytest
 from configs import quickstart, smollm2_search
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search
+from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
@@ -259,3 +259,31 @@ def test_routing_baselines_change_the_call_not_the_words():
     episode, _, _ = play("Accra</answer>", agent=no_search(AGENT))
     assert not episode.calls
     assert episode.answer == "Accra"
+
+
+def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
+    """In every grammar; nothing but the answer is the policy's."""
+    for name, baseline in vanilla_rag(agent).items():
+        tool = name.removeprefix("vanilla_rag").removeprefix("_") or agent.grammar.tools[0]
+        opening = agent.grammar.answer_opening
+        written = agent.grammar.write_answer("", "Accra")
+        said = written[written.index(opening) + len(opening) :] if opening else written
+        episode, _, engine = play(said, agent=baseline)
+        assert episode.answer == "Accra"
+        assert [(call.tool, call.query) for call in episode.calls] == [(tool, EXAMPLE.question)]
+        [sequence] = episode.sequences
+        text = engine.tokenizer.decode(sequence.tokens)
+        assert agent.grammar.write_search("", EXAMPLE.question, tool) in text
+        assert episode.calls[0].passages[0].text in text
+        assert engine.tokenizer.decode(sequence.tokens[sequence.loss_mask]) == said
+    assert len(vanilla_rag(agent)) == len(agent.grammar.tools)
+
+
+def test_vanilla_rag_without_room_answers_all_the_same():
+    [baseline] = vanilla_rag(AGENTS["r1_searcher"]).values()
+    long = dataclasses.replace(EXAMPLE, question="Who? " * 30)
+    opening = len(baseline.opening(long, tiny.tokenizer()))
+    engine = ScriptedEngine(lambda example, sample, turn: "Accra</answer>", max_length=opening + 150)
+    [episode] = run(baseline, [long], engine, {"text": tiny.ScriptedKB("text")})
+    assert episode.answer == "Accra"
+    assert not episode.calls

@@ -23,9 +23,9 @@ def table() -> dict:
 
 def test_markdown_says_before_and_after(table: dict) -> None:
     lines = report.markdown(table).splitlines()
-    assert lines[0] == "| agent | EM % | F1 % | routing % | searches | invalid % | n |"
+    assert lines[0] == "| agent | EM % | F1 % | CEM % | routing % | searches | invalid % | n |"
     assert lines[2].startswith("| before RL | 50.0 (")
-    assert lines[3] == "| after RL | 100.0 (100.0-100.0) | 100.0 | 100.0 | 2.00 | 0.0 | 3 |"
+    assert lines[3] == "| after RL | 100.0 (100.0-100.0) | 100.0 | 100.0 | 100.0 | 2.00 | 0.0 | 3 |"
     assert lines[4].startswith("| always text |")
 
 

@@ -57,7 +57,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
             sample, demonstrations=str(small_run / "whole" / "episodes"), select={"answered": 1}, least=0.0
         )
         config = make_sft_config(warm_start=kept)
-        assert open_demonstrations(config, build_recipe(config).agent)[0].pieces
+        assert open_demonstrations(config, build_recipe(config).agent)[0][0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))

@@ -68,15 +68,15 @@ def test_a_record_gives_its_episode_back(source: pathlib.Path) -> None:
 def test_the_good_ones_are_learnt(source: pathlib.Path) -> None:
     config = make_config(source)
     agent = agent_of(config)
-    training, held_out = open_demonstrations(config, agent), open_demonstrations(config, agent, held_out=True)
+    training, held_out = open_demonstrations(config, agent)
     names = {training[i].example.id for i in range(10)}
     assert names | {held_out[i].example.id for i in range(10)} == {"none", "two"}
     assert len(names) == 1  # the other question is held out
-    everything = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
+    everything, _ = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
     order = [everything[i].example.id for i in range(8)]
     assert len(set(order)) == 4  # of five, which obey the protocol, one is held out
     assert set(order[:4]) == set(order[4:])  # an epoch has each once
-    again = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
+    again, _ = open_demonstrations(make_config(source, select={"format": 1.0}, least=1.0), agent)
     assert [again[i].example.id for i in range(8)] == order
 
 
@@ -87,7 +87,7 @@ def test_what_the_policy_wrote_is_learnt(source: pathlib.Path) -> None:
         ValueError, match=r"1 of 5 episodes, on 1 questions, reach config.warm_start.least; two questions"
     ):
         open_demonstrations(config, agent)
-    everything = open_demonstrations(make_config(source, select={}, least=0.0), agent)
+    everything, _ = open_demonstrations(make_config(source, select={}, least=0.0), agent)
     worked = next(one for one in (everything[i] for i in range(4)) if one.example.id != "none")
     row = next(row for row in traces.ROWS if row["id"] == worked.example.id)
     sequence = worked.sequence(agent, tokenizer)
@@ -112,7 +112,9 @@ def test_a_supervised_run_on_episodes(
 
 def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
     agent = agent_of(make_config(tmp_path))
-    with pytest.raises(ValueError, match=r"neither 'atlas' nor a .jsonl file of episodes nor a directory"):
+    with pytest.raises(
+        ValueError, match=r"neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor a directory"
+    ):
         open_demonstrations(make_config(tmp_path), agent)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl, line 1: no episode as a run .*: key 'id' is missing"):

@@ -1,0 +1,131 @@
+"""Worked examples of questions whose gold passages are known: the searches that find them, made in a run's knowledge bases.
+
+No teacher writes them. A data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue); what is to
+be searched for follows from that, and what comes back is what the run's own retriever returns. They show a protocol and how to
+read; which knowledge base is asked is drawn, as in Atlas's demonstrations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
+_ASIDE = re.compile(r"\s*\([^)]*\)$")  # of a title: "Fair Game (1995 film)"
+_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of that one
+_LONGEST = 40  # words of evidence that a thought quotes
+
+
+@dataclasses.dataclass
+class _Draft:
+    """A worked example in the making."""
+
+    example: Example
+    missing: dict[str, str]  # gold passages that no search has found: title by id
+    known: str  # all that the policy has read
+    steps: list[DemonstrationStep] = dataclasses.field(default_factory=list)
+    thought: str = ""  # what the last search taught
+    lost: bool = False  # a search did not find what it was for
+
+
+def worked_examples(
+    examples: Iterable[Example], tools: Mapping[str, SearchTool], *, k: int, max_searches: int, seed: int
+) -> list[Demonstration]:
+    """Those of the examples whose gold passages are all found in so many searches, in their order.
+
+    A query says only what can be known by then: a sub-question (where the data set gives them with the passage that answers
+    each), else the title of a gold passage if the question or a passage read before names it, else the question as it is.
+
+    Args:
+      examples: with `supporting_passages`, or `supporting` and `supporting_titles`, in their metadata; others are left out.
+      k: passages per search.
+      max_searches: at most, per question.
+      seed: of the choice of knowledge bases.
+    """
+    drafts = [
+        _Draft(example=example, missing=gold, known=example.question)
+        for example in examples
+        if (gold := _gold(example.metadata)) and example.answers
+    ]
+    rng = np.random.default_rng([3, seed])
+    for _ in range(max_searches):
+        asked: dict[str, list[tuple[_Draft, str, str]]] = {name: [] for name in tools}
+        for draft in drafts:
+            if draft.missing and not draft.lost:
+                tool = str(rng.choice(list(tools)))
+                query, purpose = _next_query(draft)
+                asked[tool].append((draft, query, purpose))
+        for tool, requests in asked.items():
+            replies = tools[tool].search([query for _, query, _ in requests], k) if requests else []
+            for (draft, query, purpose), passages in zip(requests, replies, strict=True):
+                _note(draft, query, purpose, tool, passages)
+    return [
+        Demonstration(
+            example=draft.example, steps=tuple(draft.steps), thought=draft.thought, answer=draft.example.answers[0]
+        )
+        for draft in drafts
+        if not draft.missing
+    ]
+
+
+def _gold(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Titles of the gold passages by their ids."""
+    if passages := metadata.get("supporting_passages"):
+        return {passage["id"]: passage["title"] for passage in passages}
+    names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
+    return dict(zip(names, titles)) if len(names) == len(titles) else dict.fromkeys(names, "")
+
+
+def _next_query(draft: _Draft) -> tuple[str, str]:
+    """What to search for, and why, in words."""
+    steps = draft.example.metadata.get("decomposition") or ()
+    for step in steps:
+        if step.get("support") in draft.missing:
+            query = _REFERENCE.sub(lambda found: _answer(steps, int(found[1])), step["question"]).replace(" >> ", ", ")
+            return query, f"I need to know: {query}"
+    named = {
+        found.start(): name
+        for title in draft.missing.values()
+        if (name := _ASIDE.sub("", title)) and (found := _mention(name).search(draft.known))
+    }
+    if named:
+        name = named[min(named)]
+        return name, f"I need to read about {name}."
+    return draft.example.question, "I look the question up."
+
+
+def _mention(name: str) -> re.Pattern[str]:
+    """A name as whole words, in any case."""
+    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+
+
+def _answer(steps: Sequence[Mapping[str, Any]], number: int) -> str:
+    return str(steps[number - 1]["answer"]) if 0 < number <= len(steps) else ""
+
+
+def _note(draft: _Draft, query: str, purpose: str, tool: str, passages: Sequence[Passage]) -> None:
+    """Writes down a search, what it found, and what that says."""
+    found = [passage for passage in passages if passage.id in draft.missing]
+    thought = f"{draft.thought} {purpose}".strip()
+    draft.steps.append(DemonstrationStep(thought=thought, query=query, tool=tool, passages=tuple(passages)))
+    draft.lost = not found
+    for passage in found:
+        del draft.missing[passage.id]
+    draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in passages)
+    draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in found)
+
+
+def _evidence(passage: Passage, wanted: Sequence[str]) -> str:
+    """The sentence of a passage that has the first of these names that it has, or else its first sentence."""
+    sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
+    names = [_mention(name) for text in wanted if (name := _ASIDE.sub("", text))]
+    chosen = next((s for name in names for s in sentences if name.search(s)), sentences[0])
+    words = chosen.split(" ")
+    return chosen if len(words) <= _LONGEST else " ".join(words[:_LONGEST]) + " .."

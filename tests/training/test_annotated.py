@@ -1,0 +1,210 @@
+"""Worked examples of annotated questions: what is asked, what is learnt from it, and what is left out."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.readers import open_dataset
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.training import sft
+from routerl_jax.training.annotated import worked_examples
+from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
+from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.knowledge import open_knowledge
+from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.warm_start import supervised
+from tests.training.small_run import make_sft_config, write_rows
+
+PASSAGES = {
+    "ew": Passage(id="ew", title="Ew!", text='"Ew!" is a song by Jimmy Fallon. It was released in 2014.'),
+    "fallon": Passage(
+        id="fallon",
+        title="Jimmy Fallon (host)",
+        text="Jimmy Fallon is a television host. He was born in Bay Ridge, Brooklyn. He lives elsewhere.",
+    ),
+    "company": Passage(id="company", title="East India Company", text="It was chartered in 1600 by the queen."),
+    "queen": Passage(id="queen", title="Queen Victoria", text="In 1858 the East India Company was dissolved."),
+    "other": Passage(id="other", title="Brooklyn", text="Brooklyn is a borough."),
+}
+
+
+class Names:
+    """A knowledge base that finds the passages whose names a query has, then others; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
+        self.asked += queries
+        return [self._find(query)[:k] for query in queries]
+
+    def _find(self, query: str) -> list[Passage]:
+        def rank(passage: Passage) -> bool:
+            return passage.title.partition(" (")[0].lower() not in query.lower()
+
+        return sorted(PASSAGES.values(), key=rank)
+
+
+def example(question: str, answer: str, gold: Sequence[str], **metadata: Any) -> Example:
+    titles = [PASSAGES[name].title for name in gold]
+    metadata |= {"supporting": list(gold), "supporting_titles": titles}
+    return Example(id=question[:8], question=question, answers=(answer,), metadata=metadata)
+
+
+BRIDGE = example('"Ew!" is a song by a host born where?', "Bay Ridge, Brooklyn", ("ew", "fallon"))
+
+
+def test_a_title_is_asked_for_once_it_has_been_read() -> None:
+    tool = Names()
+    [worked] = worked_examples([BRIDGE], {"text": tool}, k=1, max_searches=2, seed=0)
+    assert tool.asked == ["Ew!", "Jimmy Fallon"]  # the second is named in what the first found; its aside is not
+    first, second = worked.steps
+    assert [p.id for p in first.passages] == ["ew"]
+    assert first.thought == "I need to read about Ew!."
+    assert second.thought == '"Ew!" is a song by Jimmy Fallon. I need to read about Jimmy Fallon.'
+    assert worked.thought == "He was born in Bay Ridge, Brooklyn."
+    assert worked.answer == "Bay Ridge, Brooklyn"
+
+
+def test_what_two_searches_would_find_one_may() -> None:
+    question = example("Who is Jimmy Fallon, and is Ew! his?", "yes", ("ew", "fallon"))
+    [worked] = worked_examples([question], {"text": Names()}, k=2, max_searches=3, seed=0)
+    [step] = worked.steps
+    assert step.query == "Jimmy Fallon"  # the first that the question names
+    assert worked.thought.startswith("Jimmy Fallon is a television host.")
+    assert "a song" in worked.thought
+
+
+def test_sub_questions_with_their_answers() -> None:
+    steps = [
+        {
+            "question": "What company was dissolved >> Queen Victoria",
+            "answer": "East India Company",
+            "support": "queen",
+        },
+        {"question": "When was #1 chartered?", "answer": "1600", "support": "company"},
+    ]
+    question = example(
+        "When was what ended after the rebellion chartered?", "1600", ("company", "queen"), decomposition=steps
+    )
+    tool = Names()
+    [worked] = worked_examples([question], {"text": tool}, k=1, max_searches=2, seed=0)
+    assert tool.asked == ["What company was dissolved, Queen Victoria", "When was East India Company chartered?"]
+    assert worked.steps[1].thought.startswith("In 1858 the East India Company was dissolved. I need to know: When")
+
+
+def test_what_cannot_be_worked_out_is_left_out() -> None:
+    unnamed = example("Which borough is meant?", "Brooklyn", ("other",))
+    nothing = Example(id="n", question="Why?", answers=("so",))
+    retrieval_only = example("Who wrote Ew!?", "", ("ew",))
+    retrieval_only = Example(
+        id="r", question=retrieval_only.question, answers=(), metadata=dict(retrieval_only.metadata)
+    )
+    tool = Names()
+    assert not worked_examples([unnamed, nothing, retrieval_only], {"text": tool}, k=1, max_searches=2, seed=0)
+    assert tool.asked == ["Which borough is meant?"]  # no passage that was read names it: the question is asked, once
+    assert not worked_examples([BRIDGE], {"text": Names()}, k=1, max_searches=1, seed=0)  # two searches are needed
+
+
+def test_knowledge_bases_are_drawn() -> None:
+    questions = [BRIDGE] * 40
+    tools = {"one": Names(), "other": Names()}
+    worked = worked_examples(questions, tools, k=1, max_searches=2, seed=1)
+    share = np.mean([step.tool == "one" for one in worked for step in one.steps])
+    assert 0.3 < share < 0.7
+    assert [one.steps for one in worked] == [
+        one.steps for one in worked_examples(questions, tools, k=1, max_searches=2, seed=1)
+    ]
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> TrainConfig:
+    """Twenty questions of two hops over a corpus in files, searched by BM25."""
+    corpus, questions = [], []
+    for number in range(20):
+        song, host = f"Song{number}", f"Host{number}"
+        corpus += [
+            {"id": f"s{number}", "title": song, "text": f"{song} is sung by {host}."},
+            {"id": f"h{number}", "title": host, "text": f"{host} was born in Town{number}."},
+        ]
+        questions.append(
+            {
+                "id": f"q{number}",
+                "question": f"Where was the singer of {song} born?",
+                "golden_answers": [f"Town{number}"],
+                "supporting": [f"s{number}", f"h{number}"],
+                "supporting_titles": [song, host],
+            }
+        )
+    write_rows(tmp_path / "corpus.jsonl", corpus)
+    write_rows(tmp_path / "questions.jsonl", questions)
+    return make_sft_config(
+        agent=AgentConfig(grammar="search_r1", max_searches=2, k=1),
+        knowledge={
+            "text": KnowledgeConfig(source=str(tmp_path / "corpus.jsonl"), kind="bm25", directory=str(tmp_path / "kb"))
+        },
+        data=DataConfig(train=str(tmp_path / "questions.jsonl"), train_range=(0, 12)),
+        warm_start=WarmStartConfig(demonstrations="annotated", examples=2, vocabulary=400),
+        steps=1,
+    )
+
+
+def test_a_supervised_run_on_annotated_questions(
+    config: TrainConfig, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = build_recipe(config).agent
+    training, held_out = open_demonstrations(config, agent)
+    assert (len(training), len(held_out)) == (11, 1)
+    names = {training[i].example.id for i in range(11)} | {held_out[0].example.id}
+    assert names == {f"q{i}" for i in range(12)}  # of the training range alone
+    text = "".join(piece for piece, _ in training[0].pieces)
+    assert text.count("<search>") == 2
+    assert text.endswith("</answer>")
+    monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 4)
+    metrics = sft.train_sft(config, tmp_path / "run")
+    assert np.isfinite(metrics["held_out/nll"])
+
+
+def test_a_warm_start_knows_the_questions(config: TrainConfig) -> None:
+    run = TrainConfig(
+        model=config.model, knowledge=config.knowledge, data=config.data, warm_start=WarmStartConfig(steps=1)
+    )
+    assert supervised(run).data == DataConfig()  # they have no bearing on Atlas's demonstrations
+    annotated = TrainConfig(
+        model=config.model,
+        knowledge=config.knowledge,
+        data=config.data,
+        warm_start=WarmStartConfig(steps=1, demonstrations="annotated"),
+    )
+    assert supervised(annotated).data == config.data
+
+
+def test_questions_without_gold_passages_are_named(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [{key: row[key] for key in ("id", "question", "golden_answers")} for row in rows])
+    with pytest.raises(ValueError, match=r"no question of config.data.train='.*questions.jsonl' has gold passages"):
+        open_demonstrations(config, build_recipe(config).agent)
+
+
+@pytest.mark.parametrize(("name", "least"), [("hotpotqa", 0.4), ("musique", 0.3)])
+def test_real_questions(name: str, least: float, shared_data, tmp_path: pathlib.Path) -> None:
+    """A good share of the real questions can be worked out with BM25 alone; each example finds its gold passages."""
+    config = KnowledgeConfig(
+        source=str(shared_data(f"{name}/corpus.jsonl.gz")), kind="bm25", directory=str(tmp_path / "kb")
+    )
+    run = TrainConfig(model=make_sft_config().model, knowledge={"text": config})
+    tools = open_knowledge(run)
+    source = open_dataset(str(shared_data(f"{name}/questions_dev.jsonl.gz")))
+    examples = [source[i] for i in range(len(source))]
+    worked = worked_examples(examples, tools, k=3, max_searches=4, seed=0)
+    assert len(worked) > least * len(examples)
+    for one in worked:
+        found = {passage.id for step in one.steps for passage in step.passages}
+        assert set(one.example.metadata["supporting"]) <= found
+    assert load_kb(str(tmp_path / "kb")).search([worked[0].steps[0].query], 3)[0] == list(worked[0].steps[0].passages)
