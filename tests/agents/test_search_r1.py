@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from configs import search_r1_qwen25_3b, search_r1_small
+from configs import search_r1_qwen25_3b
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import from_config_dict
@@ -89,15 +88,10 @@ def test_observations() -> None:
         search_r1.SearchR1Grammar(tools=("a", "b"))
 
 
-@pytest.mark.parametrize("module", [search_r1_small, search_r1_qwen25_3b])
-def test_configurations(module) -> None:
-    config = from_config_dict(schema.TrainConfig, module.get_config())
+def test_configuration() -> None:
+    config = from_config_dict(schema.TrainConfig, search_r1_qwen25_3b.get_config())
     assert from_config_dict(schema.TrainConfig, json.loads(json.dumps(dataclasses.asdict(config)))) == config
-    recipe = build_recipe(config)
-    assert isinstance(recipe.agent.grammar, search_r1.SearchR1Grammar)
-    turns = re.findall(r"<think>.*?</(?:search|answer)>", config.agent.prompt, re.DOTALL)
-    assert len(turns) == (0 if config.agent.instruct else 6)
-    assert all(GRAMMAR.well_formed(turn) for turn in turns)
+    assert isinstance(build_recipe(config).agent.grammar, search_r1.SearchR1Grammar)
 
 
 def test_the_papers_settings() -> None:

@@ -79,6 +79,19 @@ SHIPPED = (
 )
 
 
+def test_variants_of_a_configuration() -> None:
+    grammars = {
+        recipe: from_config_dict(schema.TrainConfig, smollm2_search.get_config(recipe)).agent.grammar
+        for recipe in ("r1_searcher", "search_r1-cpu", "routerag-cpu")
+    }
+    assert grammars == {"r1_searcher": "r1_searcher", "search_r1-cpu": "search_r1", "routerag-cpu": "routerag_answer"}
+    for variant in ("r1_router", "search_r1-tpu"):
+        with pytest.raises(
+            ValueError, match=f"variant '{variant}' of the configuration: expected one of r1_searcher, "
+        ):
+            smollm2_search.get_config(variant)
+
+
 @pytest.mark.parametrize("module", SHIPPED)
 def test_shipped_configurations_are_valid(module) -> None:
     config = from_config_dict(schema.TrainConfig, module.get_config())
