@@ -9,6 +9,7 @@ from routerl_jax.recipes.r1_searcher import PROMPT_SUFFIX, STAGE_1, STAGE_2
 from routerl_jax.training.config import (
     AgentConfig,
     CheckpointConfig,
+    DataConfig,
     EngineConfig,
     EvaluationConfig,
     KnowledgeConfig,
@@ -29,8 +30,9 @@ def get_config() -> ml_collections.ConfigDict:
 
     python -m launch.train --config=configs/r1_searcher_small.py --workdir=runs/r1_searcher_small
 
-    The warm start shows the protocol, but in 85 of 100 demonstrations the answer comes without a search. Its policy is the
-    quickstart's shipped one, which can read; the protocol's marks are plain text to it, twelve tokens and more each.
+    Questions are those that need a search, as the paper's selection leaves easy ones out. The warm start shows the protocol,
+    but in 85 of 100 demonstrations the answer comes without a search. Its policy is the quickstart's shipped one, which can
+    read; the protocol's marks are plain text to it, twelve tokens and more each.
     """
     return to_config_dict(
         TrainConfig(
@@ -40,6 +42,11 @@ def get_config() -> ml_collections.ConfigDict:
             engine=EngineConfig(rows=64, max_length=512),
             agent=AgentConfig(grammar="r1_searcher", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
             knowledge={"atlas": KnowledgeConfig(source="atlas/all")},
+            data=DataConfig(
+                train="atlas/train/single+multi",
+                validation="atlas/validation/single+multi",
+                test="atlas/test/single+multi",
+            ),
             rollout=RolloutConfig(examples=8, samples=8),
             stages={
                 "stage1": StageConfig(start=0, reward=STAGE_1),

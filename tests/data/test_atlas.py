@@ -113,6 +113,13 @@ def test_builder_reads_the_same_questions(questions: dict[str, list[world.Questi
         assert example.metadata["kind"] == question.kind
 
 
+def test_questions_of_some_kinds(questions: dict[str, list[world.Question]]) -> None:
+    source = open_dataset("atlas/validation/single+multi")
+    wanted = [question.id for question in questions["validation"] if question.kind != "none"]
+    assert [source[i].id for i in range(len(source))] == wanted
+    assert 0 < len(open_dataset("atlas/validation/none")) == len(questions["validation"]) - len(wanted)
+
+
 def test_unknown_knowledge_base() -> None:
     with pytest.raises(ValueError, match=r"no knowledge base 'pictures'; it has text, table, elements"):
         world.passages_of("pictures")

@@ -150,6 +150,7 @@ def test_open_dataset(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("atlas/test/single+many", r"no questions of Atlas are 'many'; there are: none, single, multi"),
         ("atlas/dev", r"dataset 'atlas/dev': Atlas has the splits train, validation and test"),
         ("hotpotqa", r"^hotpotqa: No such file or directory"),
         ("no.such.module:Data", r"cannot load dataset 'no\.such\.module:Data': No module named 'no'"),

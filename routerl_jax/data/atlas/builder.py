@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from routerl_jax.data.atlas import extract, world
 from routerl_jax.models.pretrained import cache_directory
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
+KINDS = ("none", "single", "multi")  # of questions, by the searches that they need
 
 
 class Atlas(tfds.core.GeneratorBasedBuilder):
@@ -33,7 +34,7 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
                     "id": tfds.features.Text(),
                     "question": tfds.features.Text(),
                     "answer": tfds.features.Text(),
-                    "kind": tfds.features.ClassLabel(names=["none", "single", "multi"]),
+                    "kind": tfds.features.ClassLabel(names=list(KINDS)),
                     "entities": tfds.features.Sequence(tfds.features.Text()),
                     "path": tfds.features.Text(),  # JSON list of hops: kb, passage_id, query, value
                 }
@@ -67,23 +68,27 @@ class AtlasExamples:
     """A split of Atlas as random-access Examples, in a fixed shuffled order.
 
     `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single or multi.
+
+    Args:
+      kinds: only questions of these kinds; default: all.
     """
 
-    def __init__(self, split: world.Split) -> None:
+    def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
         self._source = _prepared().as_data_source(split=split)  # type: ignore[call-arg]
-        self._kinds = ("none", "single", "multi")
+        wanted = [KINDS.index(kind) for kind in kinds]
+        self._rows = [i for i in range(len(self._source)) if int(self._source[i]["kind"]) in wanted]
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Example:
-        row = self._source[index]
+        row = self._source[self._rows[index]]
         return Example(
             id=self._text(row["id"]),
             question=self._text(row["question"]),
             answers=(self._text(row["answer"]),),
             metadata={
-                "kind": self._kinds[int(row["kind"])],
+                "kind": KINDS[int(row["kind"])],
                 "entities": [self._text(name) for name in np.atleast_1d(row["entities"])],
                 "path": json.loads(self._text(row["path"])),
             },
