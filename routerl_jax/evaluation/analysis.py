@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.evaluation.paired import Record, record_cost, record_em
+from routerl_jax.evaluation.paired import Record, by_question, record_cost, record_em
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
@@ -23,11 +23,9 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
       so that they can be compared.
 
     Raises:
-      ValueError: an agent without episodes.
+      ValueError: an agent has no episodes, or was asked other questions than the first.
     """
-    for name, rows in records.items():
-        if not rows:
-            raise ValueError(f"there are no episodes of {name!r} to analyse")
+    by_question(records)
     tokens = np.concatenate([[_tokens(record) for record in rows] for rows in records.values()])
     edges = np.quantile(tokens, np.linspace(0, 1, _BINS + 1))
     return {

@@ -26,6 +26,26 @@ def record_cost(record: Record) -> float:
     return float(sum(call["cost"] for turn in record["turns"] for call in turn["calls"]))
 
 
+def by_question(agents: Mapping[str, Iterable[Record]]) -> dict[str, dict[str, Record]]:
+    """For each agent its records by their questions' ids.
+
+    Raises:
+      ValueError: an agent has no records, two at one question, or was not asked what the first was.
+    """
+    found: dict[str, dict[str, Record]] = {}
+    for agent, records in agents.items():
+        rows = found[agent] = {}
+        for record in records:
+            if rows.setdefault(str(record["id"]), record) is not record:
+                raise ValueError(f"{agent} has two episodes at question {record['id']!r}; one attempt each is compared")
+        first, asked = next(iter(found.items()))
+        if not rows:
+            raise ValueError(f"{agent} has no episodes")
+        if only := sorted(rows.keys() ^ asked.keys()):
+            raise ValueError(f"{first} and {agent} were not asked the same questions; only one of them has {only[:3]}")
+    return found
+
+
 def compare_records(
     first: Iterable[Record], second: Iterable[Record], normalizer: str = "search_r1"
 ) -> dict[str, float | list[float] | int]:
@@ -37,12 +57,9 @@ def compare_records(
       `cost_reduction_interval`; `n`.
 
     Raises:
-      ValueError: the questions are not the same.
+      ValueError: the questions are not the same, or one was answered twice.
     """
-    ours, theirs = ({str(record["id"]): record for record in side} for side in (first, second))
-    if not ours or set(ours) != set(theirs):
-        only = sorted(set(ours) ^ set(theirs))
-        raise ValueError(f"the two agents were not asked the same questions; only one of them has {only[:3] or 'any'}")
+    ours, theirs = by_question({"the first": first, "the second": second}).values()
     rows = [
         [
             record_em(ours[key], normalizer),

@@ -47,8 +47,17 @@ def test_without_any_searches_nothing_is_saved():
 def test_other_questions_are_refused():
     with pytest.raises(ValueError, match=r"not asked the same questions.*\['3'\]"):
         compare_records([record(i, True) for i in range(3)], [record(i, True) for i in range(4)])
-    with pytest.raises(ValueError, match="not asked the same"):
+    with pytest.raises(ValueError, match="the first has no episodes"):
         compare_records([], [])
+    with pytest.raises(ValueError, match="the second has no episodes"):
+        compare_records([record(0, True)], [])
+
+
+def test_two_attempts_at_a_question_are_refused():
+    """Else one of them, whichever comes last, would stand for both."""
+    once, twice = [record(0, True)], [record(0, True), record(0, False)]
+    with pytest.raises(ValueError, match="the second has two episodes at question '0'"):
+        compare_records(once, twice)
 
 
 def test_an_analysis_by_hand(tmp_path):
@@ -72,5 +81,7 @@ def test_an_analysis_by_hand(tmp_path):
     path = tmp_path / "figures" / "analysis.png"
     analysis_figure({"policies": found, "top_k": {"1": found["trained"], "2": found["trained"]}}, path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(ValueError, match="no episodes of 'trained'"):
+    with pytest.raises(ValueError, match="trained has no episodes"):
         analyse({"warm_start": before, "trained": []})
+    with pytest.raises(ValueError, match=r"warm_start and trained were not asked the same questions; .*\['2'\]"):
+        analyse({"warm_start": before, "trained": after[:2]})
