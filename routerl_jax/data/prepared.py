@@ -15,6 +15,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Example
+from routerl_jax.data.formats import format as shared
 from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
 from routerl_jax.data.readers import distinct_examples
@@ -99,7 +100,7 @@ def _prepared(path: pathlib.Path, form: str) -> Questions:
     if not path.is_file():
         raise ValueError(f"{path}: No such file or directory")
     digest = hashlib.sha256(form.encode())
-    for module in (known, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
+    for module in (known, shared, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
         digest.update(inspect.getsource(module).encode() if module else b"")
     for file in (path, *(path.parent / name for name in _BESIDE)):
         if file.is_file():

@@ -57,6 +57,25 @@ def test_hotpotqa_in_columns_is_the_same(tmp_path: pathlib.Path) -> None:
     assert only(flash) == original
 
 
+def test_what_flashrag_keeps_under_metadata_is_metadata(tmp_path: pathlib.Path) -> None:
+    """Else a question's type, its data set and its gold passages would be nowhere to be found: launch.select_data writes so."""
+    inner = {"type": "bridge", "dataset": "hotpotqa", "supporting": ["p1"], "id": "inner"}
+    row = {"id": "a", "question": "?", "golden_answers": ["x", "", "x"], "level": "hard", "metadata": inner}
+    example = only(as_json(tmp_path / "a.jsonl", row))
+    assert (example.id, example.answers) == ("a", ("x",))
+    assert example.metadata == {
+        "level": "hard",
+        "type": "bridge",
+        "dataset": "hotpotqa",
+        "supporting": ["p1"],
+        "id": "inner",
+    }
+    assert only(as_json(tmp_path / "b.jsonl", {**row, "metadata": "none"})).metadata == {
+        "level": "hard",
+        "metadata": "none",
+    }
+
+
 def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
     path = as_json(tmp_path / "dev.json", rows.TWO_WIKI)
     example = only(path)
@@ -68,6 +87,9 @@ def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
     aliased.mkdir()
     (aliased / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in rows.ALIASES))
     assert only(as_json(aliased / "dev.json", rows.TWO_WIKI)).answers == ("Jane Roe", "Jane R. Roe", "Roean")
+    inner = {key: value for key, value in rows.TWO_WIKI.items() if key not in ("_id", "question", "answer")}
+    flash = {"id": "f", "question": "?", "golden_answers": ["Jane Roe"], "metadata": inner}
+    assert only(as_json(aliased / "flash.jsonl", flash)).answers == ("Jane Roe", "Jane R. Roe", "Roean")
 
 
 def test_musique(tmp_path: pathlib.Path) -> None:
@@ -91,7 +113,8 @@ def test_rows_without_answers_are_left_out_where_a_data_set_has_them(
         assert only(full).id == "2hop__12_34"
     assert "1 of 2 rows have no answer" in caplog.text
     unanswered = {key: value for key, value in rows.HOTPOT.items() if key != "answer"}
-    path = as_json(tmp_path / "test.json", {**unanswered, "_id": "x"}, rows.HOTPOT)
+    blank = {**unanswered, "_id": "y", "answer": " "}
+    path = as_json(tmp_path / "test.json", {**unanswered, "_id": "x"}, blank, rows.HOTPOT)
     assert only(path).id == "5a8b57f2"
     with pytest.raises(ValueError, match=r"holds no questions \(1 rows have no answer\)"):
         FileExamples(as_json(tmp_path / "none.json", unanswered))
@@ -186,6 +209,12 @@ def without(row: dict[str, Any], key: str) -> dict[str, Any]:
         (
             {**rows.TWO_WIKI, "evidences": [["a", "b"]]},
             r"key 'evidences' must be a list of \[subject, relation, object\]",
+        ),
+        ({**rows.TWO_WIKI, "evidences": "[[1"}, "key 'evidences' is a string that is not JSON"),
+        ({"question": "?", "golden_answers": [" "]}, "key 'golden_answers' holds no answer but blanks"),
+        (
+            {**rows.NQ_REAR, "contexts": [{"title": "A", "text": "a", "idx": 1}, {"title": "B", "text": "b"}]},
+            "key 'contexts', item 2: idx 1 is that of another item too",
         ),
         ({**rows.MUSIQUE, "question_decomposition": [{"paragraph_support_idx": 9}]}, "no paragraph with idx 9"),
         (

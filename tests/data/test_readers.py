@@ -18,7 +18,7 @@ ROWS = [
 ]
 EXAMPLES = [
     Example(id="dev_0", question="Who wrote 1984?", answers=("George Orwell", "Eric Blair"), metadata={"hops": 1}),
-    Example(id="7", question="Où est Lomé ?", answers=("Togo",), metadata={"metadata": {"type": "bridge"}}),
+    Example(id="7", question="Où est Lomé ?", answers=("Togo",), metadata={"type": "bridge"}),
     Example(id="3", question="Yes or no?", answers=("yes",), metadata={"supporting_facts": [["Title", 0]]}),
 ]
 

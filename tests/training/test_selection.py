@@ -51,7 +51,8 @@ def test_difficulty_and_sets(tmp_path: pathlib.Path) -> None:
     assert second == {"q5", "q6", "q7", "q4", "q9", "q0", "q8"} - first
     stage = open_dataset(str(tmp_path / "stage_2.jsonl"))
     assert stage[0].answers == ("Accra",)
-    assert stage[0].metadata["metadata"]["difficulty"] in ("medium", "hard")
+    assert stage[0].metadata["difficulty"] in ("medium", "hard")
+    assert stage[0].metadata["dataset"] in ("a", "b")  # what was known of a question still is
     assert (tmp_path / "difficulty.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of, strings
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    question_of,
+    strings,
+    with_metadata,
+)
 
 _ANSWER_KEYS = ("golden_answers", "answers", "answer")
 
@@ -15,7 +24,7 @@ _ANSWER_KEYS = ("golden_answers", "answers", "answer")
 class FlashRag(QuestionFormat):
     """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`) and `answer_aliases`.
 
-    A row without answers is an error. Every other key goes to `metadata` as it is.
+    A row without answers is an error. Every other key goes to `metadata` as it is, and so does what is under `metadata`.
     """
 
     def holds(self, row: Row) -> bool:
@@ -26,27 +35,20 @@ class FlashRag(QuestionFormat):
         key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
         if key is None:
             raise place.error("no answers; give them under 'golden_answers'")
-        answers = strings(row[key], place, key)
         aliases = row.get("answer_aliases") or []
         if isinstance(aliases, str):
             raise place.error("key 'answer_aliases' must be a list of strings")
+        answers = distinct(strings(row[key], place, key))
+        if not answers:
+            raise place.error(f"key {key!r} holds no answer but blanks")
         used = ("id", "_id", "question", "answer_aliases", key)
+        own = {name: value for name, value in row.items() if name not in used}
         return Example(
             id=example_id(row, place),
             question=question,
-            answers=tuple(dict.fromkeys([*answers, *strings(aliases, place, "answer_aliases")])),
-            metadata={name: value for name, value in row.items() if name not in used},
+            answers=distinct(answers, strings(aliases, place, "answer_aliases")),
+            metadata=with_metadata(own),
         )
-
-
-def is_plain(row: Row) -> bool:
-    """True if the row has a question and says its answers, if any, under one of this format's keys."""
-    return "question" in row and any(key in row for key in _ANSWER_KEYS)
-
-
-def answered(row: Row) -> bool:
-    """True if one of this format's keys holds an answer."""
-    return any(row.get(key) for key in _ANSWER_KEYS)
 
 
 FORMATS.register("flashrag")(FlashRag())

@@ -55,9 +55,10 @@ def passage(title: str, text: str) -> Passage:
 
 
 def with_metadata(row: Row) -> dict[str, Any]:
-    """The row, with what FlashRAG keeps under `metadata` beside its other keys."""
+    """The row, with what FlashRAG keeps under `metadata` beside its other keys, which go before."""
     inner = row.get("metadata")
-    return {**inner, **row} if isinstance(inner, Mapping) else dict(row)
+    own = {key: value for key, value in row.items() if key != "metadata"}
+    return {**inner, **own} if isinstance(inner, Mapping) else dict(row)
 
 
 def question_of(row: Row, place: Place, key: str = "question") -> str:

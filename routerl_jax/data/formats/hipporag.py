@@ -62,7 +62,10 @@ def paragraphs(row: Row, place: Place) -> dict[int, tuple[Passage, bool | None]]
         if text is None or not isinstance(title, str):
             raise place.error(f"key {key!r}, item {number + 1}: 'title' and 'text' must be strings")
         gold = item.get("is_supporting")
-        found[item.get("idx", number)] = (passage(title, text), None if gold is None else bool(gold))
+        name = number if item.get("idx") is None else item["idx"]
+        if name in found:
+            raise place.error(f"key {key!r}, item {number + 1}: idx {name!r} is that of another item too")
+        found[name] = (passage(title, text), None if gold is None else bool(gold))
     return found
 
 

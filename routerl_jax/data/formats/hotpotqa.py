@@ -8,7 +8,6 @@ from typing import Any
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.data.formats.flashrag import answered
 from routerl_jax.data.formats.format import (
     FORMATS,
     QuestionFormat,
@@ -37,9 +36,9 @@ class HotpotQA(QuestionFormat):
     def example(self, row: Row, place: Place) -> Example | None:
         fields = with_metadata(row)
         question = question_of(fields, place)
-        if not answered(fields):
+        answers = distinct(*(strings(fields.get(key), place, key) for key in ("golden_answers", "answers", "answer")))
+        if not answers:
             return None
-        answers = [strings(fields.get(key), place, key) for key in ("golden_answers", "answers", "answer")]
         used = (
             "id",
             "_id",
@@ -59,7 +58,7 @@ class HotpotQA(QuestionFormat):
             titles = {title for title, _ in facts}
             gold = [item for item in self.passages(row, place) if item.title in titles]
             metadata |= gold_fields(gold)
-        return Example(id=example_id(fields, place), question=question, answers=distinct(*answers), metadata=metadata)
+        return Example(id=example_id(fields, place), question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
         return [
@@ -77,7 +76,7 @@ def joined(sentences: list[str]) -> str:
 
 def _context(value: Any, place: Place) -> list[tuple[str, list[str]]]:
     """(title, sentences) of each paragraph."""
-    value = _from_json(value, "context", place)
+    value = from_json(value, "context", place)
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -90,7 +89,7 @@ def _context(value: Any, place: Place) -> list[tuple[str, list[str]]]:
 
 def _facts(value: Any, place: Place) -> list[list[Any]] | None:
     """[title, sentence number] of each supporting sentence; None where they are not told."""
-    value = _from_json(value, "supporting_facts", place)
+    value = from_json(value, "supporting_facts", place)
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -100,7 +99,8 @@ def _facts(value: Any, place: Place) -> list[list[Any]] | None:
     return [list(item) for item in value]
 
 
-def _from_json(value: Any, key: str, place: Place) -> Any:
+def from_json(value: Any, key: str, place: Place) -> Any:
+    """The value that a string holds as JSON; what is no string as it is."""
     if not isinstance(value, str):
         return value
     try:

@@ -6,7 +6,6 @@ from typing import Any
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.data.formats.flashrag import answered
 from routerl_jax.data.formats.format import (
     FORMATS,
     QuestionFormat,
@@ -33,11 +32,12 @@ class Musique(QuestionFormat):
 
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
-        if row.get("answerable") is False or not answered(row):
+        keys = ("golden_answers", "answers", "answer")
+        answers = distinct(*(strings(row.get(key), place, key) for key in keys))
+        if row.get("answerable") is False or not answers:
             return None
-        keys = ("golden_answers", "answers", "answer", "answer_aliases")
-        answers = [strings(row.get(key), place, key) for key in keys]
-        used = (*keys, "id", "_id", "question", "paragraphs", "question_decomposition", "answerable")
+        answers = distinct(answers, strings(row.get("answer_aliases"), place, "answer_aliases"))
+        used = (*keys, "answer_aliases", "id", "_id", "question", "paragraphs", "question_decomposition", "answerable")
         metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
         name = example_id(row, place)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
@@ -47,7 +47,7 @@ class Musique(QuestionFormat):
             metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
         if "question_decomposition" in row:
             metadata["decomposition"] = _decomposition(row["question_decomposition"], found, place)
-        return Example(id=name, question=question, answers=distinct(*answers), metadata=metadata)
+        return Example(id=name, question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
         return [item for item, _ in paragraphs(row, place).values()]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings, with_metadata
-from routerl_jax.data.formats.hotpotqa import HotpotQA
+from routerl_jax.data.formats.hotpotqa import HotpotQA, from_json
 
 _ALIASES = "id_aliases.json"
 
@@ -34,7 +33,7 @@ class TwoWiki(HotpotQA):
         metadata = dict(example.metadata)
         if "evidences" in metadata:
             metadata["evidence_triples"] = _triples(metadata.pop("evidences"), place)
-        aliases = _aliases(place.path.parent / _ALIASES).get(str(row.get("answer_id")), ())
+        aliases = _aliases(place.path.parent / _ALIASES).get(str(metadata.get("answer_id")), ())
         return dataclasses.replace(example, answers=distinct(example.answers, aliases), metadata=metadata)
 
 
@@ -53,7 +52,7 @@ def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
 
 
 def _triples(value: Any, place: Place) -> list[list[str]]:
-    value = json.loads(value) if isinstance(value, str) else value
+    value = from_json(value, "evidences", place)
     if not isinstance(value, list) or not all(isinstance(item, list) and len(item) == 3 for item in value):
         raise place.error("key 'evidences' must be a list of [subject, relation, object]")
     return value
