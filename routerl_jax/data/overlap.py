@@ -120,7 +120,8 @@ class _Index:
 
     def matches(self, example: Example, shingles: np.ndarray, threshold: float) -> list[Overlap]:
         exact = self._exact.get(_key(example), [])
-        near = [(number, score) for number, score in self._near(shingles, threshold) if number not in exact]
+        equal = set(exact)
+        near = [(number, score) for number, score in self._near(shingles, threshold) if number not in equal]
         near.sort(key=lambda item: (-item[1], item[0]))
         pairs = [(number, 1.0, True) for number in exact] + [(number, score, False) for number, score in near]
         return [

@@ -72,7 +72,6 @@ class SelectionReport:
     """What came out: questions by difficulty, the size of the sets, and what they lack of what was asked for."""
 
     counts: Mapping[str, int]
-    attempts: int
     stage1: int
     stage2: int
     missing: Sequence[str]
@@ -98,7 +97,6 @@ def select(
     rows = [_row(example, rollouts[name], config) for name, example in examples.items()]
     stage1, missing1 = _choose(rows, config.stage1, config.seed, set())
     stage2, missing2 = _choose(rows, config.stage2, config.seed, {row["id"] for row in stage1})
-    attempts = sum(min(rollouts[name] or config.hard_above, config.hard_above) for name in examples)
     if multihost.is_main():
         write_records(workdir / "difficulty.jsonl", rows)
         write_records(workdir / "stage_1.jsonl", stage1)
@@ -107,7 +105,6 @@ def select(
     counts = Counter(row["metadata"]["difficulty"] for row in rows)
     return SelectionReport(
         counts={level: counts[level] for level in LEVELS},
-        attempts=attempts,
         stage1=len(stage1),
         stage2=len(stage2),
         missing=[f"stage 1: {text}" for text in missing1] + [f"stage 2: {text}" for text in missing2],
@@ -187,7 +184,8 @@ def _choose(
     missing = []
     for kind, count in wanted.items():
         name, _, level = kind.rpartition("/")
-        of_kind = [row["id"] for row in rows if _is_of(row, name, level) and row["id"] not in taken | chosen]
+        gone = taken | chosen
+        of_kind = [row["id"] for row in rows if _is_of(row, name, level) and row["id"] not in gone]
         if count is not None and count > len(of_kind):
             missing.append(f"{count} {kind} were asked for, {len(of_kind)} are there")
         drawn = of_kind if count is None else [of_kind[i] for i in rng.permutation(len(of_kind))[:count]]
