@@ -301,6 +301,10 @@ class TrainConfig:
                 "config.stages: no stage starts at step 0",
             ),
             (
+                len({stage.start for stage in self.stages.values()}) == len(self.stages),
+                "config.stages: two stages start at the same step, so one of them would never be",
+            ),
+            (
                 not (self.learner.loss.kl_coef and self.learner.reward_kl_coef),
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),

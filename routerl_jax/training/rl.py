@@ -134,10 +134,11 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             _keep(workdir, stage.name, evaluate({stage.name: judged}))
         if alarm := watch.see(step, stage.name, metrics):
             break
+        extra = {"streams": stages.state(), "stage": stage.name, "watch": watch.state()}
+        fork(run_, done, **extra)  # before the checkpoint: a sitting that begins from that one comes too late for it
         if run_.due(done) and (done == config.steps or not watch.worried):
             with clock("checkpoint"):
-                run_.save(done, streams=stages.state(), stage=stage.name, watch=watch.state())
-        fork(run_, done, streams=stages.state(), stage=stage.name, watch=watch.state())
+                run_.save(done, **extra)
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 

@@ -75,6 +75,8 @@ class Stages:
         return {name: stream.state() for name, stream in self._streams.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to saved positions."""
+        """Goes to saved positions. A stream that is not among them has not been read: in a control, that of a later stage
+        which shared it with the one that is left out."""
         for name, stream in self._streams.items():
-            stream.restore(state[name])
+            if name in state:
+                stream.restore(state[name])

@@ -10,10 +10,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from routerl_jax.core.types import Episode
+from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
+from routerl_jax.training.run import Run
 from tests import tiny
 from tests.training.small_run import make_config
 from tests.training.test_resume import untimed_rows
@@ -74,6 +76,28 @@ def test_a_control_continues_where_the_stage_began(tmp_path: pathlib.Path, monke
     assert untimed_rows(control) == rows
     assert again["agents"] == results["agents"]
     assert again["comparisons"] == results["comparisons"]
+
+
+def test_the_control_s_beginning_is_there_before_the_run_s_own_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that is killed between the two and resumed from its own would pass the stage's beginning by."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    save = Run.save
+    saved: list[str] = []
+
+    def deadly_save(self: Run, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
+        save(self, step, into=into, **extra)
+        saved.append(f"{'control' if into else 'run'} {step}")
+        if into is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "save", deadly_save)
+    config = small_config(tmp_path / "home", controls={"first_only": schema.ControlConfig(without="second")})
+    with pytest.raises(KeyboardInterrupt):
+        rl.train_rl(config, tmp_path / "run")
+    assert saved == ["control 1", "run 1"]
+    assert Checkpoints(tmp_path / "run" / "controls" / "first_only" / "checkpoints").latest() == 1
 
 
 @pytest.mark.parametrize(

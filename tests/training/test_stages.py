@@ -106,6 +106,31 @@ def test_a_stage_may_not_be_called_like_another_policy_of_the_results() -> None:
         )
 
 
+def test_two_stages_cannot_start_together() -> None:
+    """Else the first of them would be passed over without a word."""
+    with pytest.raises(ValueError, match=r"config.stages: two stages start at the same step"):
+        schema.TrainConfig(
+            model=schema.ModelConfig(path="unused"),
+            knowledge=KB,
+            stages={"one": schema.StageConfig(), "two": schema.StageConfig()},
+        )
+
+
+def test_a_control_begins_the_questions_that_the_stage_it_lacks_would_have_begun(tmp_path: pathlib.Path) -> None:
+    """The last two stages share a stream, which is known by the first of them."""
+    config = make_config(tmp_path, data={"train_range": (5, 10)})
+    stages = {**config.stages, "late": dataclasses.replace(config.stages["late"], data={"train_range": (5, 10)})}
+    config = dataclasses.replace(config, stages=stages)
+    whole = Stages(config, build_recipe(config))
+    for step in range(3):
+        whole.at(step).stream.next()
+    without = dataclasses.replace(config, stages={name: stages[name] for name in ("early", "late")})
+    control = Stages(without, build_recipe(without))
+    control.restore(json.loads(json.dumps(whole.state())))
+    assert control.at(3).stream.next() == whole.at(0).stream.next()
+    assert control.at(5).stream.next() == whole.at(3).stream.next()
+
+
 def test_a_run_in_two_stages(small_run: pathlib.Path) -> None:
     """The second of `small_run` has other questions, three samples, no KL and REINFORCE++-baseline."""
     whole = small_run / "whole"
