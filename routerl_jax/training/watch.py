@@ -65,7 +65,7 @@ class Watch:
             if name in metrics:
                 mean = self._mean(name, metrics[name])
                 best = self._best[name] = max(self._best.get(name, -math.inf), mean)
-                if mean < share * best:
+                if best > 0 and mean < share * best:  # a share of nothing, or of a penalty, is no bound
                     wrong = name, f"{name} has fallen to {mean:.3g} from {best:.3g} (config.watch.falls: {share:g})"
         for name, least in self._config.least.items():
             if name in metrics and metrics[name] < least:

@@ -50,6 +50,12 @@ def test_a_fall_is_measured_from_the_best_mean_of_its_stage() -> None:
     assert seen(resumed, *map(dict, rows[4:])) == [None, "format"]
 
 
+def test_what_was_never_above_zero_has_not_fallen() -> None:
+    """R1-Searcher's reward begins near -2: half of that is no level to fall below."""
+    rising = [{"format": value} for value in (-2.0, -1.8, -1.5, -1.0, -0.2, 0.0)]
+    assert seen(Watch(CONFIG), *rising) == [None] * 6
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_stops_at_once(value: float) -> None:
     assert seen(Watch(CONFIG), {"actor/loss": value}) == ["actor/loss"]
