@@ -22,7 +22,7 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     flags.DEFINE_string("train", None, "Training questions, named as config.data.train is.", required=True)
-    flags.DEFINE_string("test", None, "Evaluation questions; default: the rest of --train outside its range.")
+    flags.DEFINE_string("test", None, "Evaluation questions; default: --train, of which --test_range is taken.")
     flags.DEFINE_list("train_range", [], "START,STOP: items of --train.")
     flags.DEFINE_list("test_range", [], "START,STOP: items of --test.")
     flags.DEFINE_float("threshold", 0.6, "Least similarity of a near-duplicate, in (0, 1].")
