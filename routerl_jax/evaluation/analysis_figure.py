@@ -1,4 +1,4 @@
-"""The picture of an analysis: turns, modes, cost against accuracy, and sweeps."""
+"""The picture of an analysis: turns, modes, cost against accuracy, and what changes under other conditions."""
 
 from __future__ import annotations
 
@@ -9,96 +9,128 @@ from typing import Any
 from routerl_jax.evaluation.figures import COLORS, save_figure
 from routerl_jax.evaluation.report import title
 
+Rows = Mapping[str, Mapping[str, Any]]
+_BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
-def analysis_figure(analysis: Mapping[str, Any], path: pathlib.Path) -> None:
+
+def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path) -> None:
     """Writes the panels of an analysis (launch.analyze) that it has data for."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(14, 7.4), constrained_layout=True)
+    figure, axes = plt.subplots(2, 4, figsize=(19, 8), constrained_layout=True)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    policies, fixed = analysis["policies"], analysis.get("single_mode", {})
+    policies, single = analysis["policies"], analysis.get("single_mode", {})
     _turns(axes[0, 0], policies)
     _modes(axes[0, 1], policies)
-    _cost(axes[0, 2], policies, fixed)
+    _cost(axes[0, 2], policies, single)
+    _em(axes[0, 3], single, "EM with one mode alone")
     _by(axes[1, 0], policies, "em_by_turns", "EM by number of turns")
-    _by(axes[1, 1], policies, "em_by_tokens", "EM by sampled tokens")
-    _sweep(axes[1, 2], analysis.get("top_k", {}), analysis.get("retrievers", {}))
+    _by(axes[1, 1], policies, "em_by_tokens", "EM by sampled tokens, in quartiles")
+    _top_k(axes[1, 2], analysis.get("top_k", {}))
+    _em(axes[1, 3], analysis.get("retrievers", {}), "EM with other retrievers")
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
 
 
-def _turns(axis: Any, policies: Mapping[str, Any]) -> None:
+def _turns(axis: Any, policies: Rows) -> None:
     names = [title(name) for name in policies]
     axis.barh(names, [row["turns"] for row in policies.values()], color=COLORS[0], height=0.6, label="turns")
-    axis.barh(
-        names, [row["searches"] for row in policies.values()], color=COLORS[2], height=0.3, label="of them searches"
-    )
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    axis.set(title="Turns per question")
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
+    axis.barh(names, [row["searches"] for row in policies.values()], color=COLORS[2], height=0.3, label="searches")
+    _downwards(axis)
+    axis.set(title="Turns and searches per question")
+    axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=2)
 
 
-def _modes(axis: Any, policies: Mapping[str, Any]) -> None:
+def _modes(axis: Any, policies: Rows) -> None:
     names = [title(name) for name in policies]
     modes = sorted({mode for row in policies.values() for mode in row["mode_usage"]})
     left = [0.0] * len(names)
-    for mode, color in zip(modes, COLORS):
+    for i, mode in enumerate(modes):
         widths = [row["mode_usage"].get(mode, 0.0) for row in policies.values()]
-        axis.barh(names, widths, left=left, color=color, height=0.6, label=mode)
+        axis.barh(names, widths, left=left, color=_color(i), height=0.6, label=mode)
         left = [a + b for a, b in zip(left, widths)]
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
+    _downwards(axis)
     axis.set(title="Share of searches by mode", xlim=(0, 1))
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=max(len(modes), 1))
+    axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(modes), 3), 1))
 
 
-def _cost(axis: Any, policies: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    rows = [*((name, row, "o") for name, row in policies.items()), *((name, row, "s") for name, row in fixed.items())]
-    for i, (name, row, marker) in enumerate(rows):
-        low, high = row["em_interval"]
-        error = [[max(row["em"] - low, 0)], [max(high - row["em"], 0)]]
-        axis.errorbar(
-            row["retrieval_cost"],
-            row["em"],
-            yerr=error,
-            fmt=marker,
-            color=COLORS[i % len(COLORS)],
-            markersize=7,
-            capsize=3,
-            label=title(name),
-        )
-    axis.set(
-        title="EM (95 %) against retrieval cost", xlabel="retrieval cost per question", ylim=(0, 1.02), xlim=(0, None)
+def _cost(axis: Any, policies: Rows, single: Rows) -> None:
+    """Policies are dots, the policy with a single mode, if it was asked as much, a square: they often coincide."""
+    asked = policies["trained"]["n"]
+    fixed = {name: row for name, row in single.items() if name not in policies and row["n"] == asked}
+    looks = [{"fmt": "o", "markersize": 6}] * len(policies) + [{"fmt": "s", "markersize": 11, "mfc": "none"}] * len(
+        fixed
     )
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    for i, ((name, row), look) in enumerate(zip([*policies.items(), *fixed.items()], looks)):
+        cost, em = row["retrieval_cost"], row["em"]
+        axis.errorbar(cost, em, yerr=_errors([row]), color=_color(i), capsize=3, label=title(name), **look)
+    axis.set(title="EM (95 %) against retrieval cost", xlabel="retrieval cost per question", ylim=(0, 1.02))
+    axis.set_xlim(0, max(axis.get_xlim()[1], 0.1))
+    axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3)
 
 
-def _by(axis: Any, policies: Mapping[str, Any], key: str, heading: str) -> None:
-    for (name, row), color in zip(policies.items(), COLORS):
-        points = row[key]
+def _by(axis: Any, policies: Rows, key: str, heading: str) -> None:
+    for i, (name, row) in enumerate(policies.items()):
+        points, color = row[key], _color(i)
         x = [point["turns"] if "turns" in point else (point["from"] + point["to"]) / 2 for point in points]
         axis.plot(x, [point["em"] for point in points], color=color, linewidth=1.5, label=title(name))
         axis.scatter(x, [point["em"] for point in points], s=[8 + 0.5 * point["n"] for point in points], color=color)
-    axis.set(title=f"{heading} (dots: questions)", ylim=(-0.05, 1.05), xlabel="turns" if "turns" in key else "tokens")
+    axis.set(title=heading, ylim=(-0.05, 1.05), xlabel="turns" if "turns" in key else "tokens")
     if "turns" in key:
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(frameon=False, fontsize=8, loc="lower left")
+    axis.legend(frameon=False, fontsize=8, loc="best", title="size: questions", title_fontsize=8)
 
 
-def _sweep(axis: Any, top_k: Mapping[str, Any], retrievers: Mapping[str, Any]) -> None:
-    for name, row in retrievers.items():
-        axis.axhline(row["em"], color=COLORS[-1], linestyle=":", linewidth=1)
-        axis.annotate(f"EM with {name}", (0.02, row["em"]), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
-    if top_k:
-        ks = [int(k) for k in top_k]
-        axis.plot(ks, [row["em"] for row in top_k.values()], "o-", color=COLORS[0], label="EM")
-        axis.plot(ks, [row["searches"] for row in top_k.values()], "s-", color=COLORS[2], label="searches per question")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(frameon=False, fontsize=8)
-    axis.set(title="Passages per search (top-k), retrievers", xlabel="k", ylim=(0, None))
+def _top_k(axis: Any, rows: Rows) -> None:
+    if not rows:
+        axis.set_axis_off()
+        return
+    ks = [int(k) for k in rows]
+    em = [row["em"] for row in rows.values()]
+    axis.errorbar(ks, em, yerr=_errors(list(rows.values())), fmt="o-", color=COLORS[0], capsize=3)
+    axis.set(title="Passages per search", xlabel=f"k ({_asked(rows)})", ylim=(0, 1.02))
+    axis.set_ylabel("EM (95 %)", color=COLORS[0])
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    searches = axis.twinx()
+    searches.plot(ks, [row["searches"] for row in rows.values()], "s--", color=COLORS[2], linewidth=1)
+    searches.set_ylabel("searches per question", color=COLORS[2])
+    searches.set_ylim(0, None)
+    searches.spines["top"].set_visible(False)
+
+
+def _em(axis: Any, rows: Rows, heading: str) -> None:
+    """Bars of EM with its interval, the policy as it is on top."""
+    if not rows:
+        axis.set_axis_off()
+        return
+    names = ["as it was trained" if name == "trained" else title(name) for name in rows]
+    colors = [COLORS[0] if name == "trained" else COLORS[5] for name in rows]
+    em = [row["em"] for row in rows.values()]
+    axis.barh(names, em, xerr=_errors(list(rows.values())), color=colors, height=0.6, capsize=3)
+    _downwards(axis)
+    axis.set(title=heading, xlim=(0, 1.02), xlabel=f"EM (95 %, {_asked(rows)})")
+
+
+def _errors(rows: list[Mapping[str, Any]]) -> list[list[float]]:
+    """How far the intervals of EM reach below it, and above."""
+    below = [max(row["em"] - row["em_interval"][0], 0) for row in rows]
+    return [below, [max(row["em_interval"][1] - row["em"], 0) for row in rows]]
+
+
+def _asked(rows: Rows) -> str:
+    return f"{next(iter(rows.values()))['n']} questions"
+
+
+def _downwards(axis: Any) -> None:
+    """Horizontal bars in reading order, without lines between them."""
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]

@@ -2,6 +2,8 @@
 
 import json
 
+import matplotlib.image
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
@@ -79,8 +81,16 @@ def test_an_analysis_by_hand(tmp_path):
     for rows in found.values():  # every episode is in one bin
         assert sum(row["n"] for row in rows["em_by_tokens"]) == 3
     path = tmp_path / "figures" / "analysis.png"
-    analysis_figure({"policies": found, "top_k": {"1": found["trained"], "2": found["trained"]}}, path)
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    trials = {"top_k": {"1": found["trained"], "2": found["trained"]}, "single_mode": found, "retrievers": found}
+    analysis_figure({"policies": found, **trials}, path)
+    everything = matplotlib.image.imread(path)
+    analysis_figure({"policies": found}, path)
+    less = matplotlib.image.imread(path)
+    height, width = everything.shape[:2]
+    for row, column in ((0, 3), (1, 2), (1, 3)):  # panels of what was not tried are empty
+        panel = np.s_[row * height // 2 : (row + 1) * height // 2, column * width // 4 : (column + 1) * width // 4]
+        assert less[panel].std() == 0
+        assert everything[panel].std() > 0.05
     with pytest.raises(ValueError, match="trained has no episodes"):
         analyse({"warm_start": before, "trained": []})
     with pytest.raises(ValueError, match=r"warm_start and trained were not asked the same questions; .*\['2'\]"):

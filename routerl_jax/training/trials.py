@@ -1,0 +1,120 @@
+"""A finished run's policy under other conditions: one mode for every search, other numbers of passages, other retrievers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.evaluation.analysis import behaviour
+from routerl_jax.evaluation.benchmark import routing_baselines, score
+from routerl_jax.evaluation.paired import Record
+from routerl_jax.evaluation.records import episode_record
+from routerl_jax.generation.engine import Engine
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+from routerl_jax.training.load import load_policy
+from routerl_jax.training.rl import make_engine, take_examples
+from routerl_jax.training.setup import build_mesh, build_recipe, evaluated_agent, open_knowledge
+
+USUAL = "trained"  # the row of the policy as the run evaluated it, on a trial's questions
+
+
+class Trials:
+    """Greedy trials on the first of a run's test questions; each gives `evaluation.analysis.behaviour` by name.
+
+    Args:
+      config: of the run.
+      workdir: where its policy lies; weights and knowledge bases are loaded when a trial needs them.
+      trained: the episode records of its final evaluation, the rows `USUAL`.
+      limit: questions; 0: all.
+
+    Raises:
+      ValueError: the records are not of the run's test questions.
+    """
+
+    def __init__(self, config: TrainConfig, workdir: pathlib.Path, trained: Sequence[Record], limit: int) -> None:
+        self._config, self._workdir = config, workdir
+        self._agent = evaluated_agent(config, build_recipe(config))
+        count = min((n for n in (limit, config.evaluation.final_examples) if n), default=0)
+        self._questions = take_examples(config.data.test or config.data.train, config.data.test_range, "test", count)
+        records = {str(record["id"]): record for record in trained}
+        missing = [question.id for question in self._questions if question.id not in records]
+        if missing:
+            raise ValueError(
+                f"the run's final evaluation lacks {len(missing)} of its test questions, such as {missing[0]!r}: "
+                "launch.evaluate has written others there. launch.train --resume evaluates again"
+            )
+        self._usual = [records[question.id] for question in self._questions]
+
+    def single_modes(self) -> dict[str, Any]:
+        """Every search sent to one knowledge base, for each; none where there is only one."""
+        agents = {name: agent for name, agent in routing_baselines(self._agent).items() if name.startswith("only_")}
+        tried = {name: self._behaviour(agent, self._tools, name) for name, agent in agents.items()}
+        return {USUAL: self._usual_row, **tried} if tried else {}
+
+    def top_k(self, ks: Sequence[int]) -> dict[str, Any]:
+        """Other numbers of passages per search."""
+        return {str(k): self._with_k(k) for k in sorted(set(ks))}
+
+    def retrievers(self, names: Sequence[str]) -> dict[str, Any]:
+        """Other retrievers: see `with_retriever`."""
+        configs = {name: with_retriever(self._config, name) for name in names}  # mistakes show before anything is tried
+        tried = {name: self._behaviour(self._agent, open_knowledge(other), name) for name, other in configs.items()}
+        return {USUAL: self._usual_row, **tried} if tried else {}
+
+    def _with_k(self, k: int) -> dict[str, Any]:
+        if k == self._agent.k:
+            return self._usual_row
+        return self._behaviour(dataclasses.replace(self._agent, k=k), self._tools, f"k = {k}")
+
+    def _behaviour(self, agent: SearchAgent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
+        normalizer = self._config.evaluation.normalizer
+        _, episodes = score(agent, self._questions, self._engine, tools, normalizer, progress=said)
+        return behaviour([episode_record(episode) for episode in episodes], normalizer)
+
+    @functools.cached_property
+    def _usual_row(self) -> dict[str, Any]:
+        return behaviour(self._usual, self._config.evaluation.normalizer)
+
+    @functools.cached_property
+    def _engine(self) -> Engine:
+        return make_engine(self._config, load_policy(self._workdir, self._config, build_mesh(self._config.mesh)))
+
+    @functools.cached_property
+    def _tools(self) -> dict[str, SearchTool]:
+        return open_knowledge(self._config)
+
+
+def with_retriever(config: TrainConfig, name: str) -> TrainConfig:
+    """The configuration with another retriever, its knowledge bases built anew from their sources.
+
+    An encoder's name puts it in the place of every other, and dense passages in the place of BM25; `bm25` searches by words
+    what was searched by dense passages.
+
+    Raises:
+      ValueError: a knowledge base can't be built by the run, or nothing would change.
+    """
+    changed = {key: _with_retriever(f"config.knowledge.{key}", spec, name) for key, spec in config.knowledge.items()}
+    if changed == dict(config.knowledge):
+        raise ValueError(
+            f"retriever {name!r}: the run has no knowledge base in which it would stand in another's place"
+        )
+    return dataclasses.replace(config, knowledge=changed)
+
+
+def _with_retriever(path: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
+    if spec.members:  # joins others, which change
+        return spec
+    if not spec.source or spec.source.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{path} is not built by the run (its source is {spec.source!r}), so no other retriever can be tried in it"
+        )
+    if name == "bm25":
+        return dataclasses.replace(spec, kind="bm25", directory="", settings={}) if spec.kind == "dense_text" else spec
+    if spec.kind == "bm25":
+        return dataclasses.replace(spec, kind="dense_text", encoder=name, directory="", settings={})
+    return dataclasses.replace(spec, encoder=name, directory="")
