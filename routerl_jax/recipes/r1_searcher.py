@@ -85,8 +85,10 @@ class R1SearcherGrammar(Grammar):
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         if call.error is not None:
             body = f"(1)The search failed: {call.error}\n"
-        elif not passages:
+        elif not call.passages:
             body = "(1)Nothing was found.\n"
+        elif not passages:
+            body = "(1)What was found is too long to be shown.\n"
         else:
             body = "".join(
                 f"({i})Title: {p.title} Text: {' '.join(p.text.split())}\n" for i, p in enumerate(passages, 1)

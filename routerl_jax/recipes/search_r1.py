@@ -77,8 +77,10 @@ class SearchR1Grammar(Grammar):
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         if call.error is not None:
             body = f"The search failed: {call.error}"
-        elif not passages:
+        elif not call.passages:
             body = "Nothing was found."
+        elif not passages:
+            body = "What was found is too long to be shown."
         else:
             body = "\n".join(
                 f"Doc {i}(Title: {passage.title}) {' '.join(passage.text.split())}"

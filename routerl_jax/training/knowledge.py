@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,7 +131,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
     path = cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".part")
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # other processes may be at it, too
         temporary.write_text(content, encoding="utf-8")
         temporary.replace(path)
     return str(path)

@@ -83,6 +83,8 @@ def test_r1_searcher_well_formed(text, fine):
 
 def test_r1_searcher_observation():
     text = SEARCHER.observation(Call(tool="text", query="q", passages=PASSAGES), PASSAGES)
+    assert "too long to be shown" in SEARCHER.observation(Call(tool="text", query="q", passages=PASSAGES), ())
+    assert "Nothing was found" in SEARCHER.observation(Call(tool="text", query="q"), ())
     assert text == (
         "\n\n<|begin_of_documents|>\n(1)Title: Accra Text: A city of Ghana.\n(2)Title: Togo Text: Togo borders Ghana.\n"
         "<|end_of_documents|>\n\n"

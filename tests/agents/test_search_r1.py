@@ -83,7 +83,8 @@ def test_observations() -> None:
     expected = "<information>Doc 1(Title: Accra) A city of Ghana.\nDoc 2(Title: Togo) Togo borders Ghana.</information>"
     assert GRAMMAR.observation(call, PASSAGES) == f"\n\n{expected}\n\n"
     assert "no reply" in GRAMMAR.observation(Call(tool="wiki", query="q", error="no reply"), ())
-    assert "Nothing was found" in GRAMMAR.observation(call, ())
+    assert "Nothing was found" in GRAMMAR.observation(dataclasses.replace(call, passages=()), ())
+    assert "too long to be shown" in GRAMMAR.observation(call, ())
     with pytest.raises(ValueError, match="needs exactly one"):
         search_r1.SearchR1Grammar(tools=("a", "b"))
 

@@ -86,11 +86,12 @@ def test_an_analysis_by_hand(tmp_path):
     everything = matplotlib.image.imread(path)
     analysis_figure({"policies": found}, path)
     less = matplotlib.image.imread(path)
-    height, width = everything.shape[:2]
-    for row, column in ((0, 3), (1, 2), (1, 3)):  # panels of what was not tried are empty
-        panel = np.s_[row * height // 2 : (row + 1) * height // 2, column * width // 4 : (column + 1) * width // 4]
+    height, width = everything.shape[0] // 2, everything.shape[1] // 4
+    for row, column in ((0, 3), (1, 2), (1, 3)):  # panels of what was not tried are empty: their inner halves
+        top, left = int((row + 0.25) * height), int((column + 0.25) * width)
+        panel = np.s_[top : top + height // 2, left : left + width // 2]
         assert less[panel].std() == 0
-        assert everything[panel].std() > 0.05
+        assert everything[panel].std() > 0
     with pytest.raises(ValueError, match="trained has no episodes"):
         analyse({"warm_start": before, "trained": []})
     with pytest.raises(ValueError, match=r"warm_start and trained were not asked the same questions; .*\['2'\]"):
