@@ -4,6 +4,7 @@ that were written to files."""
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 import sys
 import zlib
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import demonstrated
@@ -21,12 +23,14 @@ from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.evaluation.records import episode_of
+from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
 from routerl_jax.training.setup import open_examples, open_knowledge
 
 _HELD_OUT_SHARE = 0.05  # of the questions, where their number is given
+_PORTION = 1024  # annotated questions that are worked out at a time
 
 
 class Worked(NamedTuple):
@@ -124,24 +128,37 @@ def _pieces(episode: Episode) -> list[tuple[str, bool]]:
 
 
 def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[list[Worked], str]:
-    """The training questions whose gold passages the run's knowledge bases find, worked out."""
+    """Training questions whose gold passages the run's knowledge bases find, worked out: as many as the run learns from, or
+    all. Which, where there are more, is drawn; a portion of them is searched for at a time."""
     source = open_examples(config.data.train, config.data.train_range, "train")
-    examples = [source[i] for i in range(len(source))]
-    if not any("supporting" in example.metadata for example in examples):
+    needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
+    order = np.random.default_rng([4, config.seed]).permutation(len(source))
+    tools = open_knowledge(config, progress=multihost.is_main())
+    annotated, looked, found = False, 0, []
+    with tqdm(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
+        for start in range(0, len(order), _PORTION):
+            examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
+            annotated = annotated or any("supporting" in example.metadata for example in examples)
+            looked += len(examples)
+            made = worked_examples(
+                examples,
+                tools,
+                k=config.agent.k,
+                max_searches=config.agent.max_searches,
+                seed=config.seed + start,
+            )
+            found += made
+            bar.update(len(made))
+            if len(found) >= needed:
+                break
+    if not annotated:
         raise ValueError(
             f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
             "passages ('supporting', docs/data.md); give questions that do, or other demonstrations"
         )
-    found = worked_examples(
-        examples,
-        open_knowledge(config),
-        k=config.agent.k,
-        max_searches=config.agent.max_searches,
-        seed=config.seed,
-    )
     return (
         [Worked(one.example, agent.pieces(one)) for one in found],
-        f"of {len(examples)} questions of config.data.train {len(found)} have gold passages that config.knowledge finds",
+        f"of {looked} questions of config.data.train {len(found)} have gold passages that config.knowledge finds",
     )
 
 

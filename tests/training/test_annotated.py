@@ -1,5 +1,6 @@
 """Worked examples of annotated questions: what is asked, what is learnt from it, and what is left out."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import pytest
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.training import sft
+from routerl_jax.training import demonstrations, sft
 from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
@@ -168,6 +169,22 @@ def test_a_supervised_run_on_annotated_questions(
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 4)
     metrics = sft.train_sft(config, tmp_path / "run")
     assert np.isfinite(metrics["held_out/nll"])
+
+
+def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four portions of three questions: two examples and the one that is held out come from the first."""
+    monkeypatch.setattr(demonstrations, "_PORTION", 3)
+    agent = build_recipe(config).agent
+
+    def names(run: TrainConfig) -> set[str]:
+        training, held_out = open_demonstrations(run, agent)
+        return {part[i].example.id for part in (training, held_out) for i in range(len(part))}
+
+    few = names(config)
+    assert len(few) == 3
+    assert few != {"q0", "q1", "q2"}  # drawn: files that are joined lie one after the other
+    assert names(dataclasses.replace(config, steps=3)) > few  # two portions
+    assert names(dataclasses.replace(config, steps=100)) == {f"q{i}" for i in range(12)}
 
 
 def test_a_warm_start_knows_the_questions(config: TrainConfig) -> None:

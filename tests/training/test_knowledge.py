@@ -8,6 +8,7 @@ from routerl_jax.data.atlas import world
 from routerl_jax.knowledge.graph.kb import GraphKB
 from routerl_jax.knowledge.hybrid import HybridKB, reciprocal_rank_fusion
 from routerl_jax.training import config as schema
+from routerl_jax.training import knowledge
 from routerl_jax.training.setup import open_knowledge
 from tests.training.small_run import make_encoder
 
@@ -32,6 +33,23 @@ def opened(**knowledge):
 def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path))
     return tmp_path
+
+
+def test_two_processes_may_write_a_source_at_once(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """The other is done between this one's writing and its renaming."""
+    rows, write, others = [{"id": "1"}], pathlib.Path.write_text, []
+
+    def interrupted(self: pathlib.Path, *arguments, **options) -> int:
+        written = write(self, *arguments, **options)
+        if not others:
+            others.append(self)
+            knowledge._written("source.jsonl", rows)
+        return written
+
+    monkeypatch.setattr(pathlib.Path, "write_text", interrupted)
+    path = pathlib.Path(knowledge._written("source.jsonl", rows))
+    assert path.read_text() == '{"id": "1"}\n'
+    assert [file.name for file in path.parent.iterdir()] == ["source.jsonl"]
 
 
 def test_three_ways_to_search_one_corpus(encoder: str, cache: pathlib.Path):
