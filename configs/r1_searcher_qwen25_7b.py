@@ -40,7 +40,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 
-    `:cover_em` or `:em` after the configuration's path rewards the answer by that metric in stage 2 (table 5).
+    `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5).
 
     Data: the authors' stage_1.jsonl, stage_2.jsonl and eval_set/ (github.com/RUCAIBox/R1-Searcher, data/) in the working
     directory, and their table of HotpotQA's abstracts. Answers of stage 2 longer than ten words (63) earn the penalty.
@@ -52,7 +52,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
 
 
 def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
-    """The run, with another model of that size if you like, and another metric of stage 2's answers (table 5)."""
+    """The run, with another model of that size if you like."""
     return TrainConfig(
         steps=STAGE_1_STEPS + STAGE_2_STEPS,
         model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),

@@ -257,7 +257,7 @@ LLAMA_STAGE_2: Reward = {
 }
 
 
-def stage_2(metric: str = "f1") -> Reward:
+def stage_2(metric: str) -> Reward:
     """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em.
 
     Raises:
@@ -265,7 +265,7 @@ def stage_2(metric: str = "f1") -> Reward:
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
-    return STAGE_2 if metric == "f1" else {**STAGE_2, "r1_searcher.answer": {"metric": metric}}
+    return {**STAGE_2, "r1_searcher.answer": {"metric": metric}}
 
 
 # --- released rollouts ---------------------------------------------------------------------------------------------------
