@@ -97,7 +97,7 @@ def _trials(config: TrainConfig, workdir: pathlib.Path) -> dict[str, Any]:
         return behaviour([episode_record(episode) for episode in episodes], config.evaluation.normalizer)
 
     return {
-        "top_k": {str(k): tried(dataclasses.replace(agent, k=k), tools, f"k = {k}") for k in ks},
+        "top_k": {str(k): tried(agent.with_passages(k), tools, f"k = {k}") for k in ks},
         "retrievers": {name: tried(agent, open_knowledge(with_retriever(config, name)), name) for name in retrievers},
     }
 
