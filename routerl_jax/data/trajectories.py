@@ -1,8 +1,8 @@
 """Golden trajectories of R1-Router (arXiv 2505.22095, appendix A.2): read, written, counted, and cut into their steps.
 
 A row is `{"images": [..], "steps": [{"step_type": "ret" | "ans", "system", "problem", "answer"}]}`, as released in
-grpo_dataset_{train,valid}_new.jsonl. The answer of a "ret" step is `{"query", "retriever": [..]}`, of an intermediate "ans" step a
-string, of the final one a list of strings.
+grpo_dataset_{train,valid}_new.jsonl. The answer of a "ret" step is `{"query", "retriever": [..]}`, of an intermediate
+"ans" step a string, of the final one a list of strings.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _documents(row: Mapping[str, Any], place: Place, number: int) -> tuple[Docum
 def _question(row: Mapping[str, Any], problem: str, place: Place) -> str:
     question = row.get("question")
     if question is None and (found := _QUESTION.search(problem)):
-        question = found[1]
+        question = found[1].strip()
     if not isinstance(question, str) or not question.strip():
         raise place.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
     return question

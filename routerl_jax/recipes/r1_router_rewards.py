@@ -35,8 +35,8 @@ def route_reward(
 ) -> list[float]:
     """r_format x (alpha r_ask + beta r_route) of episodes of golden routes (equation 9), 0 of those of answers.
 
-    `paper`: r_format (equation 18) asks for the three fields and nothing else, and a route that can be taken: a known retriever,
-    `none` as both or neither. `released`: tags anywhere in the text, `none` need not be both, the retrievers are R1-Router's.
+    `paper`: r_format (equation 18) asks for the three fields and nothing else, and a route that can be taken: a known
+    retriever, `none` as both or neither. `released`: tags anywhere, `none` need not be both, the retrievers are R1-Router's.
 
     Args:
       encoder: whose cosine is r_ask (equation 20), as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the
@@ -67,7 +67,8 @@ def answer_reward(episodes: Sequence[Episode], variant: str = "paper", normalize
 
     `paper`: r_format (equation 19) asks for a thought and an answer and nothing else; r_answer is F1-Recall of an intermediate
     answer (equations 22 and 23), and of a final one accuracy: 1 if it has all words of an accepted answer, else 0.
-    `released`: tags anywhere; what r_answer is, the number and length of gold answers decide (`rewards.metrics.accuracy`). An empty gold answer, of which there is a released one, earns nothing.
+    `released`: tags anywhere; what r_answer is, the number and length of gold answers decide (`rewards.metrics.accuracy`).
+    An empty gold answer, of which there is a released one, earns nothing.
 
     Raises:
       ValueError: an unknown variant, or an example that is no golden step.

@@ -178,8 +178,8 @@ _ANSWER_SYSTEM = (
 )
 _FINAL_SYSTEM = (
     "You are given a question, and sub-questions with their answers that were worked out for it. Put them together inside "
-    "<think> and </think>. Then write the answer to the question alone, in as few words as it takes, inside <answer> and </answer>. "
-    "Write nothing else."
+    "<think> and </think>. Then write the answer to the question alone, in as few words as it takes, inside <answer> and "
+    "</answer>. Write nothing else."
 )
 
 
