@@ -212,7 +212,7 @@ def documents_of(problem: str) -> tuple[Document, ...]:
 
 
 def _step_row(step: Step) -> dict[str, Any]:
-    head = {
+    head: dict[str, Any] = {
         "step_type": "ret" if isinstance(step, RouteStep) else "ans",
         "system": step.system,
         "problem": step.problem,

@@ -1,4 +1,4 @@
-"""R1-Router's agents on scripted policies: independent chats, what is carried between them, retries, and what is learnt from."""
+"""R1-Router's agents on scripted policies: independent chats, what they carry, retries, what is learnt from."""
 
 import dataclasses
 
