@@ -7,7 +7,7 @@ import pytest
 
 from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.data.trajectories import GoldenStep
+from routerl_jax.data.trajectories import GoldenStep, golden_steps, read_trajectories
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes import r1_router_rewards
 from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
@@ -222,11 +222,12 @@ def test_the_released_golden_steps_by_hand(shared_data, encoder, tmp_path):
 
 
 def test_every_released_golden_step_earns_its_reward(shared_data, encoder):
-    """1 for the gold itself, by both variants, but for the empty gold answer."""
-    source = open_dataset(f"trajectories/text:{shared_data('r1router_trajectories/trajectories_dev.jsonl.gz')}")
-    steps = [source[i] for i in range(len(source))]
-    gold = [attempt(step, PROTOCOL.write_golden(step.metadata["step"])) for step in steps]
-    expected = [float(bool(step.answers[0])) for step in steps]
+    """1 for the gold itself, by both variants, but for the empty gold answer; those about images included."""
+    trajectories = read_trajectories(shared_data("r1router_trajectories/trajectories_dev.jsonl.gz"))
+    steps = [step for _, trajectory in trajectories for step in golden_steps(trajectory)]
+    examples = [Example(id=str(i), question="?", answers=(), metadata={"step": step}) for i, step in enumerate(steps)]
+    gold = [attempt(example, PROTOCOL.write_golden(step)) for example, step in zip(examples, steps)]
+    expected = [float(step.kind == "route" or bool(step.answers[0])) for step in steps]
     assert expected.count(0.0) == 1
     for weights in (REWARD, RELEASED_REWARD):
         assert [terms["total"] for terms in RewardFunction(weights, "vqa")(gold)] == expected
