@@ -51,7 +51,7 @@ def get_config() -> ml_collections.ConfigDict:
             controls={"stage1_only": ControlConfig(without="stage2")},
             learner=LearnerConfig(
                 advantage="grpo",
-                std_floor=0.1,  # where all answers are right, costs alone differ
+                std_floor=0.25,  # where all answers are right, costs alone differ: they shall weigh less than answers
                 minibatches=4,
                 loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
                 optimizer=OptimizerConfig(

@@ -256,7 +256,13 @@ LLAMA_STAGE_2: Reward = {
 
 
 def stage_2(metric: str) -> Reward:
-    """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em."""
+    """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em.
+
+    Raises:
+      ValueError: there is no such metric.
+    """
+    if metric not in ANSWER_METRICS:
+        raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
     return {**STAGE_2, "r1_searcher.answer": {"metric": metric}}
 
 

@@ -87,6 +87,11 @@ def test_variants_of_a_configuration() -> None:
         for recipe in ("r1_searcher", "search_r1-cpu", "routerag-cpu")
     }
     assert grammars == {"r1_searcher": "r1_searcher", "search_r1-cpu": "search_r1", "routerag-cpu": "routerag_answer"}
+    for module in (r1_searcher_small, r1_searcher_qwen25_7b):
+        ablation = from_config_dict(schema.TrainConfig, module.get_config("cover_em"))
+        assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em"}
+        with pytest.raises(ValueError, match="metric='bleu' is not known; use one of em, cover_em"):
+            module.get_config("bleu")
     for variant in ("r1_router", "search_r1-tpu"):
         with pytest.raises(
             ValueError, match=f"variant '{variant}' of the configuration: expected one of r1_searcher, "
