@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,29 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         """Works on one example and returns its episode, usually `chat.episode(answer=...)`."""
+
+    def with_passages(self, k: int) -> Agent:
+        """The same agent with `k` passages per search.
+
+        Raises:
+          ValueError: it is no dataclass with a field `k`.
+        """
+        if not dataclasses.is_dataclass(self) or "k" not in self.__dataclass_fields__:
+            raise ValueError(f"{type(self).__name__} has no number of passages, k, to change (config.evaluation.k)")
+        return dataclasses.replace(self, k=k)
+
+
+class Demonstrator(Protocol):
+    """An agent whose work can be learnt from examples: it says what stands before what the policy is to write."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The protocol's tags, for tokenizers that are trained for it."""
+        ...
+
+    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
+        """The ids of an example's prompt."""
+        ...
 
 
 class Rollout:
@@ -80,6 +104,12 @@ class LLM:
         """What stands for an image in text; "" for a model that sees none."""
         images = self._rollout.engine.images
         return "" if images is None else self.tokenizer.decode(images.marker)
+
+    def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
+        """Tokens that a conversation would have left after this prompt; less than 1 where it does not fit."""
+        engine = self._rollout.engine
+        ids = _prompt_ids(prompt, engine.tokenizer)
+        return engine.max_length - len(ids) - _more_tokens(engine, images)
 
     def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:
         """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).
@@ -137,7 +167,10 @@ class Conversation:
         self._engine = rollout.engine
         ids = _prompt_ids(prompt, self._engine.tokenizer)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
-        self._stream = self._engine.open(ids, rollout.example.id, rollout.sample, images=images)
+        # The row's randomness is drawn by this name: conversations of one rollout must not share it.
+        number = len(rollout.conversations)
+        name = f"{rollout.example.id}#{number}" if number else rollout.example.id
+        self._stream = self._engine.open(ids, name, rollout.sample, images=images)
         self._open = True
         self._forced = ""
 
@@ -148,9 +181,7 @@ class Conversation:
 
     def tokens_of(self, text: str, images: Sequence[ImageSource] = ()) -> int:
         """Number of tokens that `text` would take, with these images at its markers."""
-        reader = self._engine.images
-        more = 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
-        return len(self._engine.tokenizer.encode(text)) + more
+        return len(self._engine.tokenizer.encode(text)) + _more_tokens(self._engine, images)
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -211,6 +242,12 @@ class Conversation:
             prompt=self.prompt,
             truncated=truncated,
         )
+
+
+def _more_tokens(engine: Engine, images: Sequence[ImageSource]) -> int:
+    """Tokens that images take beyond the one marker that stands for each."""
+    reader = engine.images
+    return 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
 
 
 def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

@@ -62,6 +62,11 @@ class SearchAgent(Agent):
                 break
         return await self.final_answer(chat, reserve)
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The protocol's tags, for tokenizers that are trained for it."""
+        return self.grammar.special_tokens
+
     def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
         """The knowledge base that is really called; baselines override the policy's choice here."""
         return action.tool

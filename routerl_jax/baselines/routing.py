@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.search_agent import SearchAgent
@@ -27,8 +28,12 @@ class RandomRouting(SearchAgent):
     seed: int = 0
 
     def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
-        draw = zlib.crc32(f"{self.seed}/{example.id}/{sample}/{step}".encode())
-        return self.grammar.tools[draw % len(self.grammar.tools)]
+        return drawn(self.grammar.tools, self.seed, example, sample, step)
+
+
+def drawn(tools: Sequence[str], seed: int, example: Example, sample: int, step: int) -> str:
+    """A knowledge base drawn uniformly by a hash, the same in every run."""
+    return tools[zlib.crc32(f"{seed}/{example.id}/{sample}/{step}".encode()) % len(tools)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

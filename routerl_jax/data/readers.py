@@ -14,6 +14,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import FORMATS, read_examples, split_name
 
 _PREPARED = "tfds/"
+_TRAJECTORIES = ("trajectories", "trajectories/text")
 
 
 class ExampleSource(Protocol):
@@ -107,7 +108,8 @@ def open_dataset(name: str) -> ExampleSource:
     `atlas/train` (validation, test; `atlas/train/single+multi` are those that need a search), a registered data set, a dotted
     path (`package.module:attribute`), or a file: `FILE`, `FORMAT:FILE` where the keys of its rows don't tell (`hotpotqa:FILE`;
     data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once into array_record files in the cache and
-    from there ever after, which takes no memory.
+    from there ever after, which takes no memory. `trajectories:FILE` are the steps of golden trajectories (data.trajectories),
+    `trajectories/text:FILE` of those without images.
     Several names with commas between them are one data set (`Joined`).
 
     Raises:
@@ -135,6 +137,11 @@ def open_dataset(name: str) -> ExampleSource:
 
         form, path = split_name(name.removeprefix(_PREPARED))
         return PreparedExamples(path, form)
+    kind, _, path = name.partition(":")
+    if kind in _TRAJECTORIES and path:
+        from routerl_jax.data.trajectories import StepExamples
+
+        return StepExamples(path, text_only=kind == _TRAJECTORIES[1])
     form, path = split_name(name)
     if not form and ":" in name and not pathlib.Path(name).exists():
         if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a format that is misspelt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from routerl_jax.core.types import Episode
+from routerl_jax.data.trajectories import golden_step, label_of
 
 
 def routing_decisions(episode: Episode) -> tuple[int, int] | None:
@@ -11,8 +12,12 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
     The gold path (`example.metadata["path"]`) lists hops, each with the knowledge base `kb` that holds passage
     `passage_id`. A search is right if it goes to the knowledge base of the first hop whose passage has not been retrieved
     yet; once all have, every further search is wrong. Answering a question that needs retrieval without any search counts
-    as one wrong decision; answering one that needs none without a search as one right decision.
+    as one wrong decision; answering one that needs none without a search as one right decision. An episode of a golden step
+    (data.trajectories) makes one decision if the step is a route: the retriever that it names.
     """
+    step = golden_step(episode.example)
+    if step is not None:
+        return None if step.kind != "route" else (int(_named(episode) in step.retrievers), 1)
     path = episode.example.metadata.get("path")
     if path is None:
         return None
@@ -26,6 +31,12 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
     if not episode.calls:
         return (0 if path else 1), 1
     return right, len(episode.calls)
+
+
+def _named(episode: Episode) -> str:
+    """The retriever that an episode of a golden route chose, as trajectories write it; "" without a valid choice."""
+    action = episode.turns[-1].action if episode.turns else None
+    return label_of(action.tool) if action is not None and action.kind == "search" else ""
 
 
 def routing_accuracy(episodes: list[Episode]) -> float | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 def render(record: dict[str, Any]) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer."""
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
-    for turn in record["turns"]:
+    for number, turn in enumerate(record["turns"], 1):
         action = turn["action"] or {"kind": "invalid", "error": "not parsed", "thought": ""}
         if action["thought"]:
             parts.append(Text.assemble(("thinks    ", "dim"), (action["thought"], "italic cyan")))
@@ -24,6 +24,8 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(
                 Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
             )
+        elif action["kind"] == "answer" and number < len(record["turns"]):  # to a sub-question
+            parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
         for call in turn["calls"]:
             parts.append(_findings(call))
     answer = record["prediction"]

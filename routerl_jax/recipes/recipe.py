@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.agent import Agent
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 
@@ -26,7 +26,7 @@ class Stage:
 class Recipe:
     """An agent and its stages, in order of their start."""
 
-    agent: SearchAgent
+    agent: Agent
     stages: Sequence[Stage]
 
 

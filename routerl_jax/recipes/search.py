@@ -68,11 +68,14 @@ def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Seq
             instruct=agent.instruct,
             prompt_suffix=agent.prompt_suffix,
         ),
-        stages=sorted(
-            (
-                Stage(name=name, start=stage.start, reward=RewardFunction(dict(stage.reward), normalizer))
-                for name, stage in stages.items()
-            ),
-            key=lambda stage: stage.start,
-        ),
+        stages=stages_of(stages, normalizer),
     )
+
+
+def stages_of(stages: Mapping[str, StageSettings], normalizer: str) -> list[Stage]:
+    """The stages with their rewards, in order of their start. Raises ValueError for an unknown reward term."""
+    made = [
+        Stage(name=name, start=stage.start, reward=RewardFunction(dict(stage.reward), normalizer))
+        for name, stage in stages.items()
+    ]
+    return sorted(made, key=lambda stage: stage.start)

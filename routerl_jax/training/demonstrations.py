@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from tqdm.auto import tqdm
 
+from routerl_jax.agents.agent import Agent, Demonstrator
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.rows import read_rows
@@ -22,8 +23,10 @@ from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
+from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.parallel import multihost
+from routerl_jax.recipes.r1_router_agents import StepAgent
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
@@ -39,7 +42,7 @@ class Worked(NamedTuple):
     example: Example
     pieces: list[tuple[str, bool]]
 
-    def sequence(self, agent: SearchAgent, tokenizer: Tokenizer) -> TokenSequence:
+    def sequence(self, agent: Demonstrator, tokenizer: Tokenizer) -> TokenSequence:
         """As the agent's rollout would have recorded it, its prompt included."""
         return demonstrated(agent.opening(self.example, tokenizer), self.pieces, tokenizer)
 
@@ -52,22 +55,38 @@ class Demonstrations(Protocol):
     def __len__(self) -> int: ...
 
 
-def open_demonstrations(config: TrainConfig, agent: SearchAgent) -> tuple[Demonstrations, Demonstrations]:
+def demonstrator(agent: Agent) -> SearchAgent | StepAgent:
+    """The agent, if its work can be demonstrated; ValueError for others."""
+    if not isinstance(agent, SearchAgent | StepAgent):
+        raise ValueError(f"{type(agent).__name__} can't be shown how to work: supervised learning takes other recipes")
+    return agent
+
+
+def open_demonstrations(config: TrainConfig, agent: Demonstrator) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
-    That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes.
+    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, or, for agents
+    that work step by step, `trajectories:FILE`, the steps of golden trajectories.
 
     Raises:
-      ValueError: there is no such file, a row is no episode, or too few are good enough.
+      ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others.
     """
     settings = config.warm_start
+    source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
+    if isinstance(agent, StepAgent):
+        training, held_out = _split(*_of_golden_steps(settings.demonstrations, agent, source))
+        return _Kept(training, config.seed), _Kept(held_out, config.seed)
+    if not isinstance(agent, SearchAgent) or settings.demonstrations.startswith("trajectories"):
+        raise ValueError(
+            f"{source}: golden steps are learnt from with config.recipe='r1_router', other sources with others"
+        )
     if settings.demonstrations == "atlas":
         return _OfAtlas(_atlas(config, 0), agent), _OfAtlas(_atlas(config, 1), agent)
     if settings.demonstrations == "annotated":
         worked, told = _of_annotated_questions(config, agent)
     else:
         worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
-    training, held_out = _split(worked, f"config.warm_start.demonstrations={settings.demonstrations!r}: {told}")
+    training, held_out = _split(worked, f"{source}: {told}")
     return _Kept(training, config.seed), _Kept(held_out, config.seed)
 
 
@@ -162,6 +181,17 @@ def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[li
     )
 
 
+def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Worked], str]:
+    """All steps of golden trajectories."""
+    if not name.startswith("trajectories"):
+        raise ValueError(f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE'")
+    steps = open_examples(name, (), "train")
+    examples = [steps[i] for i in range(len(steps))]
+    if any(example.images for example in examples):
+        raise ValueError(f"{source}: supervised learning reads no images; give 'trajectories/text:FILE'")
+    return [Worked(example, agent.demonstration(example)) for example in examples], f"{source}: {len(steps)} steps"
+
+
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
     """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough."""
     source = settings.demonstrations
@@ -185,9 +215,13 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
 
 def _split(worked: Sequence[Worked], told: str) -> tuple[list[Worked], list[Worked]]:
     """A twentieth of the questions, at least one, is held out with all that belongs to it."""
-    names = sorted({one.example.id for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
+
+    def question(one: Worked) -> str:
+        return one.example.id if golden_step(one.example) is None else one.example.question
+
+    names = sorted({question(one) for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
         raise ValueError(f"{told}; two questions are needed, one to learn from and one to hold out")
     kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
-    training = [one for one in worked if one.example.id not in kept_out]
-    return training, [one for one in worked if one.example.id in kept_out]
+    training = [one for one in worked if question(one) not in kept_out]
+    return training, [one for one in worked if question(one) in kept_out]

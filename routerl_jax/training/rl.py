@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, routing_baselines, score
@@ -92,7 +91,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             stages.restore(run_.restored["streams"])
             watch.restore(run_.restored["watch"])
 
-    def evaluate(agents: Mapping[str, SearchAgent]) -> dict[str, Any]:
+    def evaluate(agents: Mapping[str, Agent]) -> dict[str, Any]:
         with clock("evaluation"):
             return compare(
                 agents,
@@ -207,7 +206,7 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) ->
 
 def _train_step(
     stage: RunStage,
-    agent: SearchAgent,
+    agent: Agent,
     run_: Run,
     engine: Engine,
     tools: Mapping[str, SearchTool],

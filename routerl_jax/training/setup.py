@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import unknown_key
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.models.config import DecoderConfig
@@ -98,9 +98,9 @@ def build_recipe(config: TrainConfig) -> Recipe:
     )
 
 
-def evaluated_agent(config: TrainConfig, recipe: Recipe) -> SearchAgent:
+def evaluated_agent(config: TrainConfig, recipe: Recipe) -> Agent:
     """The recipe's agent as it is evaluated: with config.evaluation.k passages per search."""
-    return dataclasses.replace(recipe.agent, k=config.evaluation.k or recipe.agent.k)
+    return recipe.agent.with_passages(config.evaluation.k) if config.evaluation.k else recipe.agent
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:

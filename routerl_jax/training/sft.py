@@ -10,7 +10,7 @@ import time
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.agent import Demonstrator
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.atlas.drills import ReadingDrills
@@ -19,7 +19,7 @@ from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, demonstrator, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
@@ -37,7 +37,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     """
     check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
-    agent = build_recipe(config).agent
+    agent = demonstrator(build_recipe(config).agent)
     source, held_out = open_demonstrations(config, agent)
     drills = ReadingDrills(seed=config.seed)
     model = build_policy(config, mesh)
@@ -84,7 +84,7 @@ def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
     return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
-def _vocabulary(config: TrainConfig, agent: SearchAgent, source: Demonstrations) -> Tokenizer:
+def _vocabulary(config: TrainConfig, agent: Demonstrator, source: Demonstrations) -> Tokenizer:
     """A tokenizer trained on demonstrations (of Atlas: invented ones and the training split's)."""
     worked = (source[i] for i in range(_VOCABULARY_EXAMPLES))
     texts = itertools.chain.from_iterable((one.example.question, *(text for text, _ in one.pieces)) for one in worked)
@@ -94,10 +94,10 @@ def _vocabulary(config: TrainConfig, agent: SearchAgent, source: Demonstrations)
             f"config.warm_start.vocabulary={size} differs from config.model.architecture.vocab_size="
             f"{config.model.architecture.get('vocab_size')}; make them equal"
         )
-    return train_tokenizer(texts, size, agent.grammar.special_tokens, context=config.engine.max_length)
+    return train_tokenizer(texts, size, agent.special_tokens, context=config.engine.max_length)
 
 
-def _validate(run: Run, agent: SearchAgent, held_out: Demonstrations) -> dict[str, float]:
+def _validate(run: Run, agent: Demonstrator, held_out: Demonstrations) -> dict[str, float]:
     """Loss per written token on held-out demonstrations."""
     assert run.model.tokenizer is not None
     sequences = [held_out[i].sequence(agent, run.model.tokenizer) for i in range(min(_HELD_OUT, len(held_out)))]

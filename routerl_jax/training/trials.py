@@ -8,8 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.agent import SearchTool
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.evaluation.analysis import behaviour
 from routerl_jax.evaluation.benchmark import routing_baselines, score
 from routerl_jax.evaluation.paired import Record
@@ -67,11 +66,11 @@ class Trials:
         return {USUAL: self._usual_row, **tried} if tried else {}
 
     def _with_k(self, k: int) -> dict[str, Any]:
-        if k == self._agent.k:
+        if k == (self._config.evaluation.k or self._config.agent.k):
             return self._usual_row
-        return self._behaviour(dataclasses.replace(self._agent, k=k), self._tools, f"k = {k}")
+        return self._behaviour(self._agent.with_passages(k), self._tools, f"k = {k}")
 
-    def _behaviour(self, agent: SearchAgent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
+    def _behaviour(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
         normalizer = self._config.evaluation.normalizer
         _, episodes = score(agent, self._questions, self._engine, tools, normalizer, progress=said)
         return behaviour([episode_record(episode) for episode in episodes], normalizer)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.generation.engine import Generated, Stream
+from routerl_jax.generation.engine import Generated, PromptTooLong, Stream
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from tests import tiny
 
@@ -59,6 +59,8 @@ class ScriptedEngine:
 
     def open(self, prompt, example_id="", sample=0, images=()):
         assert not images
+        if len(prompt) >= self.max_length:
+            raise PromptTooLong(f"the prompt of example {example_id!r}")
         stream = Stream(identity=(0, sample), ledger=Ledger())
         stream.ledger.feed(prompt)
         self._ids[id(stream)] = example_id

@@ -11,6 +11,7 @@ import pytest
 from configs import (
     atlas_warm_start,
     quickstart,
+    r1_router_qwen25_vl_7b,
     r1_searcher_llama31_8b,
     r1_searcher_qwen25_7b,
     r1_searcher_small,
@@ -71,6 +72,7 @@ SHIPPED = (
     smollm2_search,
     r1_searcher_small,
     r1_searcher_qwen25_7b,
+    r1_router_qwen25_vl_7b,
     r1_searcher_llama31_8b,
     routerag_qwen25_3b,
     routerag_qwen25_7b,

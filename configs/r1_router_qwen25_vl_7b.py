@@ -1,0 +1,83 @@
+"""R1-Router (arXiv 2505.22095) at its paper's settings: Qwen2.5-VL-7B learns by Step-GRPO which knowledge base to ask."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes.r1_router_rewards import RELEASED_REWARD, REWARD
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+_STEPS = 128  # golden steps of an update
+_EPOCH = 2686 // _STEPS  # updates of one pass
+
+
+def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
+    """128 golden steps x 8 attempts an update, 15 passes over 441 trajectories (2,686 steps), no KL.
+
+    python -m launch.train --config=configs/r1_router_qwen25_vl_7b.py --distributed --workdir=/mnt/bucket/r1_router_7b \
+        --config.knowledge.text.source=wikipedia.jsonl --config.knowledge.table.source=tables.jsonl \
+        --config.knowledge.text_image.directory=kb/captions
+    python -m launch.compile_check --config=configs/r1_router_qwen25_vl_7b.py --topology=v5e:16x16
+
+    Data: the authors' grpo_dataset_train_new.jsonl and grpo_dataset_valid_new.jsonl (github.com/OpenBMB/R1-Router, datasets/)
+    with their images in `images` beside them, and an evaluation set of theirs. Training searches nowhere; evaluation does.
+    The paper does not say how many steps an update takes: 128 is the released code's size of a batch. `:released` after the
+    configuration's path takes what that code does where it differs: rewards by gold length, groups of 5, a mean over tokens,
+    entropy 1e-3.
+
+    It has been neither compiled nor run: no step time, no result.
+    """
+    if variant not in ("paper", "released"):
+        raise ValueError(f"variant {variant!r} of the configuration is neither 'paper' nor 'released'")
+    released = variant == "released"
+    return to_config_dict(
+        TrainConfig(
+            recipe="r1_router",
+            steps=15 * _EPOCH,
+            model=ModelConfig(
+                path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
+            ),
+            # Four chips share the heads, as Qwen2.5-VL-7B has 4 key/value heads.
+            mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
+            engine=EngineConfig(rows=1024, max_length=6144, segment=64, layout="tensor"),
+            agent=AgentConfig(max_searches=3, k=5, max_turn_tokens=2048, answer_tokens=128, instruct=True),
+            knowledge={
+                "text": KnowledgeConfig(source="corpus.jsonl", encoder="BAAI/bge-m3"),
+                "text_image": KnowledgeConfig(kind="text_image", directory="kb/captions"),
+                "table": KnowledgeConfig(source="tables.jsonl", kind="dense_table", encoder="BAAI/bge-m3"),
+            },
+            data=DataConfig(
+                train="trajectories:grpo_dataset_train_new.jsonl",
+                validation="trajectories:grpo_dataset_valid_new.jsonl",
+                test="2wikimultihopqa_val.jsonl",
+            ),
+            rollout=RolloutConfig(examples=_STEPS, samples=5 if released else 8, temperature=1.0),
+            stages={"main": StageConfig(reward=RELEASED_REWARD if released else REWARD)},
+            learner=LearnerConfig(
+                advantage="grpo",
+                drop_no_signal=False,  # equation 12 averages over them too
+                aggregation="token" if released else "sequence",
+                loss=LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
+                optimizer=OptimizerConfig(lr=1e-6, weight_decay=0.01),
+                length_buckets=(6144,),
+                micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
+                remat="full",
+            ),
+            evaluation=EvaluationConfig(every=_EPOCH, examples=0, final_examples=1000, normalizer="vqa"),
+            checkpoint=CheckpointConfig(every=_EPOCH),
+        )
+    )

@@ -1,0 +1,395 @@
+"""Golden trajectories of R1-Router (arXiv 2505.22095, appendix A.2): read, written, counted, and cut into their steps.
+
+A row is `{"images": [..], "steps": [{"step_type": "ret" | "ans", "system", "problem", "answer"}]}`, as released in
+grpo_dataset_{train,valid}_new.jsonl. The answer of a "ret" step is `{"query", "retriever": [..]}`, of an intermediate
+"ans" step a string, of the final one a list of strings.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.types import Example
+
+NONE = "none"  # the query and the retriever of "nothing more is needed"
+RETRIEVERS = {
+    "ter": "text retriever",
+    "tir": "text image retriever",
+    "tar": "table retriever",
+}  # by their marks in problems
+
+_QUESTION = re.compile(r"Origin question: ([^\n]*)")
+_MARK = re.compile(rf"(?:^|(?<=:))({'|'.join(RETRIEVERS)})-(\d+): ", re.MULTILINE)
+_REQUEST = "Give me the answer(with the format"  # what follows the documents in a problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Document:
+    """A piece of evidence, and the retriever that found it, by its name in files ("text retriever")."""
+
+    retriever: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouteStep:
+    """Which sub-question comes next, and which retrievers answer it; both `none` where nothing more is needed.
+
+    `system` and `problem` are the prompt that the step was made with.
+    """
+
+    query: str
+    retrievers: tuple[str, ...]
+    system: str = ""
+    problem: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """True if nothing more is needed."""
+        return self.query.strip().lower() == NONE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerStep:
+    """The answer to the sub-question of the step before, from these documents."""
+
+    answer: str
+    documents: tuple[Document, ...] = ()
+    system: str = ""
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinalStep:
+    """The accepted answers to the question."""
+
+    answers: tuple[str, ...]
+    system: str = ""
+    problem: str = ""
+
+
+Step = RouteStep | AnswerStep | FinalStep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """A question, the paths of its images, and the steps to its answer.
+
+    Raises:
+      ValueError: an answer follows no sub-question, a sub-question has no answer, or the last step and no other isn't final.
+    """
+
+    id: str
+    question: str
+    steps: tuple[Step, ...]
+    images: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for number, (before, step) in enumerate(zip((None, *self.steps), self.steps), 1):
+            asked = isinstance(before, RouteStep) and not before.stops
+            if asked != isinstance(step, AnswerStep):
+                problem = "no answer, one string, for its sub-question" if asked else "no sub-question to answer"
+                raise ValueError(f"step {number}: the step before has {problem}")
+            if isinstance(step, FinalStep) != (number == len(self.steps)):
+                raise ValueError(f"step {number}: the last step, and no other, has a list of final answers")
+        if not self.steps:
+            raise ValueError("there are no steps")
+
+    @property
+    def pattern(self) -> str:
+        """R for every route and A for every answer, such as RARARA."""
+        return "".join("R" if isinstance(step, RouteStep) else "A" for step in self.steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoldenStep:
+    """A step with all that the policy is told before it (equation 11): what Step-GRPO makes a group of attempts at.
+
+    Attributes:
+      kind: what is asked for: a route, the answer to `query`, or the final answer.
+      history: sub-questions with their answers, of the gold trajectory.
+      query: the gold sub-question of a route (`none` at the end), the sub-question of an answer, "" of the final one.
+      retrievers: of a route, the gold ones.
+      documents: of an answer, the gold ones.
+      answers: accepted ones, of an answer one.
+    """
+
+    kind: Literal["route", "answer", "final"]
+    history: tuple[tuple[str, str], ...]
+    query: str = ""
+    retrievers: tuple[str, ...] = ()
+    documents: tuple[Document, ...] = ()
+    answers: tuple[str, ...] = ()
+
+
+def golden_steps(trajectory: Trajectory) -> Iterator[GoldenStep]:
+    """The steps of a trajectory, each on the gold ones before it; texts are stripped, retrievers in lower case."""
+    history: tuple[tuple[str, str], ...] = ()
+    query = ""
+    for step in trajectory.steps:
+        if isinstance(step, RouteStep):
+            query, names = step.query.strip(), tuple(name.strip().lower() for name in step.retrievers)
+            yield GoldenStep(kind="route", history=history, query=query, retrievers=names)
+        elif isinstance(step, AnswerStep):
+            answer = step.answer.strip()
+            yield GoldenStep(kind="answer", history=history, query=query, documents=step.documents, answers=(answer,))
+            history = (*history, (query, answer))
+        else:
+            yield GoldenStep(kind="final", history=history, answers=step.answers)
+
+
+def label_of(tool: str) -> str:
+    """A knowledge base's name as trajectories write it: `text_image` is "text image retriever", `none` itself."""
+    return tool if tool == NONE else f"{tool.replace('_', ' ')} retriever"
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Trajectory]]:
+    """Trajectories of a file with their places: the released schema, or with `id`, `question` and `image_names` as well.
+
+    Texts stay as they are. Without `question` it is what follows `Origin question:` in the first problem, without `id`
+    the row's number; without a step's `documents` they are those that its problem shows.
+
+    Raises:
+      ValueError: while reading: names file, row, step and key.
+    """
+    for place, row in read_rows(path):
+        steps = row.get("steps")
+        if not isinstance(steps, list) or not steps:
+            raise place.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
+        read = tuple(_step(step, place, number) for number, step in enumerate(steps, 1))
+        question, images = _question(row, read[0].problem, place), _images(row, place)
+        try:
+            trajectory = Trajectory(id=str(row.get("id", place.number)), question=question, steps=read, images=images)
+        except ValueError as error:
+            raise place.error(str(error)) from error
+        yield place, trajectory
+
+
+def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajectory]) -> None:
+    """Writes the released schema, with `id` and `question`, to a file that appears whole.
+
+    Documents that a step's problem doesn't show go under its `documents`, so that what is read again is equal.
+    """
+    path = pathlib.Path(path).expanduser()
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for trajectory in trajectories:
+            row = {
+                "id": trajectory.id,
+                "question": trajectory.question,
+                "images": list(trajectory.images),
+                "steps": [_step_row(step) for step in trajectory.steps],
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    temporary.replace(path)
+
+
+def documents_of(problem: str) -> tuple[Document, ...]:
+    """The documents that a released problem shows: `ter-0: ..`, `tir-0: ..`, `tar-0: ..` and so on, up to its request."""
+    end = problem.rfind(_REQUEST)
+    shown = problem[: end if end >= 0 else len(problem)]
+    seen: collections.Counter[str] = collections.Counter()
+    marks = []
+    for mark in _MARK.finditer(shown):
+        if int(mark[2]) == seen[mark[1]]:  # else it is a passage's own text
+            seen[mark[1]] += 1
+            marks.append(mark)
+    ends = [*(mark.start() for mark in marks[1:]), len(shown)]
+    return tuple(
+        Document(retriever=RETRIEVERS[mark[1]], text=shown[mark.end() : stop].strip())
+        for mark, stop in zip(marks, ends)
+    )
+
+
+def _step_row(step: Step) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "step_type": "ret" if isinstance(step, RouteStep) else "ans",
+        "system": step.system,
+        "problem": step.problem,
+    }
+    if isinstance(step, RouteStep):
+        return {**head, "answer": {"query": step.query, "retriever": list(step.retrievers)}}
+    if isinstance(step, FinalStep):
+        return {**head, "answer": list(step.answers)}
+    row = {**head, "answer": step.answer}
+    if step.documents != documents_of(step.problem):
+        row["documents"] = [dataclasses.asdict(document) for document in step.documents]
+    return row
+
+
+def _step(row: Any, place: Place, number: int) -> Step:
+    if not isinstance(row, dict):
+        raise place.error(f"step {number} must be an object, found {type(row).__name__}")
+    kind, answer = row.get("step_type"), row.get("answer")
+    texts = {}
+    for key in ("system", "problem"):
+        if not isinstance(row.get(key), str):
+            raise place.error(f"step {number}: key {key!r} must be a string")
+        texts[key] = row[key]
+    if kind == "ret":
+        return _route_step(answer, texts, place, number)
+    if kind != "ans":
+        raise place.error(f"step {number}: key 'step_type' must be 'ret' or 'ans', found {kind!r}")
+    if isinstance(answer, str):  # a released one is empty: the model that made it answered nothing
+        return AnswerStep(answer=answer, documents=_documents(row, place, number), **texts)
+    if isinstance(answer, list) and answer and all(isinstance(item, str) and item.strip() for item in answer):
+        return FinalStep(answers=tuple(answer), **texts)
+    raise place.error(
+        f"step {number}: key 'answer' must be a string (intermediate) or a list of strings (final), found {answer!r}"
+    )
+
+
+def _route_step(answer: Any, texts: Mapping[str, str], place: Place, number: int) -> RouteStep:
+    query = answer.get("query") if isinstance(answer, dict) else None
+    retrievers = answer.get("retriever") if isinstance(answer, dict) else None
+    named = isinstance(retrievers, list) and retrievers and all(isinstance(r, str) and r.strip() for r in retrievers)
+    if not isinstance(query, str) or not query.strip() or not named:
+        raise place.error(
+            f"step {number}: key 'answer' must be {{'query': a string, 'retriever': a list of names}}, found {answer!r}"
+        )
+    names = [name.strip().lower() for name in retrievers or ()]
+    if (query.strip().lower() == NONE) != (NONE in names) or (NONE in names and len(names) > 1):
+        raise place.error(
+            f"step {number}: the query is {query!r} and the retrievers are {retrievers!r}; 'none' must be both or neither"
+        )
+    return RouteStep(query=query, retrievers=tuple(retrievers or ()), **texts)
+
+
+def _documents(row: Mapping[str, Any], place: Place, number: int) -> tuple[Document, ...]:
+    given = row.get("documents")
+    if given is None:
+        return documents_of(row["problem"])
+    try:
+        return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in given)
+    except (TypeError, KeyError) as error:
+        raise place.error(
+            f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {given!r}"
+        ) from error
+
+
+def _question(row: Mapping[str, Any], problem: str, place: Place) -> str:
+    question = row.get("question")
+    if question is None and (found := _QUESTION.search(problem)):
+        question = found[1].strip()
+    if not isinstance(question, str) or not question.strip():
+        raise place.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
+    return question
+
+
+def _images(row: Mapping[str, Any], place: Place) -> tuple[str, ...]:
+    key = "images" if "images" in row else "image_names"
+    names = row.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise place.error(f"key {key!r} must be a list of paths")
+    return tuple(names)
+
+
+# --- counts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrajectorySummary:
+    """How many there are: trajectories, those with images, images; steps by kind; patterns; gold retrievers."""
+
+    trajectories: int
+    with_images: int
+    images: int
+    steps: Mapping[str, int]
+    patterns: Mapping[str, int]
+    retrievers: Mapping[str, int]
+
+
+def summarize_trajectories(trajectories: Sequence[Trajectory]) -> TrajectorySummary:
+    """Counts, the most frequent first."""
+    steps = [step for trajectory in trajectories for step in golden_steps(trajectory)]
+    retrievers = [name for step in steps for name in step.retrievers]
+    return TrajectorySummary(
+        trajectories=len(trajectories),
+        with_images=sum(bool(trajectory.images) for trajectory in trajectories),
+        images=sum(len(trajectory.images) for trajectory in trajectories),
+        steps=_counted(step.kind for step in steps),
+        patterns=_counted(trajectory.pattern for trajectory in trajectories),
+        retrievers=_counted(retrievers),
+    )
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(collections.Counter(names).most_common())
+
+
+# --- a source of examples ----------------------------------------------------------------------------------------------
+
+
+class StepExamples:
+    """Every step of the trajectories of a file as an example of its own, in their order.
+
+    Its id is `TRAJECTORY/NUMBER`, `metadata["step"]` the `GoldenStep`, `answers` what is to be written: the gold sub-question
+    of a route, the accepted answers of the others. Images lie beside the file or in `images` beside it.
+
+    Args:
+      text_only: leaves out trajectories with images.
+
+    Raises:
+      ValueError: names file, row and key; an image that is not there; ids that repeat; no trajectory.
+    """
+
+    def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
+        self._examples: list[Example] = []
+        places: dict[str, Place] = {}
+        for place, trajectory in read_trajectories(path):
+            if text_only and trajectory.images:
+                continue
+            first = places.setdefault(trajectory.id, place)
+            if first != place:
+                raise place.error(
+                    f"id {trajectory.id!r} is that of {first.unit} {first.number} too; ids must be distinct"
+                )
+            images = tuple(_found(name, place) for name in trajectory.images)
+            self._examples += _examples(trajectory, images)
+        if not self._examples:
+            why = " without images" if text_only else ""
+            raise ValueError(f"{path} holds no trajectories{why}; write one JSON object per line")
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+
+def golden_step(example: Example) -> GoldenStep | None:
+    """The step that an example is; None for a question."""
+    step = example.metadata.get("step")
+    return step if isinstance(step, GoldenStep) else None
+
+
+def _examples(trajectory: Trajectory, images: tuple[pathlib.Path, ...]) -> Iterator[Example]:
+    for number, step in enumerate(golden_steps(trajectory), 1):
+        yield Example(
+            id=f"{trajectory.id}/{number}",
+            question=trajectory.question,
+            answers=(step.query,) if step.kind == "route" else step.answers,
+            images=images,
+            metadata={"step": step},
+        )
+
+
+def _found(name: str, place: Place) -> pathlib.Path:
+    beside = place.path.parent
+    for path in (beside / name, beside / "images" / name):
+        if path.is_file():
+            return path
+    raise place.error(
+        f"image {name!r} is neither in {beside} nor in {beside / 'images'}; put it there, or leave out trajectories with "
+        f"images: trajectories/text:{place.path}"
+    )

@@ -1,0 +1,210 @@
+"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): step by step through a question, or one golden step alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.grammar import NO_TOOL, one_line
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
+from routerl_jax.data.trajectories import Document, golden_step
+from routerl_jax.generation.engine import PromptTooLong
+from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
+
+_ANSWER_OPENING = "<answer>"
+_UNKNOWN = "not known"  # the answer to a sub-question that the policy could not put in the form
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepAgent(Agent):
+    """Works on a golden step alone (Step-GRPO, equation 11): one chat on the gold steps before it, one turn.
+
+    The episode's answer is the sub-question of a route, or the answer.
+
+    Attributes:
+      protocol: what is said.
+      max_turn_tokens: most tokens of a turn, and the room that documents leave for it.
+      max_observation_tokens: most tokens of the documents of a chat, in whole documents; 0: as many as there is room for.
+      instruct: tell the model what to do (for pretrained models).
+      prompt_suffix: text that begins the policy's turns, such as `<think>`.
+    """
+
+    protocol: StepProtocol
+    max_turn_tokens: int = 512
+    max_observation_tokens: int = 0
+    instruct: bool = False
+    prompt_suffix: str = ""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        step = golden_step(example)
+        if step is None:
+            raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
+        if step.kind == "answer":
+            said = self._with_documents(step.query, step.documents, example, llm)
+        else:
+            said = self.protocol.golden(example.question, step)
+        chat, turn = await self._turn(said, example, llm)
+        assert turn.action is not None
+        written = turn.action.query if turn.action.kind == "search" else turn.action.answer
+        return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The protocol's tags, for tokenizers that are trained for it."""
+        return self.protocol.special_tokens
+
+    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
+        """The ids of a golden step's prompt, with all its documents.
+
+        Raises:
+          ValueError: the example is no golden step.
+        """
+        step = golden_step(example)
+        if step is None:
+            raise ValueError(f"example {example.id!r} is no golden step")
+        ids = self._prompt(self.protocol.golden(example.question, step), example, tokenizer, image_marker)
+        return [*ids, *tokenizer.encode(self.prompt_suffix)]
+
+    def demonstration(self, example: Example) -> list[tuple[str, bool]]:
+        """What is to be written after a golden step's `opening`, for supervised learning: text, and that it is the policy's."""
+        step = golden_step(example)
+        assert step is not None
+        return [(self.protocol.write_golden(step).removeprefix(self.prompt_suffix), True)]
+
+    def _prompt(self, said: Said, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+        marks = image_marker * len(example.images)
+        return self.protocol.opening(said, tokenizer, instruct=self.instruct, marks=marks)
+
+    async def _turn(
+        self, said: Said, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
+    ) -> tuple[Conversation, Turn]:
+        """A chat of its own and the policy's turn in it, read; `forced` begins the turn in the place of `prompt_suffix`.
+
+        Raises:
+          PromptTooLong: there is no room for a turn.
+        """
+        chat = llm.conversation(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+        if begun := forced or self.prompt_suffix:
+            if chat.tokens_of(begun) >= chat.room:
+                raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
+            chat.force(begun)
+        turn = await chat.generate(stop=(said.stop,), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room))
+        chat.close()
+        text = turn.forced + turn.text
+        if said.stop == "</ret>":
+            turn.action, turn.well_formed = self.protocol.parse_route(text), well_formed_route(text)
+        else:
+            thought = "<think></think>" if forced else ""  # that none precedes a forced answer is our doing
+            turn.action, turn.well_formed = self.protocol.parse_answer(text), well_formed_answer(thought + text)
+        return chat, turn
+
+    def _with_documents(
+        self, query: str, documents: Sequence[Document], example: Example, llm: LLM, trouble: str = ""
+    ) -> Said:
+        """The chat with as many documents, best first, as fit whole and leave room for a turn."""
+
+        def room(count: int) -> int:
+            said = self.protocol.answer(query, documents[:count], trouble)
+            return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+
+        bare, count = room(0), len(documents)
+        limit = self.max_observation_tokens or bare
+        while count and (room(count) < self.max_turn_tokens or bare - room(count) > limit):
+            count -= 1
+        return self.protocol.answer(query, documents[:count], trouble)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepwiseAgent(StepAgent):
+    """Works on a question in independent chats: routes and answers in turn, then the final answer (equations 1 to 8).
+
+    From one chat to the next only sub-questions and their answers are carried. A golden step is worked on as `StepAgent` does.
+
+    Attributes:
+      max_searches: most sub-questions (n of equation 2).
+      k: passages per search.
+      attempts: chats for one route or answer, until one can be read; the last one of an answer has `<answer>` begun for the
+        policy, and a route that was not read in any leads to the final answer.
+      answer_tokens: most tokens of an answer so begun.
+      sees: knowledge bases that are asked with the question's picture beside the sub-question, where it has one.
+    """
+
+    max_searches: int = 3
+    k: int = 5
+    attempts: int = 3
+    answer_tokens: int = 64
+    sees: tuple[str, ...] = ("text_image",)
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        if golden_step(example) is not None:
+            return await super().run(example, llm, tools)
+        chats: list[Conversation] = []
+        try:
+            history = await self._gather(example, llm, tools, chats)
+            answer = await self._answer(self.protocol.final(example.question, history), example, llm, chats)
+        except PromptTooLong:
+            if not chats:
+                raise
+            return chats[-1].episode(answer=None, truncated=True)
+        return chats[-1].episode(answer=answer)
+
+    def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
+        """The knowledge base that is really called; baselines override the policy's choice here."""
+        return action.tool
+
+    async def _gather(
+        self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
+    ) -> list[tuple[str, str]]:
+        """Sub-questions with their answers, until none is needed or the budget is spent."""
+        history: list[tuple[str, str]] = []
+        for step in range(self.max_searches):
+            action = await self._route(example, history, llm, chats)
+            if action is None or action.tool == NO_TOOL:
+                break
+            tool = self.choose(action, example, llm.sample, step)
+            call = await tools[tool].search(self.query(tool, action.query, example), self.k)
+            answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
+            history.append((action.query, answer or _UNKNOWN))
+        return history
+
+    def query(self, tool: str, text: str, example: Example) -> Query:
+        """What a knowledge base is asked."""
+        if tool in self.sees and example.images:
+            return TextAndImage(text=text, image=example.images[0])
+        return text
+
+    def read(self, query: str, call: Call, example: Example, llm: LLM) -> Said:
+        """The chat in which a sub-question is answered from what was found."""
+        label = self.protocol.label(call.tool)
+        documents = [Document(retriever=label, text=one_line(passage)) for passage in call.passages]
+        trouble = f"The search failed: {call.error}" if call.error is not None else ""
+        return self._with_documents(query, documents, example, llm, trouble)
+
+    async def _route(
+        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation]
+    ) -> Action | None:
+        said = asked = self.protocol.route(example.question, history)
+        for _ in range(self.attempts):
+            chat, turn = await self._turn(asked, example, llm)
+            chats.append(chat)
+            assert turn.action is not None
+            if turn.action.kind != "invalid":
+                return turn.action
+            asked = self.protocol.again(said, turn.action.error)
+        return None
+
+    async def _answer(self, said: Said, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
+        asked = said
+        for attempt in range(self.attempts):
+            if 0 < attempt == self.attempts - 1:
+                chat, turn = await self._turn(said, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens)
+            else:
+                chat, turn = await self._turn(asked, example, llm)
+            chats.append(chat)
+            assert turn.action is not None
+            if turn.action.kind == "answer":
+                return turn.action.answer
+            asked = self.protocol.again(said, turn.action.error)
+        return None

@@ -1,0 +1,41 @@
+"""The recipe "r1_router": Step-GRPO on golden steps where training questions are such, independent chats on all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.search import AgentSettings, StageSettings, stages_of
+
+
+@RECIPES.register("r1_router")
+def r1_router(
+    agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str
+) -> Recipe:
+    """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
+
+    Raises:
+      ValueError: a grammar or prompt of another recipe, or an unknown reward term.
+    """
+    if agent.grammar != "r1_router":
+        raise ValueError(
+            f"config.agent.grammar={agent.grammar!r}: config.recipe='r1_router' has tags and chats of its own; leave "
+            "grammar='r1_router', or set config.recipe='search'"
+        )
+    if agent.prompt:
+        raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")
+    return Recipe(
+        agent=StepwiseAgent(
+            protocol=StepProtocol(tools=tuple(tools)),
+            max_searches=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+            prompt_suffix=agent.prompt_suffix,
+        ),
+        stages=stages_of(stages, normalizer),
+    )

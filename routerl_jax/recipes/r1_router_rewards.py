@@ -1,0 +1,172 @@
+"""R1-Router's rewards of a golden step (arXiv 2505.22095, equations 9, 10 and 18 to 24), of routes and of answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.core.types import Episode
+from routerl_jax.data.trajectories import RETRIEVERS, GoldenStep, golden_step, label_of
+from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
+from routerl_jax.rewards.metrics import accuracy, f1_recall
+from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+
+ENCODER = "BAAI/bge-m3"  # the paper's
+VARIANTS = ("paper", "released")
+
+# Equations 9 and 10: a step is either a route or an answer, so that the sum is its reward.
+REWARD = {"r1_router.route": 1.0, "r1_router.answer": 1.0}
+RELEASED_REWARD = {name: {"weight": 1.0, "variant": "released"} for name in REWARD}
+
+Route = tuple[str, str]  # sub-question, retriever, in lower case
+
+
+def route_reward(
+    episodes: Sequence[Episode],
+    variant: str = "paper",
+    encoder: str = ENCODER,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    none_by_cosine: bool = False,
+) -> list[float]:
+    """r_format x (alpha r_ask + beta r_route) of episodes of golden routes (equation 9), 0 of those of answers.
+
+    `paper`: r_format (equation 18) asks for the three fields and nothing else, and a route that can be taken: a known
+    retriever, `none` as both or neither. `released`: tags anywhere, `none` need not be both, the retrievers are R1-Router's.
+
+    Args:
+      encoder: whose cosine is r_ask (equation 20), as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the
+        step in one call, and is not loaded before a cosine is needed.
+      none_by_cosine: compare `none` as a word, as the released code does, which gives any query a share of the reward at the
+        end of a trajectory; else it is like itself (1) and unlike anything else (0).
+
+    Raises:
+      ValueError: an unknown variant, or an example that is no golden step.
+    """
+    steps = _steps(episodes, variant, "r1_router.route")
+    read = _released_route if variant == "released" else _paper_route
+    routes = [read(episode) if step.kind == "route" else None for episode, step in zip(episodes, steps)]
+    judged = [(route, step) for route, step in zip(routes, steps) if route is not None]
+    pairs = [(route[0], step.query.lower()) for route, step in judged]
+    asked = iter(similarities(pairs, lambda: shared_encoder(encoder), none_by_cosine))
+    rewards = []
+    for route, step in zip(routes, steps):
+        if route is None:
+            rewards.append(0.0)
+            continue
+        rewards.append(alpha * float(next(asked)) + beta * float(route[1] in step.retrievers))
+    return rewards
+
+
+def answer_reward(episodes: Sequence[Episode], variant: str = "paper", normalizer: str = "vqa") -> list[float]:
+    """r_format x r_answer of episodes of golden answers (equation 10), 0 of those of routes.
+
+    `paper`: r_format (equation 19) asks for a thought and an answer and nothing else; r_answer is F1-Recall of an intermediate
+    answer (equations 22 and 23), and of a final one accuracy: 1 if it has all words of an accepted answer, else 0.
+    `released`: tags anywhere; what r_answer is, the number and length of gold answers decide (`rewards.metrics.accuracy`).
+    An empty gold answer, of which there is a released one, earns nothing.
+
+    Raises:
+      ValueError: an unknown variant, or an example that is no golden step.
+    """
+    steps = _steps(episodes, variant, "r1_router.answer")
+    score = _released_answer if variant == "released" else _paper_answer
+    return [0.0 if step.kind == "route" else score(episode, step, normalizer) for episode, step in zip(episodes, steps)]
+
+
+REWARD_TERMS.register("r1_router.route")(StepTerm(route_reward))
+REWARD_TERMS.register("r1_router.answer")(StepTerm(answer_reward))
+
+
+def similarities(
+    pairs: Sequence[tuple[str, str]], encoder: Callable[[], TextEncoder], none_by_cosine: bool = False
+) -> Float[np.ndarray, " N"]:
+    """Cosine of each pair's embeddings (equation 20), in [-1, 1]; the encoder is asked for once, if at all.
+
+    With `none`, 1 for the same and 0 for anything else, unless `none_by_cosine`. Equal texts are alike without an encoder.
+    """
+    result = np.asarray([float(written == gold) for written, gold in pairs], np.float64)
+    open_ = [
+        i
+        for i, (written, gold) in enumerate(pairs)
+        if written != gold and (none_by_cosine or NO_TOOL not in (written, gold))
+    ]
+    if not open_:
+        return result
+    texts = sorted({text for i in open_ for text in pairs[i]})
+    vectors = np.asarray(encoder().embed(texts), np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    rows = {text: row for row, text in enumerate(texts)}
+    written = vectors[[rows[pairs[i][0]] for i in open_]]
+    gold = vectors[[rows[pairs[i][1]] for i in open_]]
+    result[open_] = (written * gold).sum(axis=1)
+    return result
+
+
+def _steps(episodes: Sequence[Episode], variant: str, term: str) -> list[GoldenStep]:
+    if variant not in VARIANTS:
+        raise ValueError(f"variant={variant!r} of {term} must be one of {', '.join(VARIANTS)}")
+    steps = []
+    for episode in episodes:
+        step = golden_step(episode.example)
+        if step is None:
+            raise ValueError(
+                f"{term} rewards steps of golden trajectories, and example {episode.example.id!r} is none; give "
+                "config.data.train=trajectories:FILE, or another reward for questions"
+            )
+        steps.append(step)
+    return steps
+
+
+def _text(episode: Episode) -> str:
+    return "".join(turn.forced + turn.text for turn in episode.turns)
+
+
+# --- the paper's -------------------------------------------------------------------------------------------------------
+
+
+def _paper_route(episode: Episode) -> Route | None:
+    """What was asked of whom, if it is well formed and can be carried out."""
+    if not episode.turns:
+        return None
+    turn = episode.turns[-1]
+    if not turn.well_formed or turn.action is None or turn.action.kind != "search":
+        return None
+    return turn.action.query.lower(), label_of(turn.action.tool)
+
+
+def _paper_answer(episode: Episode, step: GoldenStep, normalizer: str) -> float:
+    if not episode.turns or not episode.turns[-1].well_formed:
+        return 0.0
+    recalls = [f1_recall(episode.answer, gold, normalizer) for gold in step.answers]
+    return recalls[0] if step.kind == "answer" else float(max(recalls) == 1.0)
+
+
+# --- the released code's -----------------------------------------------------------------------------------------------
+
+
+def _released_route(episode: Episode) -> Route | None:
+    found = _tagged(_text(episode), "think", "sub-question", "ret")
+    if found is None:
+        return None
+    retrievers = found[2].split(",")
+    known = (*RETRIEVERS.values(), NO_TOOL)
+    names = [name.strip() for name in retrievers]
+    if any(name not in known for name in names) or (NO_TOOL in names and len(names) > 1):
+        return None
+    return found[1].strip(), names[0] if len(names) == 1 else ""
+
+
+def _released_answer(episode: Episode, step: GoldenStep, normalizer: str) -> float:
+    found = _tagged(_text(episode), "think", "answer")
+    return 0.0 if found is None else accuracy(found[1], step.answers, normalizer)
+
+
+def _tagged(text: str, *tags: str) -> list[str] | None:
+    """The first content of each tag in the lower-cased text; None if one of them is missing."""
+    found = [re.search(rf"<{tag}>(.*?)</{tag}>", text.lower(), re.DOTALL) for tag in tags]
+    return [match[1] for match in found if match] if all(found) else None

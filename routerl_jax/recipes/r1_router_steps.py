@@ -1,0 +1,200 @@
+"""What is said in R1-Router's three kinds of chats (arXiv 2505.22095, equations 3 to 8): each is one message and one turn.
+
+A route asks for the next sub-question and the retriever that answers it; an answer is given from documents, the final answer
+from the sub-questions and their answers alone. Training and evaluation say the same, in words of our own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.agents.grammar import NO_TOOL, between
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Action, Message
+from routerl_jax.data.trajectories import Document, GoldenStep, label_of
+
+History = Sequence[tuple[str, str]]  # sub-questions with their answers
+
+_TAGS = ("think", "sub-question", "ret", "answer")
+_CONTENT = rf"((?:(?!</?(?:{'|'.join(_TAGS)})>).)*)"
+_ROUTE = re.compile(
+    rf"\s*<think>{_CONTENT}</think>\s*<sub-question>{_CONTENT}</sub-question>\s*<ret>{_CONTENT}</ret>\s*", re.DOTALL
+)
+_ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answer>\s*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Said:
+    """A chat before the policy's turn: how to work (for models that must be told), what is asked, and what ends the turn."""
+
+    system: str
+    user: str
+    stop: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepProtocol:
+    """The tags `<think>`, `<sub-question>`, `<ret>` and `<answer>`, and the prompts that ask for them.
+
+    Attributes:
+      tools: names of the knowledge bases; `text_image` is written "text image retriever".
+      holds: what a knowledge base is good for, by its name, for the instructions.
+    """
+
+    tools: tuple[str, ...]
+    holds: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {
+            "text": "facts that are told in words, about people, places, works and events",
+            "text_image": "what is seen in a picture, and descriptions of similar pictures",
+            "table": "figures, dates, ranks and results that stand in tables",
+        },
+        hash=False,
+    )
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The tags, for tokenizers that are trained for them."""
+        return tuple(f"<{slash}{name}>" for name in _TAGS for slash in ("", "/"))
+
+    def label(self, tool: str) -> str:
+        """A knowledge base's name as the policy and golden trajectories write it."""
+        return label_of(tool)
+
+    # --- what is said to the policy ---
+
+    def route(self, question: str, history: History) -> Said:
+        """Asks for the next sub-question and its retriever (equations 3 and 4)."""
+        return Said(
+            system=self._route_system(), user=f"{_so_far(question, history)}Next sub-question:\n", stop="</ret>"
+        )
+
+    def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
+        """Asks for the answer to a sub-question from documents (equation 6); `trouble` says why there are none."""
+        lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
+        shown = "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
+        return Said(system=_ANSWER_SYSTEM, user=f"{shown}Question: {query}\nAnswer:\n", stop="</answer>")
+
+    def final(self, question: str, history: History) -> Said:
+        """Asks for the answer to the question (equation 8)."""
+        return Said(system=_FINAL_SYSTEM, user=f"{_so_far(question, history)}Final answer:\n", stop="</answer>")
+
+    def golden(self, question: str, step: GoldenStep) -> Said:
+        """The chat of a golden step, in the words of any other."""
+        if step.kind == "route":
+            return self.route(question, step.history)
+        if step.kind == "answer":
+            return self.answer(step.query, step.documents)
+        return self.final(question, step.history)
+
+    def again(self, said: Said, error: str) -> Said:
+        """The same chat after an attempt that could not be read."""
+        user = f"{said.user}An attempt before this one could not be used: {error}. Keep to the form.\n"
+        return dataclasses.replace(said, user=user)
+
+    # --- what the policy writes ---
+
+    def write_route(self, thought: str, query: str, tool: str) -> str:
+        """A well-formed route, for demonstrations."""
+        return f"<think>{thought}</think>\n<sub-question>{query}</sub-question>\n<ret>{self.label(tool)}</ret>"
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        """A well-formed answer, for demonstrations."""
+        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+    def write_golden(self, step: GoldenStep) -> str:
+        """What a golden step should have been answered with; its thought is not known."""
+        if step.kind == "route":
+            return self.write_route("", step.query, self.tool_of(step.retrievers[0]))
+        return self.write_answer("", step.answers[0])
+
+    def parse_route(self, text: str) -> Action:
+        """A search (of `none` where nothing more is needed), or `invalid` with the reason."""
+        thought = between(text, "<think>", "</think>") or ""
+        query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
+        if not query or not name:
+            tag = "ret" if query else "sub-question"
+            return Action(kind="invalid", thought=thought, error=f"there is nothing in <{tag}> and </{tag}>")
+        tool = self.tool_of(name)
+        if tool not in (*self.tools, NO_TOOL):
+            known = ", ".join(map(self.label, (*self.tools, NO_TOOL)))
+            return Action(
+                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
+            )
+        if (query.lower() == NO_TOOL) != (tool == NO_TOOL):
+            error = "the sub-question and the retriever must both be none, or neither"
+            return Action(kind="invalid", thought=thought, query=query, error=error)
+        return Action(kind="search", tool=tool, query=query, thought=thought)
+
+    def parse_answer(self, text: str) -> Action:
+        """An answer, or `invalid` with the reason."""
+        thought = between(text, "<think>", "</think>") or ""
+        answer = between(text, "<answer>", "</answer>")
+        if not answer:
+            return Action(kind="invalid", thought=thought, error="there is nothing in <answer> and </answer>")
+        return Action(kind="answer", answer=answer, thought=thought)
+
+    def tool_of(self, label: str) -> str:
+        """The knowledge base that a written name means; an unknown name as it is, in lower case."""
+        name = " ".join(label.lower().split())
+        return {self.label(tool).lower(): tool for tool in (*self.tools, NO_TOOL)}.get(name, name)
+
+    def opening(self, said: Said, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+        """The ids of a chat; `marks` are those of the images, before what is asked.
+
+        With `instruct` as a system and a user message, or as text for models without a chat template; without, what is
+        asked alone.
+        """
+        user = marks + said.user
+        if not instruct:
+            return tokenizer.encode(user)
+        if not tokenizer.has_chat_template:
+            return tokenizer.encode(f"{said.system}\n\nUser: {user}Assistant: ")
+        return tokenizer.chat(
+            [Message(role="system", content=said.system), Message(role="user", content=user.rstrip("\n"))]
+        )
+
+    def _route_system(self) -> str:
+        named = [
+            f"- {self.label(tool)}: {self.holds.get(tool, f'whatever is kept under {tool!r}')}" for tool in self.tools
+        ]
+        return (
+            "A question is to be answered in small steps. You are shown the question and the sub-questions that have been "
+            "answered so far. Choose the step that comes next: one sub-question that asks for a single fact, that can be "
+            "understood by itself and that no answer above settles already, and the one retriever that is most likely to "
+            "know. The retrievers:\n" + "\n".join(named) + "\n"
+            "First weigh inside <think> and </think> what is known and what is missing. Then write the sub-question inside "
+            "<sub-question> and </sub-question>, and the name of the retriever inside <ret> and </ret>. If the answers above "
+            "are enough for the question, write none in both. Write nothing else. For example:\n"
+            + self.write_route("The river is known, its length is not.", "How long is the river Volta?", self.tools[0])
+        )
+
+
+_ANSWER_SYSTEM = (
+    "You are given what a search has found, and a question. Think inside <think> and </think> about which of the findings bear "
+    "on it; some may not. Then answer in one sentence inside <answer> and </answer>. If nothing of it helps, answer with what "
+    "you know. Write nothing else."
+)
+_FINAL_SYSTEM = (
+    "You are given a question, and sub-questions with their answers that were worked out for it. Put them together inside "
+    "<think> and </think>. Then write the answer to the question alone, in as few words as it takes, inside <answer> and "
+    "</answer>. Write nothing else."
+)
+
+
+def _so_far(question: str, history: History) -> str:
+    steps = [f"Sub-question {i}: {query}\nAnswer {i}: {answer}\n" for i, (query, answer) in enumerate(history, 1)]
+    return f"Question: {question}\n{''.join(steps)}"
+
+
+def well_formed_route(text: str) -> bool:
+    """r_format of a route (equation 18): the three fields in their tags, only the thought may be empty, and nothing else."""
+    found = _ROUTE.fullmatch(text)
+    return bool(found and found[2].strip() and found[3].strip())
+
+
+def well_formed_answer(text: str) -> bool:
+    """r_format of an answer (equation 19): the thought and the answer in their tags, and nothing else."""
+    found = _ANSWER.fullmatch(text)
+    return bool(found and found[2].strip())

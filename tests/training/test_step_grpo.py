@@ -1,0 +1,177 @@
+"""Runs of the recipe "r1_router" that take seconds: Step-GRPO and supervised learning on golden steps; its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from configs import r1_router_qwen25_vl_7b
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.data.atlas import world
+from routerl_jax.data.trajectories import (
+    AnswerStep,
+    Document,
+    FinalStep,
+    RouteStep,
+    Trajectory,
+    label_of,
+    write_trajectories,
+)
+from routerl_jax.knowledge import encoders
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+from routerl_jax.recipes.r1_router_rewards import REWARD
+from routerl_jax.training import config as schema
+from routerl_jax.training import rl, sft
+from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.setup import build_recipe, evaluated_agent
+from routerl_jax.training.writer import read_metrics
+from tests.training.small_run import make_config, make_sft_config
+
+
+def atlas_trajectory(question: world.Question) -> Trajectory:
+    """A question's gold path as a golden trajectory."""
+    passages = {passage.id: passage for passage in world.passages_of(question.hops[0].kb)}
+    hop = question.hops[0]
+    document = Document(retriever=label_of(hop.kb), text=passages[hop.passage_id].text)
+    return Trajectory(
+        id=question.id,
+        question=question.text,
+        steps=(
+            RouteStep(query=hop.query, retrievers=(label_of(hop.kb),)),
+            AnswerStep(answer=f"the {hop.noun} is {hop.value}", documents=(document,)),
+            RouteStep(query="none", retrievers=("none",)),
+            FinalStep(answers=(question.answer,)),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def trajectories(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("golden") / "golden.jsonl"
+    chosen = [question for question in world.real_questions("train") if len(question.hops) == 1][30:40]
+    write_trajectories(path, map(atlas_trajectory, chosen))
+    return path
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "_loaded", {})
+    monkeypatch.setattr(encoders, "local_mesh", lambda mesh: single_device_mesh())
+    for module in (rl, sft):
+        monkeypatch.setattr(module, "build_mesh", lambda _: single_device_mesh())
+
+
+def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
+    trajectories: pathlib.Path, tmp_path: pathlib.Path, one_device: None
+) -> None:
+    """The warm start knows tags and growing conversations; what matters here is that all of the run's parts fit."""
+    whole = make_config(tmp_path / "home")
+    config = dataclasses.replace(
+        whole,
+        recipe="r1_router",
+        steps=2,
+        engine=schema.EngineConfig(rows=16, max_length=384),
+        agent=schema.AgentConfig(max_searches=2, k=1, max_turn_tokens=48, answer_tokens=16),
+        data=schema.DataConfig(
+            train=f"trajectories:{trajectories}",
+            validation=whole.data.train,
+            test=whole.data.train,
+            validation_range=(16, 18),
+            test_range=(18, 21),
+        ),
+        stages={"main": schema.StageConfig(reward=_with_encoder(tmp_path))},
+        learner=dataclasses.replace(whole.learner, minibatches=1, drop_no_signal=False, aggregation="sequence"),
+        evaluation=schema.EvaluationConfig(
+            every=2, examples=2, final_examples=3, before=False, baselines=True, normalizer="vqa"
+        ),
+        log_episodes=99,
+    )
+    results = rl.train_rl(config, tmp_path / "run")
+    assert list(results["agents"]) == ["trained", "only_text", "only_table", "only_elements", "random_kb", "no_search"]
+    assert results["agents"]["no_search"]["searches_per_question"] == 0
+    rows = read_metrics(tmp_path / "run")
+    assert len(rows) == 2
+    for step, row in enumerate(rows):
+        assert row["reward/total"] == pytest.approx(row["reward/r1_router.route"] + row["reward/r1_router.answer"])
+        assert row["actor/trained_sequences"] == 16  # four steps, four attempts, one chat each
+        assert row["rollout/searches_per_question"] == 0
+        assert row["sampler_gap/max"] < 1e-3
+        lines = (tmp_path / "run" / "episodes" / f"step-{step:06d}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert len(records) == 16
+        assert all(len(record["turns"]) == 1 for record in records)
+        assert {record["id"].rpartition("/")[2] for record in records} <= {"1", "2", "3", "4"}
+
+
+def _with_encoder(tmp_path: pathlib.Path) -> dict:
+    return {**REWARD, "r1_router.route": {"encoder": str(tmp_path / "home" / "encoder")}}
+
+
+def test_a_supervised_run_learns_golden_steps(
+    trajectories: pathlib.Path, tmp_path: pathlib.Path, one_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
+    warm_start = schema.WarmStartConfig(examples=8, vocabulary=400, demonstrations=f"trajectories:{trajectories}")
+    config = make_sft_config(recipe="r1_router", steps=20, warm_start=warm_start)
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=10))
+    agent = build_recipe(config).agent
+    training, held_out = open_demonstrations(config, agent)
+    assert len(training) + len(held_out) == 40
+    of = [{source[i].example.question for i in range(len(source))} for source in (training, held_out)]
+    assert not of[0] & of[1]
+    [one] = [training[i] for i in range(len(training)) if training[i].example.id == training[0].example.id][:1]
+    assert one.pieces[0][0].startswith("<think></think>")
+    sft.train_sft(config, tmp_path / "sft")
+    losses = [row["held_out/nll"] for row in read_metrics(tmp_path / "sft") if "held_out/nll" in row]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+
+
+def test_demonstrations_go_with_their_agents(trajectories: pathlib.Path) -> None:
+    golden = schema.WarmStartConfig(demonstrations=f"trajectories:{trajectories}")
+    config = make_sft_config(warm_start=golden)
+    with pytest.raises(ValueError, match=r"golden steps are learnt from with config.recipe='r1_router'"):
+        open_demonstrations(config, build_recipe(config).agent)
+    config = make_sft_config(recipe="r1_router")
+    with pytest.raises(ValueError, match="give 'trajectories:FILE'"):
+        open_demonstrations(config, build_recipe(config).agent)
+
+
+def test_the_paper_s_settings() -> None:
+    config = from_config_dict(schema.TrainConfig, r1_router_qwen25_vl_7b.get_config())
+    assert (config.rollout.samples, config.agent.max_searches, config.agent.k) == (8, 3, 5)
+    loss = config.learner.loss
+    assert (loss.kl_coef, config.learner.reward_kl_coef, loss.clip_low, loss.clip_high) == (0.0, 0.0, 0.2, 0.2)
+    assert config.learner.aggregation == "sequence"
+    assert config.learner.optimizer.lr == 1e-6
+    passes = config.steps * config.rollout.examples / 2686
+    assert 14 < passes <= 15
+    agent = build_recipe(config).agent
+    assert isinstance(agent, StepwiseAgent)
+    assert agent.protocol.tools == ("text", "text_image", "table")
+    assert evaluated_agent(config, build_recipe(config)) == agent
+    k = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, k=9))
+    assert evaluated_agent(k, build_recipe(k)) == dataclasses.replace(agent, k=9)
+    released = from_config_dict(schema.TrainConfig, r1_router_qwen25_vl_7b.get_config("released"))
+    assert (released.rollout.samples, released.learner.aggregation) == (5, "token")
+    assert np.all([terms["variant"] == "released" for terms in released.stages["main"].reward.values()])
+    with pytest.raises(ValueError, match="neither 'paper' nor 'released'"):
+        r1_router_qwen25_vl_7b.get_config("mine")
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (schema.AgentConfig(grammar="search_r1"), "config.agent.grammar='search_r1'"),
+        (schema.AgentConfig(prompt="{question}"), "config.agent.prompt"),
+    ],
+)
+def test_settings_of_other_recipes_are_refused(agent: schema.AgentConfig, message: str) -> None:
+    config = make_sft_config(recipe="r1_router", agent=agent)
+    with pytest.raises(ValueError, match=message):
+        build_recipe(config)
