@@ -153,7 +153,7 @@ def test_the_paper_s_settings() -> None:
     assert 14 < passes <= 15
     agent = build_recipe(config).agent
     assert isinstance(agent, StepwiseAgent)
-    assert agent.protocol.tools == ("text", "text_image", "table")
+    assert set(agent.protocol.tools) == {"text", "text_image", "table"}
     assert evaluated_agent(config, build_recipe(config)) == agent
     k = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, k=9))
     assert evaluated_agent(k, build_recipe(k)) == dataclasses.replace(agent, k=9)
