@@ -35,9 +35,9 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
 
     Data: the authors' grpo_dataset_train_new.jsonl and grpo_dataset_valid_new.jsonl (github.com/OpenBMB/R1-Router, datasets/)
     with their images in `images` beside them, and an evaluation set of theirs. Training searches nowhere; evaluation does.
-    The paper does not say how many steps an update takes: 128 is the released code's size of a batch. `:released` after the
-    configuration's path takes what that code does where it differs: rewards by gold length, groups of 5, a mean over tokens,
-    entropy 1e-3.
+    The paper does not say how many steps an update takes, and the released code's batch, 512 trajectories, is more than there
+    are: 128 is our choice. `:released` after the configuration's path takes what that code does where it differs: rewards by
+    gold length, groups of 5, a mean over tokens, entropy 1e-3.
 
     It has been neither compiled nor run: no step time, no result.
     """
