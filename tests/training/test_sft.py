@@ -112,7 +112,8 @@ def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     config = make_sft_config()
     other = dataclasses.replace(config.warm_start, demonstrations="mine")
     with pytest.raises(
-        ValueError, match=r"config.warm_start.demonstrations='mine' is neither 'atlas' nor 'annotated' nor a .jsonl file"
+        ValueError,
+        match=r"config.warm_start.demonstrations='mine' is neither 'atlas' nor 'annotated' nor a .jsonl file",
     ):
         sft.train_sft(dataclasses.replace(config, warm_start=other), tmp_path)
     smaller = dataclasses.replace(config.warm_start, vocabulary=380)
