@@ -17,7 +17,7 @@ class Counting:
         self.asked = []
         self.settings = {}
 
-    def complete(self, conversations, *, max_tokens=1024, temperature=0.0, schema=None):
+    def complete(self, conversations, *, max_tokens=1024, temperature=0.0, schema=None, sample=0):
         answers = []
         for messages in conversations:
             text = messages[-1].content

@@ -106,7 +106,7 @@ def test_an_answer_that_cannot_be_decoded_fails_alone():
     class Odd:
         tokenizer, max_length, seed = Tokenizer(), 8, 0
 
-        def open(self, prompt, example_id):
+        def open(self, prompt, example_id, sample, images):
             return types.SimpleNamespace(ledger=prompt)
 
         def request(self, stream, **settings):
