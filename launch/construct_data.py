@@ -41,13 +41,13 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.curation.golden import construct
     from routerl_jax.curation.golden_config import ConstructConfig
     from routerl_jax.llms.load import chat_model
-    from routerl_jax.training.knowledge import open_sections
+    from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ConstructConfig)
     report = construct(
         config,
         pathlib.Path(FLAGS.workdir).expanduser(),
-        lambda: (chat_model(config.llm), open_sections(config.knowledge)),
+        lambda: (chat_model(config.llm), open_knowledge_bases(config.knowledge)),
         overwrite=FLAGS.overwrite,
     )
     print(json.dumps(report.record()) if FLAGS.json else report)

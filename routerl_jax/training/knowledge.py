@@ -23,19 +23,19 @@ _ATLAS = "atlas/"
 
 
 def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, SearchTool]:
-    """Loads the knowledge bases of a run, as `open_sections`."""
-    return open_sections(config.knowledge, progress=progress)
-
-
-def open_sections(sections: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
-    """Loads knowledge bases by name, in the order of their sections, building those that do not exist yet.
+    """Loads the knowledge bases by name, in the order of the configuration, building those that do not exist yet.
 
     Raises:
       ValueError: names the section of config.knowledge that is at fault.
     """
-    alone = {name: _open_kb(name, spec, progress) for name, spec in sections.items() if spec.kind != "hybrid"}
-    joined = {name: _join(name, spec, alone) for name, spec in sections.items() if spec.kind == "hybrid"}
-    return {name: (alone | joined)[name] for name in sections}
+    return open_knowledge_bases(config.knowledge, progress=progress)
+
+
+def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
+    """`open_knowledge` without the rest of a run."""
+    alone = {name: _open_kb(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
+    joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}
+    return {name: (alone | joined)[name] for name in knowledge}
 
 
 def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase]) -> KnowledgeBase:
