@@ -71,7 +71,7 @@ def construct(
 
     Args:
       open_services: gives the language model and the knowledge bases; not called where nothing is left to do.
-      overwrite: throw away what another job has made in `workdir`.
+      overwrite: throw away what a job of other settings has made in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job of other settings or another process is at it, the data can't be used, or too many
@@ -80,10 +80,9 @@ def construct(
     questions = in_turns(open_dataset(config.data), config)
     protocol = StepProtocol(tools=tuple(config.knowledge))
     with alone(workdir):
-        if overwrite:
-            _clear(workdir)
-        made_of = {**config.decisive(), "questions": _digest(questions), "prompts": _prompts(protocol)}
-        check_same(made_of, workdir / _MADE[0], "go on with the same ones, use another --workdir, or give --overwrite")
+        _begin(
+            {**config.decisive(), "questions": _digest(questions), "prompts": _prompts(protocol)}, workdir, overwrite
+        )
         journal = Journal(workdir / _MADE[1])
         try:
             job = _Job(config, workdir, journal, _within(questions, config.amount.questions))
@@ -140,9 +139,10 @@ class _Job:
         self._counts = collections.Counter(record["outcome"] for record in records.values())
         self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         finished = {name for name, record in records.items() if record["outcome"] not in FAILED}
-        self.left = [question for question in questions if question.example.id not in finished]
+        open_ = (question for question in questions if question.example.id not in finished)
+        self.left = [question for question in open_ if not self._enough(question.dataset)]
         self._total = len(questions)
-        self._failures = 0  # in a row
+        self._failures, self._failure = 0, ""  # in a row, and the last one
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
 
@@ -166,21 +166,25 @@ class _Job:
             while waiting or running:
                 while waiting and len(running) < self._config.amount.concurrency:
                     question = waiting.popleft()
-                    if self._accepted[question.dataset] < self._config.amount.per_dataset:
-                        running.add(asyncio.ensure_future(self._question(question, teacher)))
-                    else:
+                    if self._enough(question.dataset):
                         bar.update()
+                    else:
+                        running.add(asyncio.ensure_future(self._question(question, teacher)))
                 if running:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         self._finish(task.result())
                         bar.update()
                     bar.set_postfix_str(self._so_far())
+                    self._check_failures()
         finally:
             for task in running:
                 task.cancel()
             bar.close()
             self.seconds = time.monotonic() - started
+
+    def _enough(self, dataset: str) -> bool:
+        return self._accepted[dataset] >= self._config.amount.per_dataset
 
     async def _question(self, question: Question, teacher: Teacher) -> dict[str, Any]:
         """A question's record, after as many attempts as it takes."""
@@ -210,12 +214,15 @@ class _Job:
         self._tokens += _tokens(record)
         if record["outcome"] == "accepted":
             self._accepted[record["dataset"]] += 1
-        self._failures = self._failures + 1 if record["outcome"] in FAILED else 0
+        failed = record["outcome"] in FAILED
+        self._failures = self._failures + 1 if failed else 0
+        self._failure = f"{record['outcome']}: {record['attempts'][-1]['detail']}" if failed else ""
+
+    def _check_failures(self) -> None:
         if self._failures >= self._config.amount.patience:
-            why = f"{record['outcome']}: {record['attempts'][-1]['detail']}"
             raise ValueError(
-                f"{self._failures} questions in a row failed ({why}). What is finished is kept: mend that and run the same "
-                "command again"
+                f"{self._failures} questions in a row failed ({self._failure}). What is finished is kept: mend that and run "
+                "the same command again"
             )
 
     def _so_far(self) -> str:
@@ -282,10 +289,20 @@ def _write(
     return report
 
 
+def _begin(made_of: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
+    """Makes sure that the job in `workdir` is this one. Raises ValueError if it is another that must stay."""
+    path = workdir / _MADE[0]
+    try:
+        check_same(made_of, path, "go on with the same ones, use another --workdir, or give --overwrite")
+    except ValueError:
+        if not overwrite:
+            raise
+        _clear(workdir)
+        check_same(made_of, path, "")
+
+
 def _clear(workdir: pathlib.Path) -> None:
-    """Removes what a job has made; nothing where there is no job."""
-    if not (workdir / _MADE[0]).is_file():
-        return
+    """Removes what a job has made."""
     for name in reversed(_MADE):  # what says that there is a job goes last
         (workdir / name).unlink(missing_ok=True)
         if name == "questions.jsonl":

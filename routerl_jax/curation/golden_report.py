@@ -80,6 +80,8 @@ class ConstructReport:
             "their sequences": self._total("patterns"),
         }
         lines += ["", *(f"- {name}: {_listed(counts)}" for name, counts in counted.items())]
+        left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
+        lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
         lines.append(
             f"- {self.model}: {self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
             + (f", cost {self.cost:,.2f}" if self.cost else "")

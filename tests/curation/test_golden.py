@@ -365,7 +365,9 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
     elsewhere = dataclasses.replace(
         config, llm=dataclasses.replace(config.llm, base_url="http://other/v1", timeout=1.0)
     )
-    run(elsewhere, out, model)  # the same model behind another address
+    asked = len(model.asked)
+    run(elsewhere, out, model, overwrite=True)  # the same model behind another address: nothing to throw away
+    assert len(model.asked) == asked
     questions(path, "Volta", "Rimac")
     with pytest.raises(ValueError, match="questions differs: '2 questions, "):
         run(config, out, model)
