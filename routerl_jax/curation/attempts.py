@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between, one_line
 from routerl_jax.core.types import Action, Example, Message, Query, TextAndImage
 from routerl_jax.curation.golden_config import ACCURACY, AttemptConfig
 from routerl_jax.curation.services import Services
+from routerl_jax.curation.shots import Kind, shots
 from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, Step
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.recipes.r1_router_rewards import final_accuracy
@@ -71,7 +72,7 @@ class _GivenUp(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Who makes attempts. The chats are those of training, so what the model was asked is what the policy will be asked.
+    """Who makes attempts. The chats are those of training, after worked ones that only the teacher is shown.
 
     Attributes:
       protocol: what is said, and how replies are read.
@@ -91,7 +92,7 @@ class Teacher:
         try:
             history = await self._gather(example, number, made)
             said = self.protocol.final(example.question, history)
-            made.answer = (await self._reply(said, example, number, made, self._read_answer)).answer
+            made.answer = (await self._reply("final", said, example, number, made)).answer
         except _GivenUp as reason:
             made.outcome, made.detail = reason.outcome, str(reason)
             return made
@@ -105,7 +106,7 @@ class Teacher:
         history: list[tuple[str, str]] = []
         while len(history) < self.config.max_searches:
             said = self._route(example.question, history)
-            actions = await self._replies(said, example, number, made, self._read_route)
+            actions = await self._replies("route", said, example, number, made)
             query = NONE if actions[0].tool == NO_TOOL else actions[0].query
             labels = tuple(self.protocol.label(action.tool) for action in actions)
             problem = _problem(said, example)
@@ -114,7 +115,7 @@ class Teacher:
                 break
             documents = await self._search(actions, example, made)
             said = self.protocol.answer(query, documents)
-            answer = (await self._reply(said, example, number, made, self._read_answer)).answer
+            answer = (await self._reply("answer", said, example, number, made)).answer
             problem = _problem(said, example)
             made.steps.append(AnswerStep(answer=answer, documents=documents, system=said.system, problem=problem))
             history.append((query, answer))
@@ -153,28 +154,23 @@ class Teacher:
             return TextAndImage(text=action.query, image=example.images[0])
         return action.query
 
-    async def _reply(
-        self, said: Said, example: Example, number: int, made: Attempt, read: Callable[[str], list[Action]]
-    ) -> Action:
-        return (await self._replies(said, example, number, made, read))[0]
+    async def _reply(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> Action:
+        return (await self._replies(kind, said, example, number, made))[0]
 
-    async def _replies(
-        self, said: Said, example: Example, number: int, made: Attempt, read: Callable[[str], list[Action]]
-    ) -> list[Action]:
+    async def _replies(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> list[Action]:
         """What the model's reply says; it is asked again, and told why, where that can't be read."""
         asked = said
         for _ in range(self.config.retries + 1):
-            text = await self._ask(asked, example, number, made)
-            actions = read(text)
+            actions = self._read(kind, await self._ask(kind, asked, example, number, made))
             if actions[0].kind != "invalid":
                 return actions
             asked = self.protocol.again(said, actions[0].error)
-        kind: Outcome = "unreadable route" if said.stop == "</ret>" else "unreadable answer"
-        raise _GivenUp(kind, actions[0].error)
+        raise _GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
-    async def _ask(self, said: Said, example: Example, number: int, made: Attempt) -> str:
+    async def _ask(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> str:
         conversation = (
             Message(role="system", content=said.system),
+            *shots(self.protocol, kind, self.config.shots),
             Message(role="user", content=said.user.rstrip("\n"), images=example.images),
         )
         reply = await self.services.ask(
@@ -190,11 +186,15 @@ class Teacher:
             raise _GivenUp("model failed", reply.error)
         return reply.text
 
-    def _read_route(self, text: str) -> list[Action]:
-        return _first_valid(text, lambda part: parse_routes(self.protocol, part, self.config.candidates))
+    def _read(self, kind: Kind, text: str) -> list[Action]:
+        """What follows a reasoning model's thoughts, which may hold drafts with tags; or else all that it wrote."""
+        after = self._parse(kind, without_thinking(text))
+        return after if after[0].kind != "invalid" else self._parse(kind, text)
 
-    def _read_answer(self, text: str) -> list[Action]:
-        return _first_valid(text, lambda part: [self.protocol.parse_answer(part)])
+    def _parse(self, kind: Kind, text: str) -> list[Action]:
+        if kind == "route":
+            return parse_routes(self.protocol, text, self.config.candidates)
+        return [self.protocol.parse_answer(text)]
 
     def _right(self, answer: str, example: Example) -> bool:
         """Equation 17's condition."""
@@ -218,12 +218,6 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     if len(actions) > 1 and any(action.tool == NO_TOOL for action in actions):
         return [Action(kind="invalid", query=query, error="none stands alone")]
     return actions
-
-
-def _first_valid(text: str, read: Callable[[str], list[Action]]) -> list[Action]:
-    """What follows a reasoning model's thoughts, which may hold drafts with tags; or else all that it wrote."""
-    after = read(without_thinking(text))
-    return after if after[0].kind != "invalid" else read(text)
 
 
 def _problem(said: Said, example: Example) -> str:

@@ -32,6 +32,7 @@ from routerl_jax.curation.golden_config import ConstructConfig
 from routerl_jax.curation.golden_report import ConstructReport, make_report
 from routerl_jax.curation.job import Journal, alone, check_same
 from routerl_jax.curation.services import Services
+from routerl_jax.curation.shots import Kind, shots
 from routerl_jax.data.readers import ExampleSource, open_dataset, short_names
 from routerl_jax.data.trajectories import (
     Trajectory,
@@ -40,7 +41,7 @@ from routerl_jax.data.trajectories import (
     trajectory_row,
     write_trajectories,
 )
-from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.base import ChatModel, spoken
 from routerl_jax.models.images import encoded_image
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 from routerl_jax.remote.background import shared_loop
@@ -229,7 +230,7 @@ class _Job:
         failed = sum(self._counts[outcome] for outcome in FAILED)
         accepted = self._counts["accepted"]
         rejected = self._counts.total() - accepted - failed
-        return f"{accepted} accepted, {rejected} rejected, {failed} failed, {self._tokens / 1e6:.2f} M tokens"
+        return f"{accepted} accepted, {rejected} rejected, {failed} failed, {self._tokens:,} tokens"
 
 
 def _tokens(record: Mapping[str, Any]) -> int:
@@ -316,6 +317,8 @@ def _digest(questions: Sequence[Question]) -> str:
 
 
 def _prompts(protocol: StepProtocol) -> str:
-    """Of the instructions, which a later version may word anew."""
+    """Of what is said to the model, which a later version may word anew."""
+    kinds: tuple[Kind, ...] = ("route", "answer", "final")
     said = (protocol.route("", ()), protocol.answer("", ()), protocol.final("", ()))
-    return hashlib.sha256(json.dumps([[part.system, part.user] for part in said]).encode()).hexdigest()[:16]
+    texts = [[part.system, part.user] for part in said] + [spoken(shots(protocol, kind, 99)) for kind in kinds]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

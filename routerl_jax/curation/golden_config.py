@@ -26,6 +26,7 @@ class AttemptConfig:
     keep: Literal["first", "shortest"] = (
         "first"  # of the right attempts: the first, or the one with the fewest searches
     )
+    shots: int = 4  # most worked chats before each (curation.shots); the paper has 8
     retries: int = 2  # further replies asked for where one can't be read
     temperature: float = 1.0
     max_tokens: int = 2048  # of a reply
@@ -38,7 +39,7 @@ class AttemptConfig:
         for key in ("max_searches", "k", "candidates", "attempts", "max_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"config.attempt.{key}={getattr(self, key)} must be at least 1")
-        for key in ("retries", "temperature", "max_document"):
+        for key in ("shots", "retries", "temperature", "max_document"):
             if getattr(self, key) < 0:
                 raise ValueError(f"config.attempt.{key}={getattr(self, key)} must not be negative")
         if not 0 <= self.min_searches <= self.max_searches:

@@ -21,6 +21,7 @@ from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden import construct, save_picture
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
 from routerl_jax.curation.job import Journal, alone
+from routerl_jax.curation.shots import shots
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import (
     AnswerStep,
@@ -33,7 +34,7 @@ from routerl_jax.data.trajectories import (
     read_trajectories,
 )
 from routerl_jax.llms.base import Completion
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.training.config import KnowledgeConfig
 from tests.curation import golden_job
 from tests.curation.teacher import (
@@ -111,15 +112,33 @@ def test_a_right_answer_makes_a_trajectory_that_is_trained_on(tmp_path):
 
 
 def test_what_the_model_is_asked_is_what_the_policy_is_asked(tmp_path):
-    """A step's prompt is that of the same golden step in training, and the one that is written down."""
+    """A step has the prompt of that golden step in training, and is written with it; worked chats are the teacher's."""
     model = Scripted(lambda user, sample: knowing(user))
     run(job(str(questions(tmp_path / "rivers.jsonl", "Mono")), validation=0.0), tmp_path / "out", model)
     protocol = StepProtocol(tools=("text", "table"))
     (trajectory,) = made(tmp_path / "out")
     for step, golden, (messages, _) in zip(trajectory.steps, golden_steps(trajectory), model.asked, strict=True):
         said = protocol.golden(trajectory.question, golden)
-        assert [message.content for message in messages] == [said.system, said.user.rstrip("\n")]
+        first, *worked, last = messages
+        assert [first.content, last.content] == [said.system, said.user.rstrip("\n")]
+        assert worked == shots(protocol, golden.kind, 4)
         assert (step.system, step.problem) == (said.system, said.user)
+
+
+@pytest.mark.parametrize("tools", [("text", "table", "text_image"), ("text", "table"), ("elements",)])
+def test_worked_chats_keep_to_the_form(tools):
+    """Every reply of every shot is well formed and read as it is meant, for whatever knowledge bases there are."""
+    protocol = StepProtocol(tools=tools)
+    for message in shots(protocol, "route", 99)[1::2]:
+        assert protocol.parse_route(message.content).kind == "search"
+        assert well_formed_route(message.content)
+    asked = {protocol.parse_route(message.content).tool for message in shots(protocol, "route", 99)[1::2]}
+    assert asked == {tool for tool in tools if tool != "elements"} | {"none"}
+    for kind in ("answer", "final"):
+        for message in shots(protocol, kind, 99)[1::2]:
+            assert well_formed_answer(message.content)
+    assert [message.role for message in shots(protocol, "route", 2)] == ["user", "assistant"] * min(2, len(tools) + 1)
+    assert shots(protocol, "final", 0) == []
 
 
 # --- what is rejected, and what is asked again ---------------------------------------------------------------------------
@@ -435,7 +454,7 @@ def test_pictures_are_shown_searched_with_and_written(tmp_path):
     content = (tmp_path / "images" / "volta.png").read_bytes()
     uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     shown = [
-        [p["image_url"]["url"] for p in b["messages"][1]["content"] if p["type"] == "image_url"] for b in chats.bodies
+        [p["image_url"]["url"] for p in b["messages"][-1]["content"] if p["type"] == "image_url"] for b in chats.bodies
     ]
     assert shown == [[uri]] * len(chats.bodies)
     assert captions.batches == [
