@@ -137,9 +137,9 @@ class _Job:
     ) -> None:
         self._config, self._workdir, self._journal = config, workdir, journal
         records = {record["id"]: record for record in _records(journal)}
-        self._counts = collections.Counter(record["outcome"] for record in records.values())
-        self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         finished = {name for name, record in records.items() if record["outcome"] not in FAILED}
+        self._counts = collections.Counter(records[name]["outcome"] for name in finished)
+        self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         open_ = (question for question in questions if question.example.id not in finished)
         self.left = [question for question in open_ if not self._enough(question.dataset)]
         self._total = len(questions)
