@@ -58,10 +58,11 @@ def counts_of(parts: Sequence[str], flag: str) -> dict[str, int | None]:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.agents.driver import run
     from routerl_jax.core.types import Example
+    from routerl_jax.curation.job import check_same
+    from routerl_jax.curation.selection import SelectionConfig, select
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.training.rl import make_engine
     from routerl_jax.training.run import step_seed
-    from routerl_jax.training.selection import SelectionConfig, check_same, select
     from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
 
     config = read_config()
@@ -80,7 +81,9 @@ def main(_: Sequence[str]) -> None:
     parts = ("seed", "model", "agent", "knowledge", "data", "rollout")
     attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}
     made_of = {**attempted, **{key: dataclasses.asdict(config)[key] for key in parts}}
-    check_same(made_of, workdir / "selection.json", FLAGS.resume)
+    other = "use another --workdir"
+    if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
+        raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
     split_cpu(config.mesh.cpu_devices)
     source = open_examples(config.data.train, config.data.train_range, "train")
     recipe = build_recipe(config)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +15,10 @@ from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
+from routerl_jax.agents.calls import search_calls
 from routerl_jax.core.types import Call, Episode, Example, Passage, Query
 from routerl_jax.generation.engine import Engine, Generated, PromptTooLong, Stream
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.knowledge.query import query_image, query_text
 from routerl_jax.parallel import multihost
 
 
@@ -214,7 +212,7 @@ class _Driver:
 
         async def run_batch(tool: str, k: int, indices: list[int]) -> None:
             queries = [calls[i].query for i in indices]
-            for i, reply in zip(indices, await self._search(tool, queries, k)):
+            for i, reply in zip(indices, await search_calls(self.tools, tool, queries, k, self.tool_timeout)):
                 replies[i] = reply
 
         await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
@@ -227,86 +225,6 @@ class _Driver:
         for i, call in enumerate(calls):
             call.rollout.outstanding -= 1
             call.future.set_result(replies[i])
-
-    async def _search(self, tool: str, queries: list[Query], k: int) -> list[Call]:
-        """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other."""
-        started = time.perf_counter()
-        results = await self._attempt(tool, queries, k)
-        if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
-            results = [(await self._attempt(tool, [query], k))[0] for query in queries]
-        seconds = time.perf_counter() - started
-        cost = float(getattr(self.tools.get(tool), "cost", 1.0))
-        return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
-
-    async def _attempt(self, tool: str, queries: list[Query], k: int) -> Sequence[_Result]:
-        """Per query its passages, or why there are none."""
-        if tool not in self.tools:
-            return [_Failure(f"there is no tool {tool!r}")] * len(queries)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sequence[_Result]] = loop.create_future()
-
-        def work() -> None:
-            outcome: Sequence[_Result]
-            try:
-                outcome = _checked(tool, self.tools[tool].search(queries, k), len(queries))
-            except Exception as error:
-                outcome = [_Failure(f"{type(error).__name__}: {error}", raised=True)] * len(queries)
-            with contextlib.suppress(RuntimeError):  # the run is over: nobody waits for a late reply any more
-                loop.call_soon_threadsafe(lambda: future.done() or future.set_result(outcome))
-
-        threading.Thread(target=work, daemon=True, name=f"tool-{tool}").start()
-        try:
-            outcome = await asyncio.wait_for(future, self.tool_timeout)
-        except TimeoutError:
-            outcome = [_Failure(f"TimeoutError: no reply within {self.tool_timeout:g} s")] * len(queries)
-        failures = [result.message for result in outcome if isinstance(result, _Failure)]
-        if failures:
-            logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
-        return outcome
-
-
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """Why a query has no passages; `raised` if its whole batch failed by an exception, for which it need not be to blame."""
-
-    message: str
-    raised: bool = False
-
-
-_Result = tuple[Passage, ...] | _Failure
-
-
-def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
-    try:
-        image = query_image(query)
-    except ValueError:  # a picture that is not there; the tool has said so
-        image = ""
-    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
-    if isinstance(result, _Failure):
-        return dataclasses.replace(call, error=result.message)
-    return dataclasses.replace(call, passages=result)
-
-
-def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
-    """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
-
-    Raises:
-      TypeError: the reply is no list.
-      ValueError: it has not `count` results.
-    """
-    if not isinstance(reply, list | tuple):
-        raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
-    if len(reply) != count:
-        raise ValueError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
-    results: list[_Result] = []
-    for result in reply:
-        if not isinstance(result, list | tuple):
-            results.append(_Failure(f"tool {tool!r} gave {type(result).__name__} instead of a list of Passage"))
-        elif wrong := [type(item).__name__ for item in result if not isinstance(item, Passage)]:
-            results.append(_Failure(f"tool {tool!r} gave a list with {wrong[0]} in it instead of Passage"))
-        else:
-            results.append(tuple(result))
-    return results
 
 
 @dataclasses.dataclass

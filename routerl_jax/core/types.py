@@ -42,10 +42,15 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message of a chat, as chat templates take it."""
+    """One message of a chat, as chat templates take it.
+
+    Attributes:
+      images: pictures that stand before the content, as `Example` has them; for chat models (llms), templates know none.
+    """
 
     role: Literal["system", "user", "assistant"]
     content: str
+    images: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

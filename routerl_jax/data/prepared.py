@@ -60,6 +60,8 @@ class Questions(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = tqdm(distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question")
         for number, example in enumerate(rows):
+            if example.images:
+                raise ValueError(f"{self._path}: question {example.id!r} has pictures; name the file without tfds/")
             yield (
                 number,
                 {

@@ -117,7 +117,7 @@ def open_dataset(name: str) -> ExampleSource:
     """
     if "," in name and not pathlib.Path(name).exists():
         parts = [part.strip() for part in name.split(",")]
-        return Joined(list(zip(_short_names(parts), map(open_dataset, parts))))
+        return Joined(list(zip(short_names(parts), map(open_dataset, parts))))
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import KINDS, AtlasExamples
 
@@ -177,7 +177,7 @@ def _check_format(name: str) -> None:
     FORMATS.get(name)  # raises ValueError that lists them
 
 
-def _short_names(parts: Sequence[str]) -> list[str]:
+def short_names(parts: Sequence[str]) -> list[str]:
     """Of each name its file's, without directory and extensions; with the directory's where that is not enough."""
     paths = [pathlib.Path(split_name(part.removeprefix(_PREPARED))[1]) for part in parts]
     short = [path.name.split(".")[0] for path in paths]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
+from routerl_jax.data.pictures import picture_beside
 
 NONE = "none"  # the query and the retriever of "nothing more is needed"
 RETRIEVERS = {
@@ -163,16 +164,20 @@ def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Traject
       ValueError: while reading: names file, row, step and key.
     """
     for place, row in read_rows(path):
-        steps = row.get("steps")
-        if not isinstance(steps, list) or not steps:
-            raise place.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
-        read = tuple(_step(step, place, number) for number, step in enumerate(steps, 1))
-        question, images = _question(row, read[0].problem, place), _images(row, place)
-        try:
-            trajectory = Trajectory(id=str(row.get("id", place.number)), question=question, steps=read, images=images)
-        except ValueError as error:
-            raise place.error(str(error)) from error
-        yield place, trajectory
+        yield place, trajectory_of(row, place)
+
+
+def trajectory_of(row: Mapping[str, Any], place: Place) -> Trajectory:
+    """A row as `read_trajectories` has it. Raises ValueError that names row, step and key."""
+    steps = row.get("steps")
+    if not isinstance(steps, list) or not steps:
+        raise place.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
+    read = tuple(_step(step, place, number) for number, step in enumerate(steps, 1))
+    question, images = _question(row, read[0].problem, place), _images(row, place)
+    try:
+        return Trajectory(id=str(row.get("id", place.number)), question=question, steps=read, images=images)
+    except ValueError as error:
+        raise place.error(str(error)) from error
 
 
 def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajectory]) -> None:
@@ -184,14 +189,18 @@ def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajecto
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
-            row = {
-                "id": trajectory.id,
-                "question": trajectory.question,
-                "images": list(trajectory.images),
-                "steps": [_step_row(step) for step in trajectory.steps],
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(trajectory_row(trajectory), ensure_ascii=False) + "\n")
     temporary.replace(path)
+
+
+def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as `write_trajectories` writes it."""
+    return {
+        "id": trajectory.id,
+        "question": trajectory.question,
+        "images": list(trajectory.images),
+        "steps": [_step_row(step) for step in trajectory.steps],
+    }
 
 
 def documents_of(problem: str) -> tuple[Document, ...]:
@@ -354,7 +363,8 @@ class StepExamples:
                 raise place.error(
                     f"id {trajectory.id!r} is that of {first.unit} {first.number} too; ids must be distinct"
                 )
-            images = tuple(_found(name, place) for name in trajectory.images)
+            instead = f"leave out trajectories with images: trajectories/text:{place.path}"
+            images = tuple(picture_beside(name, place, instead) for name in trajectory.images)
             self._examples += _examples(trajectory, images)
         if not self._examples:
             why = " without images" if text_only else ""
@@ -382,14 +392,3 @@ def _examples(trajectory: Trajectory, images: tuple[pathlib.Path, ...]) -> Itera
             images=images,
             metadata={"step": step},
         )
-
-
-def _found(name: str, place: Place) -> pathlib.Path:
-    beside = place.path.parent
-    for path in (beside / name, beside / "images" / name):
-        if path.is_file():
-            return path
-    raise place.error(
-        f"image {name!r} is neither in {beside} nor in {beside / 'images'}; put it there, or leave out trajectories with "
-        f"images: trajectories/text:{place.path}"
-    )

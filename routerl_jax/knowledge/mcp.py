@@ -266,7 +266,7 @@ class McpTool:
         if query_image(query):
             if self._image_key not in self._takes:
                 raise ValueError(f"tool {self.name!r} takes no picture")
-            from routerl_jax.knowledge.client.kb import image_uri
+            from routerl_jax.models.images import image_uri
 
             arguments[cast(str, self._image_key)] = image_uri(cast(Any, query).image)
         return arguments

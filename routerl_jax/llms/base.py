@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from routerl_jax.core.types import Message
+from routerl_jax.models.images import image_digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,15 @@ class Completion:
     finish: str = "stop"
     prompt_tokens: int = 0
     tokens: int = 0
+
+
+def spoken(conversation: Sequence[Message]) -> list[list[str]]:
+    """What two equal conversations have in common, JSON-serialisable: roles, contents, digests of pictures.
+
+    Raises:
+      ValueError: a picture that can't be read.
+    """
+    return [[m.role, m.content, *map(image_digest, m.images)] for m in conversation]
 
 
 class ChatModel(Protocol):
@@ -47,10 +57,12 @@ class ChatModel(Protocol):
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> list[Completion]:
         """One answer per conversation, in order. A conversation that fails has `error` set; nothing is raised for it.
 
         Args:
           schema: a JSON schema that the answer should obey. A model that can't be made to may ignore it: check the answer.
+          sample: who asks the same again, and wants another answer above temperature 0, counts up here.
         """
         ...

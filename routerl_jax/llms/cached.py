@@ -10,13 +10,14 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Message
-from routerl_jax.llms.base import ChatModel, Completion
+from routerl_jax.llms.base import ChatModel, Completion, spoken
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
 
 
 class CachedModel:
-    """A ChatModel with its answers in a cache, under its name, its settings, the messages, and the call's arguments.
+    """A ChatModel with its answers in a cache, under its name, its settings, the messages (pictures by their content), and the
+    call's arguments.
 
     Answers above temperature 0 are kept as well: equal calls get equal answers. Failures are not kept. Within a call, equal
     conversations are asked once.
@@ -43,10 +44,12 @@ class CachedModel:
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> list[Completion]:
         """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set."""
-        about = [self.name, self.settings, max_tokens, temperature, schema]
-        keys = [cache_key("llm", about, [[m.role, m.content] for m in messages]) for messages in conversations]
+        about: list[Any] = [self.name, self.settings, max_tokens, temperature, schema]
+        about += [sample] if sample else []
+        keys = [cache_key("llm", about, spoken(messages)) for messages in conversations]
         answers = {key: _read(value) for key, value in self._cache.get_many(keys).items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         asked = list(missing)
@@ -54,7 +57,11 @@ class CachedModel:
             for start in range(0, len(asked), self._save_every):
                 some = asked[start : start + self._save_every]
                 fresh = self._model.complete(
-                    [missing[key] for key in some], max_tokens=max_tokens, temperature=temperature, schema=schema
+                    [missing[key] for key in some],
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    schema=schema,
+                    sample=sample,
                 )
                 self._cache.set_many({key: _write(answer) for key, answer in zip(some, fresh) if answer.error is None})
                 answers |= dict(zip(some, fresh))

@@ -18,7 +18,7 @@ from absl import logging
 from routerl_jax.core.types import Message
 from routerl_jax.generation.engine import Engine, Generated, Stream
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.llms.base import Completion
+from routerl_jax.llms.base import Completion, spoken
 from routerl_jax.llms.schemas import with_schema
 
 
@@ -27,15 +27,16 @@ class _Job:
     conversation: Sequence[Message]
     max_tokens: int
     temperature: float
+    sample: int
     done: Future[Completion]
 
 
 class EngineModel:
     """A ChatModel over a generation engine, which it alone may use from now on.
 
-    Conversations join those that are being decoded as soon as a row is free. What a conversation's answer is depends on
-    it, its settings and the engine's seed, not on the company. A schema is put in the prompt; nothing forces the model to
-    obey it.
+    Conversations join those that are being decoded as soon as a row is free. What a conversation's answer is depends on it,
+    its settings, its sample and the engine's seed, not on the company. A schema is put in the prompt; nothing forces the
+    model to obey it.
 
     Args:
       engine: its tokenizer must have a chat template.
@@ -67,12 +68,11 @@ class EngineModel:
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> list[Completion]:
         """One answer per conversation, in order; what fails has `error` set."""
-        jobs = [
-            _Job(with_schema(conversation, schema) if schema else conversation, max_tokens, temperature, Future())
-            for conversation in conversations
-        ]
+        asked = [with_schema(conversation, schema) if schema else conversation for conversation in conversations]
+        jobs = [_Job(conversation, max_tokens, temperature, sample, Future()) for conversation in asked]
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
                 self._worker = threading.Thread(target=self._work, daemon=True, name="engine-model")
@@ -125,8 +125,9 @@ class EngineModel:
     def _open(self, job: _Job) -> None:
         stream = None
         try:
-            prompt = self._engine.tokenizer.chat(job.conversation)
-            stream = self._engine.open(prompt, example_id=_identity(job.conversation))
+            prompt = self._engine.tokenizer.chat([self._marked(message) for message in job.conversation])
+            images = [image for message in job.conversation for image in message.images]
+            stream = self._engine.open(prompt, _identity(job.conversation), job.sample, images=images)
             sampling = Sampling(temperature=job.temperature)
             self._engine.request(stream, max_tokens=job.max_tokens, sampling=sampling)
         except Exception as error:  # a template or a prompt that can't be used
@@ -135,6 +136,13 @@ class EngineModel:
             job.done.set_result(Completion(error=f"{type(error).__name__}: {error}", finish="error"))
             return
         self._running[id(stream)] = (stream, job)
+
+    def _marked(self, message: Message) -> Message:
+        """The message with the model's mark before its content for each of its pictures."""
+        if not message.images or (reader := self._engine.images) is None:  # then the engine says that it sees none
+            return message
+        marks = self._engine.tokenizer.decode(reader.marker) * len(message.images)
+        return dataclasses.replace(message, content=marks + message.content)
 
     def _fail_all(self, message: str) -> None:
         for stream, job in self._running.values():
@@ -156,5 +164,4 @@ class EngineModel:
 
 
 def _identity(conversation: Sequence[Message]) -> str:
-    text = json.dumps([[message.role, message.content] for message in conversation])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(spoken(conversation)).encode()).hexdigest()

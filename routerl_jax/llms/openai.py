@@ -11,6 +11,7 @@ from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.schemas import with_schema
+from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.http import HttpClient, HttpError
 from routerl_jax.remote.limits import RateLimiter, acquire_async
@@ -77,9 +78,10 @@ class OpenAIModel:
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> list[Completion]:
-        """One answer per conversation, in order; what fails has `error` set."""
-        work = self._complete_all(conversations, max_tokens, temperature, schema)
+        """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings."""
+        work = self._complete_all(conversations, max_tokens, temperature, schema, sample)
         return shared_loop().run(work)
 
     async def complete_async(
@@ -89,18 +91,28 @@ class OpenAIModel:
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> Completion:
         """One answer, for coroutines of the shared background loop."""
         level = self._format
+        try:
+            pictures = [[image_uri(image) for image in message.images] for message in conversation]
+        except ValueError as error:
+            return Completion(error=str(error), finish="error")
         while True:
             messages = (
                 with_schema(conversation, schema) if schema and _FORMATS[level] != "json_schema" else conversation
             )
             fields: dict[str, Any] = {
                 "model": self.name,
-                "messages": [{"role": message.role, "content": message.content} for message in messages],
+                "messages": [
+                    {"role": message.role, "content": _content(message.content, shown)}
+                    for message, shown in zip(messages, pictures)
+                ],
                 **self.settings,
             }
+            if sample and isinstance(fields.get("seed"), int):
+                fields["seed"] += sample
             if schema is not None:
                 fields |= _response_format(_FORMATS[level], schema)
             try:
@@ -123,10 +135,12 @@ class OpenAIModel:
         return await acquire_async(self._limiter, self._url)
 
     async def _complete_all(
-        self, conversations: Sequence[Sequence[Message]], max_tokens: int, temperature: float, schema: Any
+        self, conversations: Sequence[Sequence[Message]], max_tokens: int, temperature: float, schema: Any, sample: int
     ) -> list[Completion]:
         work = (
-            self.complete_async(conversation, max_tokens=max_tokens, temperature=temperature, schema=schema)
+            self.complete_async(
+                conversation, max_tokens=max_tokens, temperature=temperature, schema=schema, sample=sample
+            )
             for conversation in conversations
         )
         return await asyncio.gather(*work)
@@ -158,6 +172,13 @@ class OpenAIModel:
             self._temperature = False
             return True
         return False
+
+
+def _content(text: str, pictures: Sequence[str]) -> str | list[dict[str, Any]]:
+    """A message's content: a string, or parts where there are pictures."""
+    if not pictures:
+        return text
+    return [*({"type": "image_url", "image_url": {"url": uri}} for uri in pictures), {"type": "text", "text": text}]
 
 
 def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from routerl_jax.models.patches import ImagePatches, arrange
 
 ImageSource = bytes | bytearray | str | os.PathLike | Image.Image | np.ndarray
 
+_COMMON = ("png", "jpeg", "gif", "webp")  # formats that whoever takes pictures takes
 _MOST_ASPECT = 200  # of the longer side to the shorter one, in Qwen's smart_resize
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -82,6 +83,28 @@ def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "imag
         except OSError as error:
             raise ValueError(f"{name}: can't be read ({error.strerror}); check the path") from error
     return bytes(source)
+
+
+def encoded_image(source: ImageSource, name: str | None = None) -> tuple[bytes, str]:
+    """A picture as a file, and its format ("png", "jpeg", "gif", "webp"): the encoded bytes as they are, anything else as PNG.
+
+    Raises:
+      ValueError: nothing that can be used as a picture; names it.
+    """
+    if not isinstance(source, Image.Image | np.ndarray):
+        content = image_bytes(source, _name(source, name))
+        form = (_open(content, _name(source, name)).format or "").lower()
+        if form in _COMMON:
+            return content, form
+    buffer = io.BytesIO()
+    decode_image(source, name=name).save(buffer, format="PNG")
+    return buffer.getvalue(), "png"
+
+
+def image_uri(source: ImageSource) -> str:
+    """A picture as a `data:` URI in base64, as `encoded_image` has it. Raises ValueError as that does."""
+    content, form = encoded_image(source)
+    return f"data:image/{form};base64,{base64.b64encode(content).decode()}"
 
 
 def image_digest(source: ImageSource) -> str:

@@ -142,8 +142,14 @@ def _paper_route(episode: Episode) -> Route | None:
 def _paper_answer(episode: Episode, step: GoldenStep, normalizer: str) -> float:
     if not episode.turns or not episode.turns[-1].well_formed:
         return 0.0
-    recalls = [f1_recall(episode.answer, gold, normalizer) for gold in step.answers]
-    return recalls[0] if step.kind == "answer" else float(max(recalls) == 1.0)
+    if step.kind == "answer":
+        return f1_recall(episode.answer, step.answers[0], normalizer)
+    return final_accuracy(episode.answer, step.answers, normalizer)
+
+
+def final_accuracy(answer: str | None, golds: Sequence[str], normalizer: str = "vqa") -> float:
+    """Acc of a final answer (equations 17 and 24): 1 if it has all words of some accepted answer, else 0."""
+    return float(any(f1_recall(answer, gold, normalizer) == 1.0 for gold in golds))
 
 
 # --- the released code's -----------------------------------------------------------------------------------------------

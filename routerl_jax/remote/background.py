@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -41,6 +42,32 @@ class BackgroundLoop:
         """Stops the loop."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5)
+
+
+async def in_thread(work: Callable[[], T], name: str) -> T:
+    """The result of `work`, which runs on a thread of its own. A wait that is cancelled leaves it running, alone."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    return await future
 
 
 _shared: tuple[int, BackgroundLoop] | None = None

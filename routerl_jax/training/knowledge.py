@@ -28,9 +28,14 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
     Raises:
       ValueError: names the section of config.knowledge that is at fault.
     """
-    alone = {name: _open_kb(name, spec, progress) for name, spec in config.knowledge.items() if spec.kind != "hybrid"}
-    joined = {name: _join(name, spec, alone) for name, spec in config.knowledge.items() if spec.kind == "hybrid"}
-    return {name: (alone | joined)[name] for name in config.knowledge}
+    return open_knowledge_bases(config.knowledge, progress=progress)
+
+
+def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
+    """`open_knowledge` without the rest of a run."""
+    alone = {name: _open_kb(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
+    joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}
+    return {name: (alone | joined)[name] for name in knowledge}
 
 
 def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase]) -> KnowledgeBase:

@@ -76,6 +76,37 @@ def test_what_flashrag_keeps_under_metadata_is_metadata(tmp_path: pathlib.Path) 
     }
 
 
+def test_pictures_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the file or in images/, data URIs as they are, URLs left to the metadata; a missing file is named."""
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "images").mkdir()
+    for place in ("a.jpg", "images/b.jpg"):
+        (tmp_path / place).write_bytes(b"jpeg")
+    plain = {"question": "What is this?", "golden_answers": ["x"]}
+    uri = "data:image/png;base64,AAAA"
+    path = as_json(
+        tmp_path / "vqa.jsonl",
+        {**plain, "id": "1", "image": "a.jpg"},
+        {**plain, "id": "2", "images": ["b.jpg", uri], "image": None},
+        {**plain, "id": "3", "image": "https://example.org/c.jpg"},
+        {**plain, "id": "4", "image": None},
+    )
+    examples = open_dataset(str(path))
+    found = [examples[i].images for i in range(4)]
+    assert found == [(tmp_path / "a.jpg",), (tmp_path / "images" / "b.jpg", uri), (), ()]
+    assert "image" not in examples[0].metadata
+    assert examples[2].metadata["image"] == "https://example.org/c.jpg"
+    with pytest.raises(ValueError, match="question '1' has pictures; name the file without tfds/"):
+        open_dataset(f"tfds/{path}")
+    for image, message in (
+        ("c.jpg", "image 'c.jpg' is neither in .* take 'image' out of the row"),
+        (3, "must be a path"),
+    ):
+        path = as_json(tmp_path / "bad.jsonl", {**plain, "image": image})
+        with pytest.raises(ValueError, match=rf"bad\.jsonl, line 1: .*{message}"):
+            open_dataset(str(path))
+
+
 def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
     path = as_json(tmp_path / "dev.json", rows.TWO_WIKI)
     example = only(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from routerl_jax.core.types import Message
@@ -17,7 +19,7 @@ class Counting:
         self.asked = []
         self.settings = {}
 
-    def complete(self, conversations, *, max_tokens=1024, temperature=0.0, schema=None):
+    def complete(self, conversations, *, max_tokens=1024, temperature=0.0, schema=None, sample=0):
         answers = []
         for messages in conversations:
             text = messages[-1].content
@@ -72,3 +74,21 @@ def test_default_place(tmp_path, monkeypatch):
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path))
     CachedModel(Counting()).complete(say("a"))
     assert (tmp_path / "llms.sqlite").is_file()
+
+
+def test_samples_and_pictures_are_told_apart(tmp_path):
+    """By the picture's content, wherever it is; an earlier cache's answers, of the first sample, are found."""
+    for name, shade in (("a", 1), ("b", 1), ("c", 2)):
+        PIL.Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(tmp_path / f"{name}.png")
+
+    def seen(name):
+        return [[Message(role="user", content="x", images=(tmp_path / f"{name}.png",))]]
+
+    model = Counting()
+    cached = CachedModel(model, SqliteCache(tmp_path / "c.sqlite"))
+    for conversation in (say("x"), seen("a"), seen("b"), seen("c")):
+        cached.complete(conversation)
+    assert len(model.asked) == 3  # a and b look the same
+    for sample in (0, 1, 2, 1):
+        cached.complete(say("x"), temperature=1.0, sample=sample)
+    assert len(model.asked) == 6

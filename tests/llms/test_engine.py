@@ -10,8 +10,9 @@ import pytest
 
 from routerl_jax.core.types import Message
 from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.sampling import Sampling
 from routerl_jax.llms.engine import EngineModel
-from tests import tiny
+from tests import seeing, tiny
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,45 @@ def test_threads_share_batches_and_company_changes_nothing(engine):
         thread.join(60)
     assert [together[i] for i in range(8)] == alone
     model.close()
+
+
+def test_samples_differ_and_repeat(engine):
+    model = EngineModel(engine)
+    texts = [model.complete(say("q"), max_tokens=10, temperature=1.0, sample=i)[0].text for i in (0, 1, 2, 1)]
+    assert len(set(texts)) == 3
+    assert texts[1] == texts[3]
+    model.close()
+
+
+def test_a_model_that_sees_is_shown_pictures(engine):
+    """The answer is the engine's own to the marked prompt; a model that sees nothing says so, and answers others."""
+    sees = Engine(seeing.model(), rows=2, max_length=128)
+    sees.tokenizer.hf.chat_template = engine.tokenizer.hf.chat_template
+    pictures = (seeing.picture(0), seeing.picture(1))
+    asked = Message(role="user", content="what is on it?", images=pictures)
+    try:
+        prompt = sees.tokenizer.chat([Message(role="user", content=seeing.MARKER * 2 + asked.content)])
+        (answer,) = (model := EngineModel(sees)).complete([[asked]], max_tokens=8)
+        stream = sees.open(prompt, images=pictures)
+        sees.request(stream, max_tokens=8, sampling=Sampling(temperature=0.0))
+        ((_, turn),) = _until_done(sees)
+        assert answer.error is None
+        assert answer.tokens == len(turn.tokens)
+        ids = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
+        assert answer.text == sees.tokenizer.decode(ids).strip()
+        model.close()
+    finally:
+        sees.tokenizer.hf.chat_template = None
+    blind, other = (model := EngineModel(engine)).complete([[asked], *say("q")], max_tokens=4)
+    assert "sees no images" in blind.error
+    assert other.error is None
+    model.close()
+
+
+def _until_done(engine):
+    while not (finished := engine.step()):
+        pass
+    return finished
 
 
 def test_what_does_not_fit_fails_alone(engine):
@@ -106,7 +146,7 @@ def test_an_answer_that_cannot_be_decoded_fails_alone():
     class Odd:
         tokenizer, max_length, seed = Tokenizer(), 8, 0
 
-        def open(self, prompt, example_id):
+        def open(self, prompt, example_id, sample, images):
             return types.SimpleNamespace(ledger=prompt)
 
         def request(self, stream, **settings):

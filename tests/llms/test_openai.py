@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from routerl_jax.core.types import Message
 from routerl_jax.llms.load import ChatModelConfig, chat_model
 from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.llms.schemas import without_thinking
+from routerl_jax.models.images import decode_image
 from tests.web_servers import Chats, http_error, serving
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -181,6 +185,28 @@ def test_redirects_are_not_followed_with_the_key(chats, monkeypatch):
         answer = OpenAIModel("m", server.url).complete(say("a"))[0]
     assert "give that URL instead" in answer.error
     assert not chats.bodies
+
+
+def test_pictures_and_samples(chats, tmp_path):
+    """A picture is a part before the text, as the file it is, or as PNG; a seed counts on; failures are apart."""
+    PIL.Image.new("RGB", (4, 4), (9, 9, 9)).save(tmp_path / "a.jpg")
+    chats.reply = lambda messages: "seen"
+    pictures = (tmp_path / "a.jpg", np.zeros((4, 4, 3), np.uint8))
+    model = OpenAIModel("m", chats.url, extra={"seed": 5}, backoff=0.01)
+    asked = [Message(role="system", content="s"), Message(role="user", content="what?", images=pictures)]
+    absent = [Message(role="user", content="what?", images=(tmp_path / "b.jpg",))]
+    seen, failed = model.complete([asked, absent], sample=2)
+    assert (seen.text, failed.text) == ("seen", "")
+    assert "b.jpg: can't be read" in failed.error
+    (body,) = chats.bodies
+    assert body["seed"] == 7
+    assert body["messages"][0]["content"] == "s"
+    *shown, text = body["messages"][1]["content"]
+    assert text == {"type": "text", "text": "what?"}
+    uris = [part["image_url"]["url"] for part in shown]
+    assert [uri.partition(",")[0] for uri in uris] == ["data:image/jpeg;base64", "data:image/png;base64"]
+    assert base64.b64decode(uris[0].partition(",")[2]) == (tmp_path / "a.jpg").read_bytes()
+    assert decode_image(uris[1]).getpixel((0, 0)) == (0, 0, 0)
 
 
 def test_factory(chats, monkeypatch):

@@ -13,6 +13,7 @@ from routerl_jax.data.formats.format import (
     Row,
     distinct,
     example_id,
+    images_of,
     question_of,
     strings,
     with_metadata,
@@ -22,7 +23,8 @@ _ANSWER_KEYS = ("golden_answers", "answers", "answer")
 
 
 class FlashRag(QuestionFormat):
-    """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`) and `answer_aliases`.
+    """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`), `answer_aliases`, and
+    `image` or `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs.
 
     A row without answers is an error. Every other key goes to `metadata` as it is, and so does what is under `metadata`.
     """
@@ -41,12 +43,14 @@ class FlashRag(QuestionFormat):
         answers = distinct(strings(row[key], place, key))
         if not answers:
             raise place.error(f"key {key!r} holds no answer but blanks")
-        used = ("id", "_id", "question", "answer_aliases", key)
+        images = images_of(row, place)
+        used = ("id", "_id", "question", "answer_aliases", key, *(("image", "images") if images else ()))
         own = {name: value for name, value in row.items() if name not in used}
         return Example(
             id=example_id(row, place),
             question=question,
             answers=distinct(answers, strings(aliases, place, "answer_aliases")),
+            images=images,
             metadata=with_metadata(own),
         )
 

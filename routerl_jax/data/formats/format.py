@@ -11,6 +11,7 @@ from typing import Any
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.pictures import picture_beside
 
 Row = Mapping[str, Any]
 
@@ -91,6 +92,32 @@ def json_strings(value: Any, place: Place, key: str) -> list[str]:
         if isinstance(value, str):
             raise place.error(f"key {key!r} should hold a JSON list of strings, found the string {value!r}")
     return strings(value, place, key)
+
+
+def images_of(row: Row, place: Place) -> tuple[Any, ...]:
+    """The pictures under `images` (a list) or `image` (one): paths that were found, `data:` URIs, bytes. URLs are left alone.
+
+    Raises:
+      ValueError: something else is there, or a file that is not to be found.
+    """
+    key = "images" if row.get("images") else "image"
+    given = row.get(key)
+    if isinstance(given, Mapping):  # the hub's column type
+        given = [given]
+    names = [given] if isinstance(given, str) else given or []
+    if not isinstance(names, list):
+        raise place.error(f"key {key!r} must be a path or a list of paths")
+    found: list[Any] = []
+    for name in names:
+        if isinstance(name, Mapping) and isinstance(name.get("bytes"), bytes):
+            found.append(name["bytes"])
+        elif not isinstance(name, str) or not name:
+            raise place.error(f"key {key!r} must be a path or a list of paths, found {str(name)[:80]!r}")
+        elif name.startswith("data:"):
+            found.append(name)
+        elif "://" not in name:
+            found.append(picture_beside(name, place, f"take {key!r} out of the row"))
+    return tuple(found)
 
 
 def distinct(*parts: Sequence[str]) -> tuple[str, ...]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import os
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -22,8 +18,8 @@ from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Transport
 from routerl_jax.knowledge.query import query_key
-from routerl_jax.knowledge.serving.schema import data_uri, passage_json, passage_of
-from routerl_jax.models.images import ImageSource, decode_image, image_bytes
+from routerl_jax.knowledge.serving.schema import passage_json, passage_of
+from routerl_jax.models.images import image_uri
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import RateLimiter
 
@@ -211,17 +207,6 @@ def _query_json(query: Query) -> Any:
         return query
     body = {} if query.text is None else {"text": query.text}
     return {**body, "image": image_uri(query.image)}
-
-
-def image_uri(image: ImageSource) -> str:
-    """A picture as a data URI: its encoded bytes as they are, pixels as PNG."""
-    if isinstance(image, Image.Image | np.ndarray):
-        buffer = io.BytesIO()
-        decode_image(image).save(buffer, format="PNG")
-        return data_uri(buffer.getvalue(), "image/png")
-    if isinstance(image, str) and image.startswith("data:"):
-        return image
-    return data_uri(image_bytes(image), "application/octet-stream")
 
 
 def _pack(passages: Sequence[Passage]) -> bytes:

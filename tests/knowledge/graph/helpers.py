@@ -49,6 +49,7 @@ class Scripted:
         max_tokens: int = 1024,
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
     ) -> list[Completion]:
         self.asked += [messages[-1].content for messages in conversations]
         self.temperatures += [temperature] * len(conversations)

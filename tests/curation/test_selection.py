@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
+from routerl_jax.curation.selection import SelectionConfig
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.training.selection import SelectionConfig, check_same
+from tests.curation.selection_job import CONFIG, QUESTIONS, job
 from tests.programs import finish, launch_here, refusal, start, write_config
-from tests.training.selection_job import CONFIG, QUESTIONS, job
 from tests.training.small_run import make_config
 
 
@@ -75,7 +75,7 @@ def test_only_unanswered_questions_go_on(tmp_path: pathlib.Path) -> None:
 def test_a_killed_job_repeats_nothing_that_was_finished(tmp_path: pathlib.Path, moment: str) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     job(whole)
-    finish(start("tests.training.selection_job", killed, "--kill", moment), -signal.SIGKILL)
+    finish(start("tests.curation.selection_job", killed, "--kill", moment), -signal.SIGKILL)
     before = (killed / "calls.txt").read_text().splitlines()
     assert not (killed / "difficulty.jsonl").exists()
     job(killed)
@@ -96,7 +96,7 @@ def test_a_finished_job_attempts_nothing_and_other_questions_are_refused(tmp_pat
         job(tmp_path, QUESTIONS[1:])
 
 
-def test_settings_are_checked(tmp_path: pathlib.Path) -> None:
+def test_settings_are_checked() -> None:
     for options, message in (
         ({"easy_below": 30}, "easy_below=30 must be in"),
         ({"per_round": 0}, "per_round=0"),
@@ -105,13 +105,6 @@ def test_settings_are_checked(tmp_path: pathlib.Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             SelectionConfig(**options)  # type: ignore[arg-type]
-    path = tmp_path / "selection.json"
-    check_same({"a": 1}, path, False)
-    check_same({"a": 1}, path, True)
-    with pytest.raises(ValueError, match="pass --resume"):
-        check_same({"a": 1}, path, False)
-    with pytest.raises(ValueError, match="a differs: 1, now 2"):
-        check_same({"a": 2}, path, True)
 
 
 def test_the_program_on_the_shipped_policy(

@@ -1,6 +1,6 @@
 """A selection job with a scripted policy, also as a program that tests kill:
 
-    python -m tests.training.selection_job WORKDIR [--kill ROUND/PORTION]
+    python -m tests.curation.selection_job WORKDIR [--kill ROUND/PORTION]
 
 It is killed (-9) while that portion is written. `WORKDIR/calls.txt` gets a line for every portion that is attempted.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.training.selection import SelectionConfig, SelectionReport, select
+from routerl_jax.curation.selection import SelectionConfig, SelectionReport, select
 from tests.agents.scripted import AGENT, ScriptedEngine, knowledge
 
 # Question qN is answered at attempt N, q0 never.

@@ -7,7 +7,6 @@ portion, so that a killed job goes on where it was.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -197,29 +196,3 @@ def _is_of(row: Mapping[str, Any], name: str, level: str) -> bool:
     metadata = row["metadata"]
     known = next((metadata[key] for key in ("dataset", "data_source", "source") if key in metadata), "")
     return metadata["difficulty"] == level and (not name or known == name)
-
-
-def check_same(settings: Mapping[str, Any], path: pathlib.Path, resume: bool) -> None:
-    """Writes what a job is made of, or compares it with what is there.
-
-    Raises:
-      ValueError: there is a job already and `resume` is False, or one of other settings.
-    """
-    saved = json.loads(path.read_text()) if path.is_file() else None
-    current = json.loads(json.dumps(settings))
-    if saved is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(current, indent=2) + "\n")
-        temporary.replace(path)
-        return
-    if not resume:
-        raise ValueError(
-            f"{path.parent} holds a selection already; pass --resume to continue it, or use another --workdir"
-        )
-    differing = [key for key in current if saved.get(key) != current[key]]
-    if differing:
-        raise ValueError(
-            f"{path} was made with other settings ({differing[0]} differs: {saved.get(differing[0])!r}, now "
-            f"{current[differing[0]]!r}); resume with the same ones, or use another --workdir"
-        )

@@ -1,0 +1,104 @@
+"""Calls of search tools: batches in threads of their own, bounded in time, whose failures are replies and not exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.types import Call, Passage, Query
+from routerl_jax.knowledge.query import query_image, query_text
+from routerl_jax.remote.background import in_thread
+
+
+async def search_calls(
+    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
+) -> list[Call]:
+    """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other.
+
+    Args:
+      k: passages per query.
+      timeout: seconds after which a batch counts as failed.
+
+    Returns:
+      One call per query, in order; one that failed has `error` set.
+    """
+    started = time.perf_counter()
+    results = await _attempt(tools, tool, queries, k, timeout)
+    if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
+        results = [(await _attempt(tools, tool, [query], k, timeout))[0] for query in queries]
+    seconds = time.perf_counter() - started
+    cost = float(getattr(tools.get(tool), "cost", 1.0))
+    return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Why a query has no passages; `raised` if its whole batch failed by an exception, for which it need not be to blame."""
+
+    message: str
+    raised: bool = False
+
+
+_Result = tuple[Passage, ...] | _Failure
+
+
+async def _attempt(
+    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
+) -> Sequence[_Result]:
+    """Per query its passages, or why there are none."""
+    if tool not in tools:
+        return [_Failure(f"there is no tool {tool!r}")] * len(queries)
+
+    def work() -> Sequence[_Result]:
+        try:
+            return _checked(tool, tools[tool].search(queries, k), len(queries))
+        except Exception as error:
+            return [_Failure(f"{type(error).__name__}: {error}", raised=True)] * len(queries)
+
+    try:
+        outcome = await asyncio.wait_for(in_thread(work, f"tool-{tool}"), timeout)
+    except TimeoutError:
+        outcome = [_Failure(f"TimeoutError: no reply within {timeout:g} s")] * len(queries)
+    failures = [result.message for result in outcome if isinstance(result, _Failure)]
+    if failures:
+        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
+    return outcome
+
+
+def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
+    try:
+        image = query_image(query)
+    except ValueError:  # a picture that is not there; the tool has said so
+        image = ""
+    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
+    if isinstance(result, _Failure):
+        return dataclasses.replace(call, error=result.message)
+    return dataclasses.replace(call, passages=result)
+
+
+def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
+    """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
+
+    Raises:
+      TypeError: the reply is no list.
+      ValueError: it has not `count` results.
+    """
+    if not isinstance(reply, list | tuple):
+        raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
+    if len(reply) != count:
+        raise ValueError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
+    results: list[_Result] = []
+    for result in reply:
+        if not isinstance(result, list | tuple):
+            results.append(_Failure(f"tool {tool!r} gave {type(result).__name__} instead of a list of Passage"))
+        elif wrong := [type(item).__name__ for item in result if not isinstance(item, Passage)]:
+            results.append(_Failure(f"tool {tool!r} gave a list with {wrong[0]} in it instead of Passage"))
+        else:
+            results.append(tuple(result))
+    return results

@@ -1,0 +1,1 @@
+"""Training data that models make: questions by difficulty, golden trajectories."""

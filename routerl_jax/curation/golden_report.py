@@ -1,0 +1,156 @@
+"""What a job of golden trajectories came to: questions by data set, reasons, steps, retrievers, and what it took."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.curation.attempts import FAILED
+from routerl_jax.curation.balance import pattern_of
+from routerl_jax.curation.golden_config import ConstructConfig
+from routerl_jax.data.trajectories import Trajectory, summarize_trajectories
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetRow:
+    """A data set's questions and trajectories.
+
+    Attributes:
+      questions: that it has.
+      tried: accepted, rejected and failed ones.
+      train, validation: trajectories in the files; accepted ones that balance left out are in neither.
+      reasons: of those that were not accepted, the outcome of the last attempt.
+      steps: trajectories in the files by their number of steps.
+      retrievers: gold ones of the files' steps.
+      patterns: sequences of retrievers in the files.
+    """
+
+    questions: int
+    tried: int
+    accepted: int
+    rejected: int
+    failed: int
+    train: int
+    validation: int
+    reasons: Mapping[str, int]
+    steps: Mapping[int, int]
+    retrievers: Mapping[str, int]
+    patterns: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstructReport:
+    """The state of a job. `str(report)` is text for people, in Markdown.
+
+    Attributes:
+      attempts: by outcome, of all questions.
+      calls: replies that were asked of the model; searches: of the knowledge bases; both of all sittings, but for questions
+        that a kill interrupted.
+      prompt_tokens, tokens: read and written by the model.
+      cost: of these at the configured prices.
+      seconds: of this sitting.
+    """
+
+    model: str
+    datasets: Mapping[str, DatasetRow]
+    attempts: Mapping[str, int]
+    calls: int
+    searches: int
+    prompt_tokens: int
+    tokens: int
+    cost: float
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        columns = ("tried", "accepted", "rejected", "failed", "train", "validation")
+        lines = [f"| data set | questions | {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) + 1)]
+        for name, row in self.datasets.items():
+            lines.append(f"| {name} | {row.questions} | {' | '.join(str(getattr(row, key)) for key in columns)} |")
+        counted = {
+            "not accepted because of": self._total("reasons"),
+            "attempts": self.attempts,
+            "steps per trajectory": {f"{key} steps": value for key, value in sorted(self._total("steps").items())},
+            "gold retrievers": self._total("retrievers"),
+            "their sequences": self._total("patterns"),
+        }
+        lines += ["", *(f"- {name}: {_listed(counts)}" for name, counts in counted.items())]
+        left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
+        lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
+        lines.append(
+            f"- {self.model}: {self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
+            + (f", cost {self.cost:,.2f}" if self.cost else "")
+        )
+        lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting")
+        return "\n".join(lines)
+
+    def _total(self, key: str) -> collections.Counter[Any]:
+        total: collections.Counter[Any] = collections.Counter()
+        for row in self.datasets.values():
+            total.update(getattr(row, key))
+        return total
+
+
+def make_report(
+    config: ConstructConfig,
+    datasets: Mapping[str, int],
+    records: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, tuple[list[Trajectory], list[Trajectory]]],
+    seconds: float,
+) -> ConstructReport:
+    """Counts.
+
+    Args:
+      datasets: their number of questions.
+      records: of the journal; of a question that was tried again the last one counts, and the cost of all.
+      parts: training and validation trajectories by data set.
+    """
+    outcomes = {record["id"]: (record["dataset"], record["outcome"]) for record in records}
+    attempts = [attempt for record in records for attempt in record["attempts"]]
+    read, written = (sum(attempt[key] for attempt in attempts) for key in ("prompt_tokens", "tokens"))
+    return ConstructReport(
+        model=config.llm.model,
+        datasets={
+            name: _row(count, [o for dataset, o in outcomes.values() if dataset == name], *parts.get(name, ([], [])))
+            for name, count in datasets.items()
+        },
+        attempts=_counted(attempt["outcome"] for attempt in attempts),
+        calls=sum(attempt["calls"] for attempt in attempts),
+        searches=sum(attempt["searches"] for attempt in attempts),
+        prompt_tokens=read,
+        tokens=written,
+        cost=(read * config.amount.read_price + written * config.amount.write_price) / 1e6,
+        seconds=round(seconds, 1),
+    )
+
+
+def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], validation: list[Trajectory]) -> DatasetRow:
+    accepted, failed = outcomes.count("accepted"), sum(outcome in FAILED for outcome in outcomes)
+    kept = [*train, *validation]
+    return DatasetRow(
+        questions=questions,
+        tried=len(outcomes),
+        accepted=accepted,
+        rejected=len(outcomes) - accepted - failed,
+        failed=failed,
+        train=len(train),
+        validation=len(validation),
+        reasons=_counted(outcome for outcome in outcomes if outcome != "accepted"),
+        steps=_counted(len(trajectory.steps) for trajectory in kept),
+        retrievers=dict(summarize_trajectories(kept).retrievers),
+        patterns=_counted(map(pattern_of, kept)),
+    )
+
+
+def _counted(items: Any) -> dict[Any, int]:
+    return dict(collections.Counter(items).most_common())
+
+
+def _listed(counts: Mapping[Any, int]) -> str:
+    found = sorted(counts.items(), key=lambda item: -item[1]) if counts else []
+    return ", ".join(f"{name} {count:,}" for name, count in found) or "none"

@@ -1,0 +1,89 @@
+"""Jobs that take hours and are killed: what they were made of, and a file that grows by finished pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+
+def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
+    """Writes what a job is made of, or compares it with what is there. True if there was a job already.
+
+    Args:
+      settings: JSON-serialisable.
+      remedy: what to do about other settings, for the message.
+
+    Raises:
+      ValueError: there is a job of other settings; names the first key that differs.
+    """
+    saved = json.loads(path.read_text()) if path.is_file() else None
+    current = json.loads(json.dumps(settings))
+    if saved is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(current, indent=2) + "\n")
+        temporary.replace(path)
+        return False
+    differing = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
+    if differing:
+        key, before, now = _difference(differing[0], saved.get(differing[0]), current.get(differing[0]))
+        raise ValueError(f"{path} was made with other settings ({key} differs: {before!r}, now {now!r}); {remedy}")
+    return True
+
+
+def _difference(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first setting that differs within a section."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return key, before, now
+    inner = next(name for name in {**now, **before} if before.get(name) != now.get(name))
+    return _difference(f"{key}.{inner}", before.get(inner), now.get(inner))
+
+
+class Journal:
+    """A file of JSON records, one per finished piece of a job, each on disk when `append` returns.
+
+    A record that a kill has torn is cut off when the file is opened again.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        self._file.truncate(sum(len(line) for line in self._file if line.endswith(b"\n")))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a record."""
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """All records. Raises ValueError that names a line that is no JSON."""
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{self.path}, line {number}: not JSON ({error}); delete the line") from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def alone(workdir: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes out of a job's directory. Raises ValueError if one is in it."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(workdir / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(f"{workdir}: another process is at this job; wait for it, or use another --workdir") from error

@@ -1,0 +1,23 @@
+"""Where the pictures lie that rows of a file name."""
+
+from __future__ import annotations
+
+import pathlib
+
+from routerl_jax.core.rows import Place
+
+
+def picture_beside(name: str, place: Place, otherwise: str) -> pathlib.Path:
+    """The picture that a row names by its path: beside the row's file, or in `images` beside it.
+
+    Args:
+      otherwise: what else to do about a picture that is not there, for the message.
+
+    Raises:
+      ValueError: it is in neither place; names the row.
+    """
+    beside = place.path.parent
+    for path in (beside / name, beside / "images" / name):
+        if path.is_file():
+            return path
+    raise place.error(f"image {name!r} is neither in {beside} nor in {beside / 'images'}; put it there, or {otherwise}")
