@@ -168,7 +168,7 @@ class Conversation:
         ids = _prompt_ids(prompt, self._engine.tokenizer)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The row's randomness is drawn by this name: conversations of one rollout must not share it.
-        number = len(rollout.conversations)
+        self._number = number = len(rollout.conversations)
         name = f"{rollout.example.id}#{number}" if number else rollout.example.id
         self._stream = self._engine.open(ids, name, rollout.sample, images=images)
         self._open = True
@@ -187,6 +187,7 @@ class Conversation:
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Turn:
         """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text."""
+        start = len(self._stream.ledger)
         self._engine.request(
             self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling or self._rollout.sampling
         )
@@ -196,6 +197,8 @@ class Conversation:
             stop_reason=generated.stop_reason,
             tokens=len(generated.tokens),
             forced=self._forced,
+            sequence=self._number,
+            start=start,
         )
         self._forced = ""
         self._rollout.turns.append(turn)
@@ -219,7 +222,8 @@ class Conversation:
     def write(self, text: str) -> Turn:
         """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
         self.force(text)
-        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced)
+        start = len(self._stream.ledger)
+        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)
         self._forced = ""
         self._rollout.turns.append(turn)
         return turn

@@ -120,6 +120,10 @@ class Turn:
       well_formed: the text obeys the agent's grammar to the letter (a parser may accept more); set by the agent.
       calls: the tool calls made in this turn.
       observation: the text that was fed back, "" if none.
+      sequence, start: where the sampled tokens stand, as the ledger counted: from `start` on in the episode's
+        sequences[sequence].
+      asked: what the agent asked for ("route", "answer", "final"); "" where the policy chooses between search and answer.
+      rewards: named terms of this turn alone, weighted.
     """
 
     text: str
@@ -130,6 +134,10 @@ class Turn:
     well_formed: bool = False
     calls: list[Call] = dataclasses.field(default_factory=list)
     observation: str = ""
+    sequence: int = 0
+    start: int = 0
+    asked: str = ""
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

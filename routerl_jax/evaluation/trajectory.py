@@ -28,6 +28,8 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
         for call in turn["calls"]:
             parts.append(_findings(call))
+        if turn.get("rewards"):
+            parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
     correct = " / ".join(golds)
@@ -35,9 +37,12 @@ def render(record: dict[str, Any]) -> RenderableType:
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
     if record.get("rewards"):
-        terms = "  ".join(f"{name} {value:+.2f}" for name, value in record["rewards"].items())
-        parts.append(Text.assemble(("rewards   ", "dim"), (terms, "dim")))
+        parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     return Group(*parts)
+
+
+def _terms(rewards: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
 
 
 def _findings(call: dict[str, Any]) -> RenderableType:

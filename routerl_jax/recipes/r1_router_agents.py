@@ -92,6 +92,7 @@ class StepAgent(Agent):
             chat.force(begun)
         turn = await chat.generate(stop=(said.stop,), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room))
         chat.close()
+        turn.asked = said.asked
         text = turn.forced + turn.text
         if said.stop == "</ret>":
             turn.action, turn.well_formed = self.protocol.parse_route(text), well_formed_route(text)

@@ -27,11 +27,13 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Said:
-    """A chat before the policy's turn: how to work (for models that must be told), what is asked, and what ends the turn."""
+    """A chat before the policy's turn: how to work (for models that must be told), what is asked, what ends the turn, and of
+    which kind it is (route, answer, final)."""
 
     system: str
     user: str
     stop: str
+    asked: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,18 +69,23 @@ class StepProtocol:
     def route(self, question: str, history: History) -> Said:
         """Asks for the next sub-question and its retriever (equations 3 and 4)."""
         return Said(
-            system=self._route_system(), user=f"{_so_far(question, history)}Next sub-question:\n", stop="</ret>"
+            system=self._route_system(),
+            user=f"{_so_far(question, history)}Next sub-question:\n",
+            stop="</ret>",
+            asked="route",
         )
 
     def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
         """Asks for the answer to a sub-question from documents (equation 6); `trouble` says why there are none."""
         lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
         shown = "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
-        return Said(system=_ANSWER_SYSTEM, user=f"{shown}Question: {query}\nAnswer:\n", stop="</answer>")
+        user = f"{shown}Question: {query}\nAnswer:\n"
+        return Said(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
 
     def final(self, question: str, history: History) -> Said:
         """Asks for the answer to the question (equation 8)."""
-        return Said(system=_FINAL_SYSTEM, user=f"{_so_far(question, history)}Final answer:\n", stop="</answer>")
+        user = f"{_so_far(question, history)}Final answer:\n"
+        return Said(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
 
     def golden(self, question: str, step: GoldenStep) -> Said:
         """The chat of a golden step, in the words of any other."""

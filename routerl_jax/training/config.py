@@ -139,10 +139,28 @@ class StageConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TurnCreditConfig:
+    """credit="turn" (learning.turn_advantages)."""
+
+    weight: float = 1.0  # of the turns' advantages beside the outcome's
+    discount: float = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
+    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"config.learner.turn.discount={self.discount} must be in [0, 1]")
+        if self.weight < 0:
+            raise ValueError(f"config.learner.turn.weight={self.weight} must not be negative")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
+    # what answers for a token: its episode's whole reward, or the outcome and the rewards of its turn and later ones
+    credit: Literal["episode", "turn"] = "episode"
+    turn: TurnCreditConfig = TurnCreditConfig()
     std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong

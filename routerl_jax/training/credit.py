@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -14,6 +15,7 @@ from routerl_jax.learning.advantages import (
     SCALED,
     UNGROUPED,
     WHITENED,
+    Advantage,
     groups_without_signal,
     per_token,
     truncated_importance,
@@ -21,6 +23,9 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.training.config import LearnerConfig
+from routerl_jax.training.turn_credit import by_turns
+
+_NO_ADVANTAGE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +84,15 @@ def assign(
         metrics["reward/kl"] = float(divergence.mean())
         if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
-    of_episode = _of_episodes(settings, rewards, groups)
-    _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
-    advantages = per_token(of_episode[owner], masks, token_kl, settings.reward_kl_coef)
+    estimator = _estimator(settings)
+    if settings.credit == "turn":
+        of_tokens = by_turns(settings.turn, episodes, rewards, groups, estimator)
+        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
+    else:
+        of_episode = estimator(rewards, groups)
+        _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
+        of_tokens = of_episode[owner]
+    advantages = per_token(of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
     for name in settings.leave_out:
@@ -92,8 +103,7 @@ def assign(
         counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
         advantages = whiten(advantages, counted)
     if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
-        _, inverse = np.unique(groups, return_inverse=True)
-        left_out |= groups_without_signal(rewards, groups)[inverse]
+        left_out |= _without_signal(settings, rewards, groups, advantages, owner)
     if settings.importance_cap:
         current = _given(current, "importance_cap", "the learner's")
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
@@ -102,16 +112,33 @@ def assign(
     return Credit(advantages, np.flatnonzero(~left_out[owner]), metrics)
 
 
-def _of_episodes(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """One advantage per episode."""
+def _estimator(settings: LearnerConfig) -> Advantage:
+    """The configured advantage with its options: (rewards, groups) -> one number for each."""
     options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
-    advantages = np.asarray(ADVANTAGES.get(settings.advantage)(rewards, groups, **options), np.float64)
-    if advantages.shape != rewards.shape:
-        raise ValueError(
-            f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for {len(rewards)} "
-            "rewards: it must give one number for each"
-        )
-    return advantages
+    function = functools.partial(ADVANTAGES.get(settings.advantage), **options)
+
+    def checked(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        advantages = np.asarray(function(rewards, groups), np.float64)
+        if advantages.shape != rewards.shape:
+            raise ValueError(
+                f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for "
+                f"{len(rewards)} rewards: it must give one number for each"
+            )
+        return advantages
+
+    return checked
+
+
+def _without_signal(
+    settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray, advantages: Seq[np.ndarray], owner: np.ndarray
+) -> np.ndarray:
+    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage."""
+    _, inverse = np.unique(groups, return_inverse=True)
+    if settings.credit == "episode":
+        return groups_without_signal(rewards, groups)[inverse]
+    largest = np.zeros(inverse.max(initial=-1) + 1)
+    np.maximum.at(largest, inverse[owner], [np.abs(values).max(initial=0.0) for values in advantages])
+    return (largest < _NO_ADVANTAGE)[inverse]
 
 
 def _given(logprobs: Seq[np.ndarray] | None, setting: str, whose: str) -> Seq[np.ndarray]:
@@ -128,6 +155,12 @@ def _check_finite(values: np.ndarray, episodes: Seq[Episode], what: str) -> None
             f"the {what} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its rewards "
             f"are {episode.rewards}: give a finite number, or an error that says why there is none"
         )
+
+
+def _check_finite_tokens(values: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str) -> None:
+    worst = np.zeros(len(episodes))
+    np.add.at(worst, owner, [of_sequence.sum() for of_sequence in values])
+    _check_finite(worst, episodes, f"advantage ({advantage})")
 
 
 def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
