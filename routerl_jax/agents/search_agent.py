@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, Grammar
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
@@ -66,6 +66,11 @@ class SearchAgent(Agent):
     def special_tokens(self) -> tuple[str, ...]:
         """The protocol's tags, for tokenizers that are trained for it."""
         return self.grammar.special_tokens
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        """The grammar's."""
+        return self.grammar.choices
 
     def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
         """The knowledge base that is really called; baselines override the policy's choice here."""

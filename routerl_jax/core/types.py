@@ -164,12 +164,33 @@ class Sequence:
         return len(self.tokens)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A routing decision at which an attempt was forked, and the way that an episode goes there.
+
+    Attributes:
+      tool: the knowledge base that was chosen for the policy.
+      turn: index of the turn that decides.
+      sequence, start, tokens: where the choice is written, as in Turn: these tokens alone, of the turn's.
+      logprob: of the choice, under the policy that wrote what comes before it, at the sampling temperature.
+    """
+
+    tool: str
+    turn: int
+    sequence: int
+    start: int
+    tokens: int
+    logprob: float
+
+
 @dataclasses.dataclass(kw_only=True)
 class Episode:
     """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
 
     `rewards` holds named terms; recipes decide how they combine and store the sum under `total`.
-    `truncated` is True when a token limit, not the agent, ended it.
+    `truncated` is True when a token limit, not the agent, ended it. `branches` are the decisions at which the attempt was forked:
+    episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the policy's
+    (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each counts once.
     """
 
     example: Example
@@ -180,6 +201,7 @@ class Episode:
     prompt: str = ""
     truncated: bool = False
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+    branches: tuple[Branch, ...] = ()
 
     @property
     def calls(self) -> list[Call]:

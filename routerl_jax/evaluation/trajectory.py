@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,7 @@ from rich.text import Text
 def render(record: dict[str, Any]) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer."""
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
+    branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
         action = turn["action"] or {"kind": "invalid", "error": "not parsed", "thought": ""}
         if action["thought"]:
@@ -20,7 +22,10 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(
                 Text.assemble(("searches  ", "bold yellow"), (f"[{action['tool']}] ", "yellow"), action["query"])
             )
-        elif action["kind"] == "invalid":
+        if branch := branches.get(number - 1):
+            odds = f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
+            parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
+        if action["kind"] == "invalid":
             parts.append(
                 Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
             )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, one_line
+from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, one_line
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
 from routerl_jax.data.trajectories import Document, golden_step
@@ -54,6 +54,11 @@ class StepAgent(Agent):
     def special_tokens(self) -> tuple[str, ...]:
         """The protocol's tags, for tokenizers that are trained for it."""
         return self.protocol.special_tokens
+
+    @property
+    def choices(self) -> RouteChoices:
+        """The protocol's."""
+        return self.protocol.choices
 
     def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
         """The ids of a golden step's prompt, with all its documents.

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import NO_TOOL, between
+from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Message
 from routerl_jax.data.trajectories import Document, GoldenStep, label_of
@@ -63,6 +63,12 @@ class StepProtocol:
     def label(self, tool: str) -> str:
         """A knowledge base's name as the policy and golden trajectories write it."""
         return label_of(tool)
+
+    @property
+    def choices(self) -> RouteChoices:
+        """How a route names its knowledge base."""
+        names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
+        return RouteChoices(opening="<ret>", stop="</ret>", names=names)
 
     # --- what is said to the policy ---
 

@@ -26,8 +26,8 @@ def turn_route_reward(
 
     r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked. What the gold path does not
     say is left out, and the weights of the rest are scaled to alpha + beta; of a hop that names a passage alone, what counts is
-    whether the search finds it. Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a gold path
-    earns nothing.
+    whether the search finds it. Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a
+    gold path earns nothing.
 
     Args:
       encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.

@@ -16,6 +16,7 @@ from routerl_jax.learning.advantages import (
     UNGROUPED,
     WHITENED,
     Advantage,
+    dr_grpo,
     groups_without_signal,
     per_token,
     truncated_importance,
@@ -23,9 +24,11 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.training.config import LearnerConfig
+from routerl_jax.training.fork_credit import by_forks, fork_metrics
 from routerl_jax.training.turn_credit import by_turns
 
 _NO_ADVANTAGE = 1e-9
+_EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,10 @@ def assign(
     if settings.credit == "turn":
         of_tokens = by_turns(settings.turn, episodes, rewards, groups, estimator)
         _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
+    elif settings.credit == "counterfactual":
+        of_tokens = by_forks(settings.forks, episodes, rewards, groups, estimator, _scale(settings, rewards, groups))
+        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
+        metrics |= fork_metrics(episodes, rewards)
     else:
         of_episode = estimator(rewards, groups)
         _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
@@ -109,7 +116,9 @@ def assign(
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
         advantages = [values * factor for values, factor in zip(advantages, factors)]
         metrics |= _importance(factors, masks, settings.importance_cap)
-    return Credit(advantages, np.flatnonzero(~left_out[owner]), metrics)
+    # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
+    past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
+    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics)
 
 
 def _estimator(settings: LearnerConfig) -> Advantage:
@@ -127,6 +136,13 @@ def _estimator(settings: LearnerConfig) -> Advantage:
         return advantages
 
     return checked
+
+
+def _scale(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> float:
+    """What differences of rewards are divided by where advantages are: their deviation within questions, over the step."""
+    if settings.advantage not in SCALED:
+        return 1.0
+    return max(float(dr_grpo(rewards, groups).std()), settings.std_floor) + _EPSILON
 
 
 def _without_signal(
