@@ -167,7 +167,9 @@ class Tool:
         course = self._rollout.course
         if course.replaying:
             call = course.replay()
-            assert isinstance(call, Call), "the agent searches where it wrote before: it does not act alike on equal turns"
+            assert isinstance(call, Call), (
+                "the agent searches where it wrote before: it does not act alike on equal turns"
+            )
         else:
             place = course.begin()
             call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
@@ -228,7 +230,9 @@ class Conversation:
             if isinstance(event, Written):
                 self._engine.feed(self._stream, event.tokens)
                 return event
-            assert isinstance(event, Taken), "the agent writes where it searched before: it does not act alike on equal turns"
+            assert isinstance(event, Taken), (
+                "the agent writes where it searched before: it does not act alike on equal turns"
+            )
             self._engine.feed(self._stream, event.before)
             self._engine.share([(event.source, self._stream)])
             return await self._take(event.tool, event.before, stop, max_tokens, sampling)

@@ -23,7 +23,9 @@ def render(record: dict[str, Any]) -> RenderableType:
                 Text.assemble(("searches  ", "bold yellow"), (f"[{action['tool']}] ", "yellow"), action["query"])
             )
         if branch := branches.get(number - 1):
-            odds = f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
+            odds = (
+                f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
+            )
             parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
         if action["kind"] == "invalid":
             parts.append(

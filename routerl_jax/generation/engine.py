@@ -296,7 +296,9 @@ class Engine:
             if source.row is None or target.row is not None or count < 1:
                 continue
             if _seen(source, count) != _seen(target, count):
-                raise ValueError(f"the conversations differ within the {count} tokens that one would share of the other")
+                raise ValueError(
+                    f"the conversations differ within the {count} tokens that one would share of the other"
+                )
             row = self._table.take(near=source.row[0])
             if row is not None and row[0] == source.row[0]:
                 target.row, target.cached, target.last_used = row, count, self._clock

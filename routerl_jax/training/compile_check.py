@@ -134,7 +134,13 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     trainable = trained_parameters(model, config.model.freeze)
     _, trained, frozen = nnx.split(model, trainable, ...)
     state = abstract_state(trained, optimizer, mesh)
-    layout = BatchLayout(mesh, settings.length_buckets or (config.engine.max_length,), settings.micro_tokens, model)
+    layout = BatchLayout(
+        mesh,
+        settings.length_buckets or (config.engine.max_length,),
+        settings.micro_tokens,
+        model,
+        share=settings.share_prefixes,
+    )
     sequences = config.rollout.examples * config.rollout.samples if rl else config.warm_start.examples
     jitted = jit_programs(
         model,

@@ -113,7 +113,9 @@ class RolloutConfig:
     top_k: int = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: float = 60.0  # seconds
-    forks: int = 0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
+    forks: int = (
+        0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,9 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
+    share_prefixes: bool = (
+        False  # prompts and histories that sequences have in common are computed once (learning.prefixes)
+    )
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
@@ -239,7 +244,7 @@ STAGED = {
     "learner": tuple(
         field.name
         for field in dataclasses.fields(LearnerConfig)
-        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
+        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "share_prefixes", "remat")
     ),
 }
 

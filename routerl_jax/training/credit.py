@@ -186,6 +186,33 @@ def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) ->
     return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
 
 
+def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
+    """For each of `sequences_of(episodes)`, a number of its attempt: all ways of a forked one are the same attempt."""
+    numbers: dict[tuple[str, int], int] = {}
+    return np.asarray(
+        [numbers.setdefault((e.example.id, e.sample), len(numbers)) for e in episodes for _ in e.sequences], int
+    )
+
+
+def portions(
+    keep: np.ndarray, count: int, order: np.random.Generator, attempts: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Sequences dealt out to mini-batches at random, in about equal numbers; whole attempts at a time, if they are given.
+
+    Args:
+      keep: indices of sequences.
+      attempts: for every sequence, a number of its attempt.
+    """
+    if attempts is None:
+        return np.array_split(order.permutation(keep), count)
+    of = attempts[keep]
+    shuffled = order.permutation(np.unique(of))
+    members = [keep[of == attempt] for attempt in shuffled]
+    before = np.cumsum([0, *map(len, members)])[:-1]
+    target = before * count // max(len(keep), 1)
+    return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
+
+
 def with_logprobs(sequences: Seq[Sequence], logprobs: Seq[np.ndarray]) -> list[Sequence]:
     """Sequences whose behaviour log-probabilities are those of the learner, which its ratio then starts from."""
     return [

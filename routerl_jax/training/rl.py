@@ -30,7 +30,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
-from routerl_jax.training.credit import assign, sequences_of, with_logprobs
+from routerl_jax.training.credit import assign, attempts_of, portions, sequences_of, with_logprobs
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -258,11 +258,13 @@ def _train_step(
     metrics |= credit.metrics
     if current_logprobs is not None:
         learned = with_logprobs(sequences, current_logprobs)
-    order = np.random.default_rng([config.seed, step]).permutation(keep)
+    order = np.random.default_rng([config.seed, step])
+    attempts = attempts_of(episodes) if settings.share_prefixes else None
+    computed = 0
     behaviour, current, promoted, gap = [], [], [], {}
     sums: dict[str, list[float]] = {}
     with clock("update"):
-        for minibatch in np.array_split(order, settings.minibatches):
+        for minibatch in portions(keep, settings.minibatches, order, attempts):
             if not len(minibatch):
                 continue
             chosen = [learned[i] for i in minibatch]
@@ -273,6 +275,7 @@ def _train_step(
                 [credit.advantages[i] for i in minibatch],
                 None if reference is None else [reference[i] for i in minibatch],
             )
+            computed += index.tokens
             update_metrics, logprobs = learner.update(batch)
             old = [sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch]
             new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
@@ -299,6 +302,8 @@ def _train_step(
         "actor/trained_sequences": len(keep),
         "perf/rollout_tokens_per_s": sum(map(len, sequences)) / clock.seconds["rollout"],
         "perf/update_tokens_per_s": trained_tokens / clock.seconds["update"],
+        "perf/trained_tokens": computed,
+        "perf/trained_tokens_unshared": trained_tokens,
         "perf/prefilled_tokens": engine.stats.prefilled_tokens,
         "perf/shared_prompt_tokens": engine.stats.forked_tokens,
         "perf/decoded_tokens": engine.stats.decoded_tokens,
