@@ -168,6 +168,7 @@ class Engine:
         self._decode_spans = (max_length,) if any_span else self._fork_spans
         self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
         self._streams: list[Stream] = []
+        self._shared: list[tuple[Stream, Stream]] = []  # rows to be copied before the next step
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
@@ -282,7 +283,8 @@ class Engine:
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
         """Gives conversations a row with what the row of another one of the same beginning holds of it.
 
-        Where there is no row in the other's shard to be had, the conversation is fed when it goes on.
+        Where there is no row in the other's shard to be had, the conversation is fed when it goes on. Rows are copied together,
+        before the next step.
 
         Args:
           pairs: (source, target); a target has no row yet.
@@ -290,8 +292,9 @@ class Engine:
         Raises:
           ValueError: their tokens differ.
         """
-        shared = []
         for source, target in pairs:
+            if any(source is waiting for _, waiting in self._shared):
+                self._copy_shared()
             count = min(source.cached, len(target.ledger) - 1)
             if source.row is None or target.row is not None or count < 1:
                 continue
@@ -302,15 +305,20 @@ class Engine:
             row = self._table.take(near=source.row[0])
             if row is not None and row[0] == source.row[0]:
                 target.row, target.cached, target.last_used = row, count, self._clock
-                shared.append((source, target))
+                self._shared.append((source, target))
             elif row is not None:
                 self._table.release(row)
-        if shared:
-            self._run_fork(shared)
-            self.stats.forked_tokens += sum(target.cached for _, target in shared)
+
+    def _copy_shared(self) -> None:
+        """Copies what rows share: before any row is written into, or given to another conversation."""
+        if self._shared:
+            self._run_fork(self._shared)
+            self.stats.forked_tokens += sum(target.cached for _, target in self._shared)
+            self._shared = []
 
     def close(self, stream: Stream) -> None:
         """Ends a conversation and frees its row. Its ledger stays readable."""
+        self._copy_shared()
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.request, stream.cached = None, None, 0
@@ -344,6 +352,7 @@ class Engine:
     def step(self) -> list[tuple[Stream, Generated]]:
         """Feeds what is new, decodes one segment, and returns the turns that finished in it."""
         self._clock += 1
+        self._copy_shared()
         running = self._schedule()
         if not running:
             return []
@@ -414,6 +423,7 @@ class Engine:
         return True
 
     def _evict(self, stream: Stream) -> None:
+        self._copy_shared()
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.cached = None, 0

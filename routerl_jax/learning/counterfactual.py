@@ -4,10 +4,10 @@ At a decision the policy chooses among n alternatives with probabilities pi_r. W
 
     b = sum over r of pi_r V_r        A_r = V_r - b
 
-is the advantage of choosing r, without the noise of which one was drawn. The gradient of the expected value is
-sum over r of pi_r A_r grad log pi_r. The n tries count alike in a loss, so what a try's tokens get is n pi_r A_r (`policy`): its
-share under the policy against its share among the tries. With weights `even` they get A_r itself, as if the policy chose each
-alternative as often: an alternative that the policy hardly ever takes is then learnt about as fast as any other.
+is the advantage of choosing r, without the noise of which one was drawn. The gradient of the expected value is the sum over r
+of pi_r A_r grad log pi_r. The n tries count alike in a loss, so what a try's tokens get is n pi_r A_r (`policy`): its share
+under the policy against its share among the tries. With weights `even` they get A_r itself, as if the policy chose each
+alternative as often: one that the policy hardly ever takes is then learnt about as fast as any other.
 """
 
 from __future__ import annotations

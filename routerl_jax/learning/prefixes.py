@@ -1,17 +1,18 @@
 """Sequences that begin alike, computed once: their tokens as a tree in one row.
 
-Sequences of a bundle share tokens as a trie does. Each has slots of its own from the last token that it shares on: that one is
-computed again, as it predicts another token here. Where a token lies in the row says nothing of its rotary position, which goes on
-along its own sequence. What a token sees are the tokens of its own sequence: with the tree's stretches numbered in the order of
-their visit, those numbered from a stretch's `id` up to its `end` lie at or below it, so a query q sees the keys k before it with
-id[k] <= id[q] < end[k]. For sequences that share nothing this is the equality of segment ids.
+Sequences of a bundle share tokens as a trie does. Each has slots of its own from the last token on that it has in common: that
+one is computed again, as it predicts another token here. Where a token lies in the row says nothing of its rotary position,
+which goes on along its own sequence. What a token sees are the tokens of its own sequence: the tree's stretches are numbered
+in the order of a visit, so that those from a stretch's `id` up to its `end` lie at or below it, and a query q sees the keys k
+before it with id[k] <= id[q] < end[k]. For sequences that share nothing this is the equality of segment ids.
 
-A slot holds one target, weight and advantage. Sequences therefore share no further than to the first token on which both are trained.
+A slot holds one target, weight and advantage. So sequences share no further than to the first token on which both are trained.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -68,7 +69,7 @@ class Bundle:
             below = children.get(member, [])
             slots, start = self.slots[member], self.starts[member]
             cuts = [start, *sorted({self.starts[child] for child in below}), len(slots)]
-            for begin, stop in zip(cuts, cuts[1:]):
+            for begin, stop in itertools.pairwise(cuts):
                 ids[slots[begin:stop]] = number
                 number += 1
                 for child in below:

@@ -141,7 +141,8 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         model,
         share=settings.share_prefixes,
     )
-    sequences = config.rollout.examples * config.rollout.samples if rl else config.warm_start.examples
+    ways = len(config.knowledge) ** config.rollout.forks
+    sequences = config.rollout.examples * config.rollout.samples * ways if rl else config.warm_start.examples
     jitted = jit_programs(
         model,
         trainable,

@@ -343,8 +343,8 @@ class TrainConfig:
             (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
             (
                 (self.learner.credit == "counterfactual") == (self.rollout.forks > 0),
-                f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are forked "
-                "for credit='counterfactual', which takes forks of at least 1, and for nothing else",
+                f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
+                "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
             (
                 self.kind == "sft" or any(stage.start == 0 for stage in self.stages.values()),

@@ -141,7 +141,7 @@ def test_the_engine_s_rows_are_copied_and_log_probabilities_are_the_policy_s():
     name = engine.tokenizer.encode("table retriever</ret>")
     other = engine.open(list(source.ledger.tokens), "q@0:table")
     engine.share([(source, other)])
-    assert engine.stats.forked_tokens == len(source.ledger) - 1
+    assert (other_cached := other.cached) == len(source.ledger) - 1
     engine.request(other, stops=("</ret>",), max_tokens=40, given=name)
     engine.request(source, max_tokens=4)
     done = {}
@@ -150,14 +150,15 @@ def test_the_engine_s_rows_are_copied_and_log_probabilities_are_the_policy_s():
     assert done[id(other)].tokens == name
     assert done[id(other)].stop_reason == "stop"
     assert engine.stats.prefilled_tokens == fed
+    assert engine.stats.forked_tokens == other_cached
     for stream in (source, other):
         sequence = stream.ledger.sequence()
         logits = np.asarray(jax.nn.log_softmax(model(jnp.asarray(sequence.tokens[None]))[0]))
         expected = logits[np.arange(len(sequence) - 1), sequence.tokens[1:]]
         mask = sequence.loss_mask[1:]
         np.testing.assert_allclose(sequence.logprobs[1:][mask], expected[mask], atol=1e-4)
+    wrong = engine.open([1] * 40)
     with pytest.raises(ValueError, match="the conversations differ within"):
-        wrong = engine.open([1] * 40)
         engine.share([(source, wrong)])
     with pytest.raises(ValueError, match="5 given tokens do not fit: the turn may have 4"):
         engine.request(source, max_tokens=4, given=[1] * 5)
