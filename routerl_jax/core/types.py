@@ -190,7 +190,8 @@ class Episode:
     `rewards` holds named terms; recipes decide how they combine and store the sum under `total`.
     `truncated` is True when a token limit, not the agent, ended it. `branches` are the decisions at which the attempt was
     forked: episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the
-    policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others: each counts once.
+    policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each
+    counts once.
     """
 
     example: Example

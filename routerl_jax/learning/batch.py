@@ -294,7 +294,7 @@ class BatchIndex:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Per sequence its micro-batch, its shard, and where its first token lies; the others follow, unless they are shared."""
+        """Per sequence its micro-batch, its shard, and where its first token lies; unless shared, the others follow."""
         return [(micro, shard, int(slots[0]) if len(slots) else 0) for micro, shard, slots in self.placed]
 
     def split(self, values: Float[np.ndarray, "M D W"]) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """Counterfactual advantages of a choice of which every alternative was tried.
 
-At a decision the policy chooses among n alternatives with probabilities pi_r. Where each was taken once and came to the value V_r,
+At a decision the policy chooses among n alternatives with probabilities pi_r. Where each was taken once and came to V_r,
 
     b = sum over r of pi_r V_r        A_r = V_r - b
 
