@@ -24,7 +24,7 @@ def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
 
     `episode`: the quickstart itself. `episode_turns`: rewards of turns against the gold path are added to the episode's.
     `turn`: the same rewards, each for its own turn. `counterfactual`: the quickstart's rewards; every attempt goes all three
-    ways at its first search, of which 3 attempts generate about as much as 8 that are not forked. `counterfactual_even`: the
+    ways at its first search, of which 4 attempts generate about as much as 8 that are not forked. `counterfactual_even`: the
     same, a way's advantage not weighted by how often the policy takes it.
 
     Raises:
@@ -43,6 +43,6 @@ def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
         learner = dataclasses.replace(
             learner, credit="counterfactual", forks=ForkCreditConfig(weights=weights), share_prefixes=True
         )
-        rollout = dataclasses.replace(rollout, samples=3, forks=1)
+        rollout = dataclasses.replace(rollout, samples=4, forks=1)
     stages = {"main": StageConfig(reward=reward)}
     return to_config_dict(dataclasses.replace(base, learner=learner, rollout=rollout, stages=stages))

@@ -53,7 +53,7 @@ def test_kinds_differ_in_credit_alone(kind: str) -> None:
     assert config.learner.credit == {"episode": "episode", "turn": "turn"}.get(
         kind, "counterfactual" if kind.startswith("c") else "episode"
     )
-    assert config.rollout.examples * config.rollout.samples * 3**config.rollout.forks in (16 * 8, 16 * 9)
+    assert config.rollout.examples * config.rollout.samples * 3**config.rollout.forks in (16 * 8, 16 * 12)
     assert dict(credit.OUTCOME).items() <= dict(config.stages["main"].reward).items()
     with pytest.raises(ValueError, match="none of episode, episode_turns, turn"):
         credit.get_config("mine")
