@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from routerl_jax.agents.forks import Course, Taken, Written
+from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Call, Episode, Example, Message, Passage, Query, Turn
+from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Passage, Query, Turn
 from routerl_jax.generation.engine import Engine, Generated, Stream
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.models.images import ImageSource
@@ -30,6 +32,11 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         """Works on one example and returns its episode, usually `chat.episode(answer=...)`."""
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        """How its policy writes the choice of a knowledge base, so that an attempt can be forked there; None: it can't."""
+        return None
 
     def with_passages(self, k: int) -> Agent:
         """The same agent with `k` passages per search.
@@ -66,6 +73,8 @@ class Rollout:
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
         wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
+        course: Course | None = None,
+        spawn: Callable[[Rollout, Course], None] | None = None,
     ) -> None:
         self.example = example
         self.sample = sample
@@ -73,6 +82,8 @@ class Rollout:
         self.sampling = sampling
         self.wait_turn = wait_turn
         self.wait_tool = wait_tool
+        self.course = course or Course()
+        self.spawn = spawn
         self.conversations: list[Conversation] = []
         self.turns: list[Turn] = []
         self.outstanding = 0  # requests that the driver has not answered yet
@@ -153,7 +164,16 @@ class Tool:
 
         Never raises: look at `call.error`.
         """
-        call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
+        course = self._rollout.course
+        if course.replaying:
+            call = course.replay()
+            assert isinstance(call, Call), (
+                "the agent searches where it wrote before: it does not act alike on equal turns"
+            )
+        else:
+            place = course.begin()
+            call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
+            course.finish(place, call)
         if self._rollout.turns:
             self._rollout.turns[-1].calls.append(call)
         return call
@@ -168,8 +188,9 @@ class Conversation:
         ids = _prompt_ids(prompt, self._engine.tokenizer)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The row's randomness is drawn by this name: conversations of one rollout must not share it.
-        number = len(rollout.conversations)
-        name = f"{rollout.example.id}#{number}" if number else rollout.example.id
+        self._number = number = len(rollout.conversations)
+        name = f"{rollout.example.id}{rollout.course.suffix}"
+        name = f"{name}#{number}" if number else name
         self._stream = self._engine.open(ids, name, rollout.sample, images=images)
         self._open = True
         self._forced = ""
@@ -187,19 +208,102 @@ class Conversation:
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Turn:
         """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text."""
-        self._engine.request(
-            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling or self._rollout.sampling
-        )
-        generated = await self._rollout.wait_turn(self._rollout, self._stream)
+        start = len(self._stream.ledger)
+        written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
         turn = Turn(
-            text=self._engine.tokenizer.decode(generated.tokens),
-            stop_reason=generated.stop_reason,
-            tokens=len(generated.tokens),
+            text=self._engine.tokenizer.decode(written.tokens),
+            stop_reason=written.stop_reason,
+            tokens=len(written.tokens),
             forced=self._forced,
+            sequence=self._number,
+            start=start,
         )
         self._forced = ""
         self._rollout.turns.append(turn)
         return turn
+
+    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+        """The tokens of a turn: written by the policy, replayed, or both, where the attempt goes its own way within it."""
+        course = self._rollout.course
+        if course.replaying:
+            event = course.replay()
+            if isinstance(event, Written):
+                self._engine.feed(self._stream, event.tokens)
+                return event
+            assert isinstance(event, Taken), (
+                "the agent writes where it searched before: it does not act alike on equal turns"
+            )
+            self._engine.feed(self._stream, event.before)
+            self._engine.share([(event.source, self._stream)])
+            return await self._take(event.tool, event.before, stop, max_tokens, sampling)
+        if not course.may_fork(stop):
+            place = course.begin()
+            written = await self._sample(stop, max_tokens, sampling)
+            course.finish(place, written)
+            return written
+        return await self._write_and_fork(stop, max_tokens, sampling)
+
+    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+        """Lets the policy write up to a decision and forks the attempt there; this one takes the first way."""
+        course = self._rollout.course
+        choices = course.choices
+        assert choices is not None
+        place = course.begin()
+        written = await self._sample((choices.opening, *stop), max_tokens, sampling)
+        text = self._engine.tokenizer.decode(written.tokens)
+        if written.stop_reason != "stop" or choices.opening not in text or any(one in text for one in stop):
+            course.finish(place, written)
+            return written
+        left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
+        longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
+        if left >= longest and text.endswith(choices.opening) and course.alone and self._rollout.spawn is not None:
+            for other in course.others(written.tokens, self._stream):
+                self._rollout.spawn(self._rollout, other)
+            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)
+        if left > 0:  # there is nothing to fork: on it goes
+            rest = await self._sample(stop, max_tokens and max_tokens - len(written.tokens), sampling)
+            written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
+        else:
+            written = Written(tokens=written.tokens, stop_reason="length")
+        course.finish(place, written)
+        return written
+
+    async def _take(
+        self,
+        tool: str,
+        before: tuple[int, ...],
+        stop: Sequence[str],
+        max_tokens: int | None,
+        sampling: Sampling,
+        place: int | None = None,
+    ) -> Written:
+        """Goes a way at a decision, and on to the end of the turn."""
+        course, ledger = self._rollout.course, self._stream.ledger
+        assert course.choices is not None
+        place = course.begin() if place is None else place
+        name = self._engine.tokenizer.encode(course.choices.names[tool])
+        start = len(ledger)
+        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name)
+        course.branches.append(
+            Branch(
+                tool=tool,
+                turn=len(self._rollout.turns),
+                sequence=self._number,
+                start=start,
+                tokens=len(name),
+                logprob=ledger.logprob(start, start + len(name)),
+            )
+        )
+        written = Written(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
+        course.finish(place, written)
+        return written
+
+    async def _sample(
+        self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling, given: Sequence[int] = ()
+    ) -> Written:
+        self._engine.request(self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given)
+        generated = await self._rollout.wait_turn(self._rollout, self._stream)
+        return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 
     def observe(self, text: str, images: Sequence[ImageSource] = ()) -> None:
         """Feeds what the surroundings say (never trained on), with images at the markers in it.
@@ -219,7 +323,8 @@ class Conversation:
     def write(self, text: str) -> Turn:
         """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
         self.force(text)
-        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced)
+        start = len(self._stream.ledger)
+        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)
         self._forced = ""
         self._rollout.turns.append(turn)
         return turn
@@ -241,6 +346,7 @@ class Conversation:
             sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
             prompt=self.prompt,
             truncated=truncated,
+            branches=tuple(rollout.course.branches),
         )
 
 

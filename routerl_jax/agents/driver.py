@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
 from routerl_jax.agents.calls import search_calls
+from routerl_jax.agents.forks import Course
 from routerl_jax.core.types import Call, Episode, Example, Passage, Query
 from routerl_jax.generation.engine import Engine, Generated, PromptTooLong, Stream
 from routerl_jax.generation.sampling import Sampling
@@ -45,6 +46,7 @@ def run(
     tool_timeout: float = 60.0,
     progress: str = "",
     stats: DriverStats | None = None,
+    forks: int = 0,
 ) -> list[Episode]:
     """Runs an agent `samples` times on every example.
 
@@ -60,12 +62,14 @@ def run(
       tool_timeout: seconds after which a tool call counts as failed.
       progress: description for a progress bar; none if empty.
       stats: filled in if given.
+      forks: routing decisions of an attempt at which it goes every way (agents/forks.py): the first so many on each way. An
+        attempt then has several episodes, one after the other (`Episode.branches`).
 
     Returns:
       Episodes, example by example, samples in order. Where a prompt is too long to be answered, an episode without turns.
 
     Raises:
-      ValueError: example ids repeat.
+      ValueError: example ids repeat, or the agent does not say how its policy chooses (`Agent.choices`), which forks take.
       RuntimeError: an agent raised (a tool that raises or hangs does not: the agent sees `call.error`).
     """
     ids = [example.id for example in examples]
@@ -74,9 +78,15 @@ def run(
         raise ValueError(f"example id {repeated!r} occurs twice; ids must be distinct (they seed the sampling)")
     if not deterministic and jax.process_count() > 1:
         raise ValueError("deterministic=False needs a single process: with several, all must see the same order")
+    if forks and agent.choices is None:
+        raise ValueError(
+            f"forks={forks}: {type(agent).__name__} does not say how its policy writes the choice of a knowledge base "
+            "(Agent.choices, for a SearchAgent Grammar.choices)"
+        )
     engine.seed = seed
     jobs = [(example, sample) for example in examples for sample in range(samples)]
     driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats or DriverStats())
+    driver.forks = forks
 
     def start() -> list[Episode]:
         with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
@@ -112,30 +122,33 @@ class _Driver:
         self._calls: list[_PendingCall] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._active: dict[asyncio.Task[Episode], Rollout] = {}
+        self.forks = 0
+        self._spawned: list[tuple[Rollout, Course]] = []
         self._changed: asyncio.Event
 
     async def run_all(self, jobs: Sequence[tuple[Example, int]], bar: Any) -> list[Episode]:
         self._changed = asyncio.Event()
         queue = collections.deque(enumerate(jobs))
-        episodes: dict[int, Episode] = {}
+        episodes: dict[int, list[Episode]] = {}
         index_of: dict[asyncio.Task[Episode], int] = {}
         concurrency = self.engine.rows
         try:
             while queue or self._active:
                 while queue and len(self._active) < concurrency:
                     index, (example, sample) = queue.popleft()
-                    rollout = Rollout(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool)
-                    task = asyncio.ensure_future(
-                        self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
-                    )
-                    task.add_done_callback(lambda _: self._changed.set())
-                    self._active[task] = rollout
-                    index_of[task] = index
+                    index_of[self._start(example, sample, Course(self.agent.choices, self.forks))] = index
                 await self._settle()
+                for parent, course in self._spawned:
+                    origin = next(task for task, rollout in self._active.items() if rollout is parent)
+                    index_of[self._start(parent.example, parent.sample, course)] = index_of[origin]
+                    bar.total += 1
+                if self._spawned:
+                    self._spawned.clear()
+                    continue
                 for task in [task for task in self._active if task.done()]:
                     rollout = self._active.pop(task)
                     rollout.close()
-                    episodes[index_of[task]] = _result(task, rollout)
+                    episodes.setdefault(index_of[task], []).append(_result(task, rollout))
                     bar.update()
                 await self._advance()
         finally:
@@ -144,7 +157,26 @@ class _Driver:
                 rollout.close()
             for task in self._in_flight:
                 task.cancel()
-        return [episodes[i] for i in range(len(jobs))]
+        return [episode for i in range(len(jobs)) for episode in sorted(episodes[i], key=self._way)]
+
+    def _start(self, example: Example, sample: int, course: Course) -> asyncio.Task[Episode]:
+        rollout = Rollout(
+            example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, course, self._spawn
+        )
+        task = asyncio.ensure_future(self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools))))
+        task.add_done_callback(lambda _: self._changed.set())
+        self._active[task] = rollout
+        return task
+
+    def _spawn(self, rollout: Rollout, course: Course) -> None:
+        """Notes that an attempt is to go another way, too; it starts when all others wait."""
+        self._spawned.append((rollout, course))
+
+    def _way(self, episode: Episode) -> tuple[int, ...]:
+        """Sorts an attempt's episodes: the first choice first, at every decision."""
+        choices = self.agent.choices
+        names = [] if choices is None else list(choices.names)
+        return tuple(names.index(branch.tool) for branch in episode.branches)
 
     async def _settle(self) -> None:
         """Lets agents run until each waits for the engine or a tool (or, when not deterministic, for something else)."""

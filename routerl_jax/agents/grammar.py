@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Action, Call, Passage
@@ -13,6 +13,21 @@ from routerl_jax.core.types import Action, Call, Passage
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
 
 NO_TOOL = "none"  # the tool name of "I need no (further) retrieval"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouteChoices:
+    """How a policy writes its choice of a knowledge base.
+
+    Attributes:
+      opening: what it writes right before the name, such as `<ret>`.
+      stop: the stop string of turns in which it may choose.
+      names: by knowledge base, what it writes after the opening to choose it, as far as no other choice begins so.
+    """
+
+    opening: str
+    stop: str
+    names: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +72,11 @@ class Grammar(abc.ABC):
     @abc.abstractmethod
     def answer_opening(self) -> str:
         """What is fed to force a final answer."""
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        """How the policy writes its choice of a knowledge base; None: in no way that an attempt could be forked at."""
+        return None
 
     # --- what the surroundings write ---
 

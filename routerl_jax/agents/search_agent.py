@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, Grammar
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
@@ -69,6 +69,11 @@ class SearchAgent(Agent):
     def special_tokens(self) -> tuple[str, ...]:
         """The protocol's tags, for tokenizers that are trained for it."""
         return self.grammar.special_tokens
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        """The grammar's."""
+        return self.grammar.choices
 
     @property
     def tools(self) -> tuple[str, ...]:

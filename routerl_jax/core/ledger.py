@@ -73,6 +73,10 @@ class Ledger:
         self._versions.extend([version] * len(tokens))
         self._advance(len(tokens))
 
+    def logprob(self, start: int, stop: int) -> float:
+        """Log-probability of the sampled tokens `start` to `stop` together, under the policy that sampled them."""
+        return float(sum(self._logprobs[start:stop]))
+
     def positions(self, start: int, stop: int) -> Int32[np.ndarray, "3 T"]:
         """Rotary positions of tokens `start` to `stop`."""
         return np.asarray(self._positions[start:stop], np.int32).reshape(-1, 3).T

@@ -125,6 +125,10 @@ class Turn:
       well_formed: the text obeys the agent's grammar to the letter (a parser may accept more); set by the agent.
       calls: the tool calls made in this turn.
       observation: the text that was fed back, "" if none.
+      sequence, start: where the sampled tokens stand, as the ledger counted: from `start` on in the episode's
+        sequences[sequence].
+      asked: what the agent asked for ("route", "answer", "final"); "" where the policy chooses between search and answer.
+      rewards: named terms of this turn alone, weighted.
     """
 
     text: str
@@ -135,6 +139,10 @@ class Turn:
     well_formed: bool = False
     calls: list[Call] = dataclasses.field(default_factory=list)
     observation: str = ""
+    sequence: int = 0
+    start: int = 0
+    asked: str = ""
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,12 +169,34 @@ class Sequence:
         return len(self.tokens)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A routing decision at which an attempt was forked, and the way that an episode goes there.
+
+    Attributes:
+      tool: the knowledge base that was chosen for the policy.
+      turn: index of the turn that decides.
+      sequence, start, tokens: where the choice is written, as in Turn: these tokens alone, of the turn's.
+      logprob: of the choice, under the policy that wrote what comes before it, at the sampling temperature.
+    """
+
+    tool: str
+    turn: int
+    sequence: int
+    start: int
+    tokens: int
+    logprob: float
+
+
 @dataclasses.dataclass(kw_only=True)
 class Episode:
     """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
 
     `rewards` holds named terms; recipes decide how they combine and store the sum under `total`.
-    `truncated` is True when a token limit, not the agent, ended it.
+    `truncated` is True when a token limit, not the agent, ended it. `branches` are the decisions at which the attempt was
+    forked: episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the
+    policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each
+    counts once.
     """
 
     example: Example
@@ -177,6 +207,7 @@ class Episode:
     prompt: str = ""
     truncated: bool = False
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+    branches: tuple[Branch, ...] = ()
 
     @property
     def calls(self) -> list[Call]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from routerl_jax.core.rows import Place
-from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
         "turns": [dataclasses.asdict(turn) for turn in episode.turns],
         "rewards": episode.rewards,
         "truncated": episode.truncated,
+        "branches": [dataclasses.asdict(branch) for branch in episode.branches],
         **extra,
     }
 
@@ -41,6 +42,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             prompt=record["prompt"],
             truncated=record["truncated"],
             rewards=dict(record["rewards"]),
+            branches=tuple(Branch(**branch) for branch in record.get("branches", ())),
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,7 @@ from rich.text import Text
 def render(record: dict[str, Any]) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer."""
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
+    branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
         action = turn["action"] or {"kind": "invalid", "error": "not parsed", "thought": ""}
         if action["thought"]:
@@ -20,7 +22,12 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(
                 Text.assemble(("searches  ", "bold yellow"), (f"[{action['tool']}] ", "yellow"), action["query"])
             )
-        elif action["kind"] == "invalid":
+        if branch := branches.get(number - 1):
+            odds = (
+                f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
+            )
+            parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
+        if action["kind"] == "invalid":
             parts.append(
                 Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
             )
@@ -28,6 +35,8 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
         for call in turn["calls"]:
             parts.append(_findings(call))
+        if turn.get("rewards"):
+            parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
     correct = " / ".join(golds)
@@ -35,9 +44,12 @@ def render(record: dict[str, Any]) -> RenderableType:
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
     if record.get("rewards"):
-        terms = "  ".join(f"{name} {value:+.2f}" for name, value in record["rewards"].items())
-        parts.append(Text.assemble(("rewards   ", "dim"), (terms, "dim")))
+        parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     return Group(*parts)
+
+
+def _terms(rewards: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
 
 
 def _findings(call: dict[str, Any]) -> RenderableType:

@@ -46,6 +46,7 @@ class Request:
     remaining: int  # tokens this turn may still sample
     automaton_state: int = 0
     sampled: int = 0
+    given: tuple[int, ...] = ()  # what it begins with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class EngineStats:
     """Counters since the last reset."""
 
     prefilled_tokens: int = 0
-    forked_tokens: int = 0  # prompt tokens that group members shared instead of prefilling
+    forked_tokens: int = 0  # tokens that conversations shared instead of prefilling: prompts, and histories of forks
     decoded_tokens: int = 0
     decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy
     evictions: int = 0
@@ -167,6 +168,7 @@ class Engine:
         self._decode_spans = (max_length,) if any_span else self._fork_spans
         self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
         self._streams: list[Stream] = []
+        self._shared: list[tuple[Stream, Stream]] = []  # rows to be copied before the next step
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
@@ -239,9 +241,19 @@ class Engine:
         }
 
     def request(
-        self, stream: Stream, *, stops: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling = GREEDY
+        self,
+        stream: Stream,
+        *,
+        stops: Sequence[str] = (),
+        max_tokens: int | None = None,
+        sampling: Sampling = GREEDY,
+        given: Sequence[int] = (),
     ) -> None:
         """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
+
+        Args:
+          given: tokens that the turn begins with. They are recorded as if they had been sampled, with the log-probabilities
+            that the policy gives them: one way of several that it may go, taken on purpose.
 
         Raises:
           ValueError: a turn is under way, nothing may be sampled, or the stop strings can't be used.
@@ -255,7 +267,9 @@ class Engine:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
-        stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining)
+        if len(given) > remaining:
+            raise ValueError(f"{len(given)} given tokens do not fit: the turn may have {remaining}")
+        stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
 
     def fork(self, stream: Stream, sample: int) -> Stream:
         """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""
@@ -263,17 +277,48 @@ class Engine:
             raise ValueError("cannot fork a conversation while a turn is under way")
         copy = Stream(identity=(stream.identity[0], sample), ledger=stream.ledger.copy(), turn=stream.turn)
         self._streams.append(copy)
-        if stream.row is not None and stream.cached:
-            row = self._table.take(near=stream.row[0])
-            if row is not None and row[0] == stream.row[0]:
-                copy.row, copy.cached = row, stream.cached
-                self._run_fork([(stream, copy)])
+        self.share([(stream, copy)])
+        return copy
+
+    def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
+        """Gives conversations a row with what the row of another one of the same beginning holds of it.
+
+        Where there is no row in the other's shard to be had, the conversation is fed when it goes on. Rows are copied together,
+        before the next step.
+
+        Args:
+          pairs: (source, target); a target has no row yet.
+
+        Raises:
+          ValueError: their tokens differ.
+        """
+        for source, target in pairs:
+            if any(source is waiting for _, waiting in self._shared):
+                self._copy_shared()
+            count = min(source.cached, len(target.ledger) - 1)
+            if source.row is None or target.row is not None or count < 1:
+                continue
+            if _seen(source, count) != _seen(target, count):
+                raise ValueError(
+                    f"the conversations differ within the {count} tokens that one would share of the other"
+                )
+            row = self._table.take(near=source.row[0])
+            if row is not None and row[0] == source.row[0]:
+                target.row, target.cached, target.last_used = row, count, self._clock
+                self._shared.append((source, target))
             elif row is not None:
                 self._table.release(row)
-        return copy
+
+    def _copy_shared(self) -> None:
+        """Copies what rows share: before any row is written into, or given to another conversation."""
+        if self._shared:
+            self._run_fork(self._shared)
+            self.stats.forked_tokens += sum(target.cached for _, target in self._shared)
+            self._shared = []
 
     def close(self, stream: Stream) -> None:
         """Ends a conversation and frees its row. Its ledger stays readable."""
+        self._copy_shared()
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.request, stream.cached = None, None, 0
@@ -307,6 +352,7 @@ class Engine:
     def step(self) -> list[tuple[Stream, Generated]]:
         """Feeds what is new, decodes one segment, and returns the turns that finished in it."""
         self._clock += 1
+        self._copy_shared()
         running = self._schedule()
         if not running:
             return []
@@ -377,6 +423,7 @@ class Engine:
         return True
 
     def _evict(self, stream: Stream) -> None:
+        self._copy_shared()
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.cached = None, 0
@@ -487,6 +534,7 @@ class Engine:
             temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
             top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
+            given=self._given(layout) if any(stream.turn_request.given for stream in running) else None,
         )
         leave_at = int(len(running) * self.leave_fraction)
         self._cache, outputs = self._programs.decode(
@@ -510,6 +558,13 @@ class Engine:
                 finished.append((stream, done))
         return finished
 
+    def _given(self, layout: Placement[Stream]) -> np.ndarray:
+        given = np.full((*layout.shape, self.segment), -1, np.int32)
+        for place, stream in layout:
+            tokens = stream.turn_request.given[: self.segment]
+            given[place][: len(tokens)] = tokens
+        return given
+
     def _record(
         self, stream: Stream, outputs: programs.DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
     ) -> Generated | None:
@@ -521,6 +576,7 @@ class Engine:
         )
         stream.cached += count
         request.sampled += count
+        request.given = request.given[count:]
         request.remaining -= count
         request.automaton_state = int(outputs.states[place])
         self.stats.decoded_tokens += count
@@ -537,6 +593,11 @@ class Engine:
         stream.request = None
         stream.turn += 1
         return Generated(tokens=stream.ledger.tokens[-request.sampled :], stop_reason=reason, stop=stop)
+
+
+def _seen(stream: Stream, count: int) -> tuple[list[int], list[tuple[int, str]]]:
+    """The first tokens of a conversation and the images among them."""
+    return stream.ledger.tokens[:count], [(at, image.digest) for at, image in stream.ledger.images if at < count]
 
 
 def _mesh_of(model: Decoder) -> Mesh:

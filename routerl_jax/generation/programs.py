@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
-from routerl_jax.generation.sampling import row_keys, sample_tokens
+from routerl_jax.generation.sampling import row_keys, sample_tokens, token_logprobs
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
@@ -46,6 +46,7 @@ Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a
         "temperature",
         "top_p",
         "top_k",
+        "given",
     ],
     meta_fields=[],
 )
@@ -64,6 +65,9 @@ class DecodeInputs:
     temperature: Float[Host, "D A"]
     top_p: Float[Host, "D A"]
     top_k: Int[Host, "D A"]
+    given: Int[Host, "D A S"] | None = (
+        None  # tokens that are taken instead of drawn ones, -1 elsewhere; None: there are none
+    )
 
 
 @functools.partial(
@@ -158,6 +162,7 @@ def decode(
     keys = row_keys(seed, flat(inputs.identity))
     temperature = flat(inputs.temperature)
     top_p, top_k = (flat(inputs.top_p), flat(inputs.top_k)) if truncate else (None, None)
+    given = None if inputs.given is None else flat(inputs.given)
     segment = cache.segment(*_by_shard(mesh, (inputs.rows, inputs.starts)), steps=steps, span=span)
 
     def running(counts: Array, stopped: Array) -> Bool[Array, " B"]:
@@ -181,6 +186,10 @@ def decode(
         )
         logits = model.unembed(hidden[:, 0])
         drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)
+        if given is not None:
+            chosen = jax.lax.dynamic_index_in_dim(given, step, axis=1, keepdims=False)
+            drawn = jnp.where(chosen >= 0, chosen, drawn)
+            logprob = jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
         token = jnp.where(alive, drawn, token)
         hit = hits[state["automaton"], token] & stop_masks
         return {

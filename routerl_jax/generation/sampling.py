@@ -83,6 +83,16 @@ def sample_tokens(
     return token, chosen - peak[:, 0] - jnp.log(total)
 
 
+def token_logprobs(
+    logits: Float[Array, "B V"], tokens: Int[Array, " B"], temperature: Float[Array, " B"]
+) -> Float[Array, " B"]:
+    """Log-probabilities of given tokens under the full softmax at the row's temperature (1 for greedy rows)."""
+    scaled = logits / jnp.where(temperature <= 0, 1.0, temperature)[:, None]
+    peak = scaled.max(axis=-1)
+    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
+    return chosen - peak - jnp.log(jnp.exp(scaled - peak[:, None]).sum(axis=-1))
+
+
 def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]) -> Float[Array, "B V"]:
     """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept).
 

@@ -88,7 +88,7 @@ def reinforce_pp_baseline(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarr
 
 
 def per_token(
-    advantages: Float[np.ndarray, " N"],
+    advantages: Float[np.ndarray, " N"] | Sequence[Float[np.ndarray, " T"]],
     masks: Sequence[Bool[np.ndarray, " T"]],
     kl: Sequence[Float[np.ndarray, " T"]] | None = None,
     kl_coef: float = 0.0,
@@ -96,7 +96,7 @@ def per_token(
     """An advantage for every trained token, 0 elsewhere.
 
     Args:
-      advantages: one per sequence.
+      advantages: one per sequence, or for each token of it.
       masks: per sequence, True on trained tokens.
       kl: per sequence, the k1 estimate at each token, log p - log reference. The penalty is a reward of the very token
         (InstructGPT, arXiv 2203.02155), and discounting is off: token t loses kl_coef times the sum of it from t to the end
@@ -104,7 +104,7 @@ def per_token(
     """
     result = []
     for i, mask in enumerate(masks):
-        values = np.full(len(mask), advantages[i], np.float64)
+        values = np.broadcast_to(np.asarray(advantages[i], np.float64), mask.shape).copy()
         if kl is not None:
             values -= kl_coef * np.cumsum(np.where(mask, kl[i], 0.0)[::-1])[::-1]
         result.append(np.where(mask, values, 0.0).astype(np.float32))

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.core.types import Sequence
+from routerl_jax.learning.prefixes import Bundle, bundles
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, blank, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -24,7 +25,7 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
-TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index", "segment_ends")
 _LEAST_PATCHES = 1024
 
 
@@ -50,6 +51,7 @@ class Batch:
     count: Int[np.ndarray, ""]
     images: VisionInputs | None = None  # [M, D, P, ...]; None where no sequence has one
     image_index: Int[Array, "M D W"] | None = None  # for each token, which feature of its images it is; -1: none
+    segment_ends: Int[Array, "M D W"] | None = None  # where sequences share tokens: learning/prefixes.py
 
 
 class BatchLayout:
@@ -61,9 +63,21 @@ class BatchLayout:
         sequences may share a row (segment ids keep them apart).
       micro_tokens: tokens of one micro-batch (raised where the longest bucket needs more).
       model: that the sequences are for; it says how positions and images are laid out. Default: a text model.
+      share: tokens that sequences begin with alike are computed once (learning/prefixes.py).
+
+    Raises:
+      ValueError: tokens are to be shared, and the model has layers that see a window: it counts what lies between in a row.
     """
 
-    def __init__(self, mesh: Mesh, buckets: Seq[int], micro_tokens: int, model: Decoder | None = None) -> None:
+    def __init__(
+        self, mesh: Mesh, buckets: Seq[int], micro_tokens: int, model: Decoder | None = None, *, share: bool = False
+    ) -> None:
+        if share and model is not None and any(window is not None for window in model.config.windows):
+            raise ValueError(
+                f"config.learner.share_prefixes: layers of a {model.config.model_type} model see a window of "
+                f"{model.config.window} tokens, which are counted along a row; switch share_prefixes off"
+            )
+        self.share = share
         self.mesh = mesh
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
         self._dtype = None if model is None else model.compute_dtype
@@ -94,7 +108,9 @@ class BatchLayout:
         Raises:
           ValueError: a sequence is longer than the largest bucket.
         """
-        places, chunk_buckets = self._pack([len(sequence) for sequence in sequences])
+        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _alone(sequences)
+        starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
+        places = _places(parts, starts, len(sequences))
         while self._capacity < len(chunk_buckets):
             self._capacity *= 2
         shape = (self._capacity, self.shards, self.width)
@@ -102,20 +118,24 @@ class BatchLayout:
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
-        for i, (micro, shard, start) in enumerate(places):
+        for i, (micro, shard, slots) in enumerate(places):
             sequence, length = sequences[i], len(sequences[i])
-            at = (micro, shard, slice(start, start + length))
-            predicts = (micro, shard, slice(start, start + length - 1))
+            at = (micro, shard, slots)
             arrays["tokens"][at] = sequence.tokens
             arrays["positions"][at] = sequence.positions[0] if self._vision is None else sequence.positions.T
-            arrays["segment_ids"][at] = i + 1
-            arrays["targets"][predicts] = sequence.tokens[1:]
-            arrays["weights"][predicts] = weights[i][1:]
+            arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
+            # Of the sequences that share a slot, the one that is trained on what it predicts says how.
+            says = np.flatnonzero(
+                (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
+            )
+            predicts = (micro, shard, slots[says])
             advantage = np.broadcast_to(np.asarray(advantages[i], np.float32), (length,))
-            arrays["advantages"][predicts] = advantage[1:]
-            arrays["old_logprobs"][predicts] = sequence.logprobs[1:]
+            arrays["weights"][predicts] = weights[i][1:][says]
+            arrays["advantages"][predicts] = advantage[1:][says]
+            arrays["old_logprobs"][predicts] = sequence.logprobs[1:][says]
             if ref_logprobs is not None:
-                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:]
+                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][says]
+        self._number(parts, starts, arrays)
         bucket_ids = np.zeros(self._capacity, np.int32)
         bucket_ids[: len(chunk_buckets)] = chunk_buckets
         images = None
@@ -132,10 +152,22 @@ class BatchLayout:
             images=jax.tree.map(place, images),
             **{name: place(array) for name, array in arrays.items()},
         )
-        return batch, BatchIndex([len(sequence) for sequence in sequences], places)
+        return batch, BatchIndex(placed=places, tokens=sum(map(len, parts)))
+
+    def _number(self, parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], arrays: dict[str, np.ndarray]) -> None:
+        """Writes whose tokens are whose: segment ids and, where tokens are shared, where segments end."""
+        number = 1
+        if self.share:
+            arrays["segment_ends"] = np.ones_like(arrays["segment_ids"])
+        for part, (micro, shard, start) in zip(parts, starts):
+            at = (micro, shard, slice(start, start + len(part)))
+            ids, ends, number = part.stretches(number)
+            arrays["segment_ids"][at] = ids
+            if self.share:
+                arrays["segment_ends"][at] = ends
 
     def _place_images(
-        self, sequences: Seq[Sequence], places: Seq[tuple[int, int, int]], shape: tuple[int, int, int]
+        self, sequences: Seq[Sequence], places: Seq[Placed], shape: tuple[int, int, int]
     ) -> tuple[VisionInputs, np.ndarray]:
         """The images of every micro-batch and shard in one array each, and the features that tokens get."""
         vision = self._vision
@@ -145,7 +177,8 @@ class BatchLayout:
         image_index = np.full(shape, -1, np.int32)
         used: dict[tuple[int, int], int] = {}  # patches
         begins: dict[tuple[int, int, str], int] = {}  # the first patch of each image
-        for sequence, (micro, shard, start) in zip(sequences, places):
+        for sequence, (micro, shard, slots) in zip(sequences, places):
+            start = int(slots[0])  # one with images lies alone, its tokens in a row
             for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
                 group = groups.setdefault((micro, shard), {})
                 if image.digest not in group:
@@ -189,17 +222,23 @@ class BatchLayout:
             window = self._vision.window_patches
             patches = -(-self.width // 2 * self._vision.group // window) * window
             fields["images"] = abstract_images(shape[:2], patches, self._vision, self._dtype, sharding)
+        if self.share:
+            fields["segment_ends"] = fields["segment_ids"]
         whole = replicated(self.mesh)
         fields["buckets"] = jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole)
         fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
         return Batch(**fields)
 
-    def _pack(self, lengths: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """(micro-batch, shard, offset) of every sequence and the bucket of every micro-batch: first fit, longest first."""
+    def _pack(self, lengths: list[int], names: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """(micro-batch, shard, offset) of every bundle and the bucket of every micro-batch: first fit, longest first.
+
+        Args:
+          names: of each bundle, its first sequence.
+        """
         longest = max(lengths, default=0)
         if longest > self.buckets[-1]:
             raise ValueError(
-                f"sequence {lengths.index(longest)} has {longest} tokens, more than the longest bucket of "
+                f"sequence {names[lengths.index(longest)]} has {longest} tokens, more than the longest bucket of "
                 f"{self.buckets[-1]}: raise learner.length_buckets or lower engine.max_length"
             )
         places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(lengths)
@@ -222,18 +261,47 @@ class BatchLayout:
         return places, chunk_buckets
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchIndex:
-    """Where each sequence went, to read per-token results back."""
+Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and in it the slot of every token
 
-    lengths: list[int]
-    places: list[tuple[int, int, int]]
+
+def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
+    """Every sequence by itself."""
+    parts = [Bundle() for _ in sequences]
+    for i, (part, sequence) in enumerate(zip(parts, sequences)):
+        part.add(i, sequence.loss_mask)
+    return parts
+
+
+def _places(parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], count: int) -> list[Placed]:
+    places: list[Placed] = [(0, 0, np.zeros(0, int))] * count
+    for part, (micro, shard, start) in zip(parts, starts):
+        for member, slots in zip(part.members, part.slots):
+            places[member] = (micro, shard, start + slots)
+    return places
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchIndex:
+    """Where each sequence went, to read per-token results back.
+
+    Attributes:
+      placed: per sequence, the slots of its tokens.
+      tokens: that the batch computes, each that is shared once.
+    """
+
+    placed: list[Placed]
+    tokens: int
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Per sequence its micro-batch, its shard, and where its first token lies; unless shared, the others follow."""
+        return [(micro, shard, int(slots[0]) if len(slots) else 0) for micro, shard, slots in self.placed]
 
     def split(self, values: Float[np.ndarray, "M D W"]) -> list[np.ndarray]:
         """Per sequence, the value of each of its tokens ([T]; 0 for the first, which nothing predicts)."""
         result = []
-        for length, (micro, shard, start) in zip(self.lengths, self.places):
-            row = np.zeros(length, np.float32)
-            row[1:] = values[micro, shard, start : start + length - 1]
+        for micro, shard, slots in self.placed:
+            row = np.zeros(len(slots), np.float32)
+            row[1:] = values[micro, shard, slots[:-1]]
             result.append(row)
         return result

@@ -225,6 +225,7 @@ def jit_programs(
             attention=attention,
             images=fields.get("images"),
             image_index=fields.get("image_index"),
+            segment_ends=fields.get("segment_ends"),
         )
 
     def logprobs(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:

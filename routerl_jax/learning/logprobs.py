@@ -30,6 +30,7 @@ def target_logprobs(
     attention: Attention | None = None,
     images: VisionInputs | None = None,
     image_index: Int[Array, "B T"] | None = None,
+    segment_ends: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats.
 
@@ -40,13 +41,22 @@ def target_logprobs(
       positions: [B, T], or [B, T, 3] for vision-language models.
       images: of every shard of rows, [S, P, ...].
       image_index: for each token, which feature of its shard's images it is; -1: none.
+      segment_ends: of sequences that share their beginnings (learning/prefixes.py).
     """
     features = None
     if images is not None and image_index is not None:
         assert isinstance(model, VisionLanguageModel)
         features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
     rotary = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
-    hidden = model.hidden(tokens, rotary, segment_ids, remat=remat, attention=attention, features=features)
+    hidden = model.hidden(
+        tokens,
+        rotary,
+        segment_ids,
+        segment_ends=segment_ends,
+        remat=remat,
+        attention=attention,
+        features=features,
+    )
     batch, length = tokens.shape
     mesh = attention.mesh if attention else None
     per_token = model.config.vocab_size * 4 / (mesh.shape["tensor"] if mesh else 1)

@@ -68,6 +68,7 @@ def self_attention(
     v: Float[Array, "B T K H"],
     segment_ids: Int[Array, "B T"] | None = None,
     *,
+    segment_ends: Int[Array, "B T"] | None = None,
     causal: bool = True,
     window: int | None = None,
     attention: Attention = Attention(),
@@ -77,24 +78,29 @@ def self_attention(
     Args:
       segment_ids: tokens see tokens of their own segment only; 0 is padding, whose output means nothing (but is finite).
         None: every row is one segment.
+      segment_ends: makes segments a tree: a query sees the keys whose segment holds its own, id[k] <= id[q] < end[k]. None: its
+        own segment alone, as with id + 1. (Kernels know no such mask; it is computed by `xla`.)
       causal: a token sees itself and what lies before it; else all of its segment.
       window: a token sees only the last `window` indices of these, itself included.
       attention: what computes it.
 
     Raises:
-      ValueError: a window below 1, or one without `causal`.
+      ValueError: a window below 1, or one without `causal` or with `segment_ends`, where what lies between in a row is none of
+        a token's business.
     """
+    if window is not None and segment_ends is not None:
+        raise ValueError("a window can't be counted along a row in which segments form a tree (segment_ends)")
     if window is not None and (window < 1 or not causal):
         raise ValueError(f"window={window} must be at least 1 and needs causal=True")
     if window is not None and window >= q.shape[1]:
         window = None
-    if attention.kind == "splash":
+    if attention.kind == "splash" and segment_ends is None:
         return _splash(q, k, v, segment_ids, causal, window, attention)
     if attention.kind == "cudnn" and _cudnn_can(q, segment_ids):
         # cuDNN's window leaves the query itself out.
         size = None if window is None else (window - 1, 0)
         return jax.nn.dot_product_attention(q, k, v, is_causal=causal, local_window_size=size, implementation="cudnn")
-    return _xla(q, k, v, segment_ids, causal, window)
+    return _xla(q, k, v, segment_ids, causal, window, segment_ends)
 
 
 def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
@@ -105,7 +111,13 @@ def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
 
 
 def _xla(
-    q: Array, k: Array, v: Array, segment_ids: Array | None, causal: bool, window: int | None
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array | None,
+    causal: bool,
+    window: int | None,
+    segment_ends: Array | None = None,
 ) -> Float[Array, "B T N H"]:
     """Queries go in blocks, each against the keys that one of them may see: what lies elsewhere is not computed."""
     batch, length, heads, width = q.shape
@@ -120,7 +132,7 @@ def _xla(
         first = 0 if window is None else max(0, start - window + 1)
         last = end if causal else length
         count = last - first
-        seen = _seen(segment_ids, (start, end), (first, last), causal, window)
+        seen = _seen(segment_ids, (start, end), (first, last), causal, window, segment_ends)
         queries = q[:, :, :, start:end].reshape(batch, kv_heads, group * (end - start), width)
         logits = jnp.einsum("BKQH,BKSH->BKQS", queries, k[:, :, first:last], preferred_element_type=jnp.float32)
         logits = logits.reshape(batch, kv_heads, group, end - start, count)
@@ -133,7 +145,12 @@ def _xla(
 
 
 def _seen(
-    segment_ids: Array | None, queries: tuple[int, int], keys: tuple[int, int], causal: bool, window: int | None
+    segment_ids: Array | None,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    causal: bool,
+    window: int | None,
+    segment_ends: Array | None = None,
 ) -> Bool[Array, "#B Q S"]:
     """True where a query (of a range of indices) may look at a key (of another)."""
     at = jnp.arange(*queries)[:, None] - jnp.arange(*keys)[None]
@@ -142,7 +159,10 @@ def _seen(
         seen &= at < window
     if segment_ids is None:
         return seen[None]
-    return seen & (segment_ids[:, slice(*queries), None] == segment_ids[:, None, slice(*keys)])
+    own, other = segment_ids[:, slice(*queries), None], segment_ids[:, None, slice(*keys)]
+    if segment_ends is None:
+        return seen & (own == other)
+    return seen & (other <= own) & (own < segment_ends[:, None, slice(*keys)])
 
 
 def _splash(

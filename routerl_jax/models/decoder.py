@@ -170,6 +170,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
         *,
+        segment_ends: Int[Array, "B T"] | None = None,
         remat: Remat = "none",
         attention: Attention | None = None,
         features: Features | None = None,
@@ -178,6 +179,7 @@ class Decoder(nnx.Module):
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
+          segment_ends: of sequences that share their beginnings (learning/prefixes.py).
           features: of images among the tokens.
           remat: trades compute for memory in the backward pass.
           attention: what computes attention; default: the best for the devices that the weights lie on. Inside jit weights
@@ -189,7 +191,8 @@ class Decoder(nnx.Module):
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
         def attend(q: Array, k: Array, v: Array, cache: None, window: int | None) -> tuple[Array, None]:
-            return self_attention(q, k, v, segment_ids, window=window, attention=backend), cache
+            ends = segment_ends
+            return self_attention(q, k, v, segment_ids, segment_ends=ends, window=window, attention=backend), cache
 
         return self.run(tokens, positions, attend, None, remat=remat, features=features)[0]
 

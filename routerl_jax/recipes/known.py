@@ -6,6 +6,7 @@ from routerl_jax.recipes import (  # noqa: F401 - they register themselves
     r1_router,
     r1_router_recipe,
     r1_router_rewards,
+    r1_router_turns,
     r1_searcher,
     routerag,
     search,

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, between, one_line
+from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between, one_line
 from routerl_jax.core.types import Action, Call, Passage
 
 
@@ -36,6 +36,11 @@ class R1RouterGrammar(Grammar):
     def label(self, tool: str) -> str:
         """The retriever's name as the policy writes it: `text_image` is "text image retriever"."""
         return f"{tool.replace('_', ' ')} retriever"
+
+    @property
+    def choices(self) -> RouteChoices:
+        names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
+        return RouteChoices(opening="<ret>", stop="</ret>", names=names)
 
     def parse(self, text: str) -> Action:
         thought = between(text, "<think>", "</think>") or ""

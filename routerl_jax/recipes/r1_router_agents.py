@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, one_line
+from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, one_line
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
@@ -56,6 +56,11 @@ class StepAgent(Agent):
         """The protocol's tags, for tokenizers that are trained for it."""
         return self.protocol.special_tokens
 
+    @property
+    def choices(self) -> RouteChoices:
+        """The protocol's."""
+        return self.protocol.choices
+
     def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
         """The ids of a golden step's prompt, with all its documents.
 
@@ -93,6 +98,7 @@ class StepAgent(Agent):
             chat.force(begun)
         turn = await chat.generate(stop=(said.stop,), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room))
         chat.close()
+        turn.asked = said.asked
         text = turn.forced + turn.text
         if said.stop == "</ret>":
             turn.action, turn.well_formed = self.protocol.parse_route(text), well_formed_route(text)

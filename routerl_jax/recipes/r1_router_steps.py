@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import NO_TOOL, between
+from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Message
 from routerl_jax.data.trajectories import Document, GoldenStep, label_of
@@ -27,11 +27,13 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Said:
-    """A chat before the policy's turn: how to work (for models that must be told), what is asked, and what ends the turn."""
+    """A chat before the policy's turn: how to work (for models that must be told), what is asked, what ends the turn, and of
+    which kind it is (route, answer, final)."""
 
     system: str
     user: str
     stop: str
+    asked: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,23 +64,34 @@ class StepProtocol:
         """A knowledge base's name as the policy and golden trajectories write it."""
         return label_of(tool)
 
+    @property
+    def choices(self) -> RouteChoices:
+        """How a route names its knowledge base."""
+        names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
+        return RouteChoices(opening="<ret>", stop="</ret>", names=names)
+
     # --- what is said to the policy ---
 
     def route(self, question: str, history: History) -> Said:
         """Asks for the next sub-question and its retriever (equations 3 and 4)."""
         return Said(
-            system=self._route_system(), user=f"{_so_far(question, history)}Next sub-question:\n", stop="</ret>"
+            system=self._route_system(),
+            user=f"{_so_far(question, history)}Next sub-question:\n",
+            stop="</ret>",
+            asked="route",
         )
 
     def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
         """Asks for the answer to a sub-question from documents (equation 6); `trouble` says why there are none."""
         lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
         shown = "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
-        return Said(system=_ANSWER_SYSTEM, user=f"{shown}Question: {query}\nAnswer:\n", stop="</answer>")
+        user = f"{shown}Question: {query}\nAnswer:\n"
+        return Said(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
 
     def final(self, question: str, history: History) -> Said:
         """Asks for the answer to the question (equation 8)."""
-        return Said(system=_FINAL_SYSTEM, user=f"{_so_far(question, history)}Final answer:\n", stop="</answer>")
+        user = f"{_so_far(question, history)}Final answer:\n"
+        return Said(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
 
     def golden(self, question: str, step: GoldenStep) -> Said:
         """The chat of a golden step, in the words of any other."""

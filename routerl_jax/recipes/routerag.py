@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar
+from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
@@ -59,6 +59,11 @@ class RouteRAGGrammar(Grammar):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return (*(f"<{slash}{tag}>" for tag in _TAGS for slash in ("", "/")), "[passage]", "[graph]")
+
+    @property
+    def choices(self) -> RouteChoices:
+        names = {tool: f" {_written(tool)}" for tool in self.tools}
+        return RouteChoices(opening="<search>", stop="</search>", names=names)
 
     def parse(self, text: str) -> Action:
         before, found = text, _ACTION.search(text)

@@ -29,7 +29,20 @@ class StepTerm:
         return self.function(episodes, **options)
 
 
-REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm or StepTerm
+@dataclasses.dataclass(frozen=True)
+class TurnTerm:
+    """A term that judges each turn: `function(episodes, **options)` gives, for each episode, one number per turn, in order.
+
+    An episode's value is their sum; with config.learner.credit="turn" each number is its own turn's.
+    """
+
+    function: Callable[..., Sequence[Sequence[float]]]
+
+    def __call__(self, episodes: Sequence[Episode], **options: Any) -> Sequence[Sequence[float]]:
+        return self.function(episodes, **options)
+
+
+REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm, StepTerm or TurnTerm
 
 
 def _answer_term(metric: Callable[[str | None, Golds, str], float]) -> RewardTerm:
@@ -100,7 +113,13 @@ class RewardFunction:
         self._bound  # noqa: B018 - raises for what is unknown
 
     def __call__(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
-        """For each episode of a step, the weighted terms by name, and their sum as `total`."""
+        """For each episode of a step, the weighted terms by name, and their sum as `total`.
+
+        Terms of turns are also left where they belong, in `Turn.rewards`.
+
+        Raises:
+          ValueError: a term of turns gave another number of values than an episode has turns.
+        """
         columns = {name: [weight * value for value in term(episodes)] for name, (weight, term) in self._bound.items()}
         rows = [dict(zip(columns, values)) for values in zip(*columns.values())] if columns else [{} for _ in episodes]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
@@ -126,10 +145,31 @@ class RewardFunction:
             options["normalizer"] = self.normalizer
         if isinstance(term, StepTerm):
             return weight, functools.partial(term, **options)
+        if isinstance(term, TurnTerm):
+            return weight, functools.partial(_of_turns, name, weight, functools.partial(term, **options))
         return weight, lambda episodes: [float(term(episode, **options)) for episode in episodes]
 
 
-def _options(term: RewardTerm | StepTerm) -> set[str]:
+def _of_turns(
+    name: str,
+    weight: float,
+    term: Callable[[Sequence[Episode]], Sequence[Sequence[float]]],
+    episodes: Sequence[Episode],
+) -> list[float]:
+    """Leaves a term's weighted values at their turns; their unweighted sum per episode."""
+    values = term(episodes)
+    for episode, of_turns in zip(episodes, values, strict=True):
+        if len(of_turns) != len(episode.turns):
+            raise ValueError(
+                f"reward term {name!r} gave {len(of_turns)} values for the {len(episode.turns)} turns of attempt "
+                f"{episode.sample} at question {episode.example.id!r}: it must give one for each"
+            )
+        for turn, value in zip(episode.turns, of_turns):
+            turn.rewards[name] = weight * float(value)
+    return [float(sum(of_turns)) for of_turns in values]
+
+
+def _options(term: RewardTerm | StepTerm | TurnTerm) -> set[str]:
     """What a term takes beside its episode, or episodes."""
-    function = term.function if isinstance(term, StepTerm) else term
+    function = term.function if isinstance(term, StepTerm | TurnTerm) else term
     return set(list(inspect.signature(function).parameters)[1:])

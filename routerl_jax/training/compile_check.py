@@ -134,8 +134,15 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     trainable = trained_parameters(model, config.model.freeze)
     _, trained, frozen = nnx.split(model, trainable, ...)
     state = abstract_state(trained, optimizer, mesh)
-    layout = BatchLayout(mesh, settings.length_buckets or (config.engine.max_length,), settings.micro_tokens, model)
-    sequences = config.rollout.examples * config.rollout.samples if rl else config.warm_start.examples
+    layout = BatchLayout(
+        mesh,
+        settings.length_buckets or (config.engine.max_length,),
+        settings.micro_tokens,
+        model,
+        share=settings.share_prefixes,
+    )
+    ways = len(config.knowledge) ** config.rollout.forks
+    sequences = config.rollout.examples * config.rollout.samples * ways if rl else config.warm_start.examples
     jitted = jit_programs(
         model,
         trainable,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from routerl_jax.core.config import override, unknown_key
-from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED
+from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED, WHITENED
+from routerl_jax.learning.counterfactual import Baseline, Weights
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
@@ -112,6 +113,9 @@ class RolloutConfig:
     top_k: int = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: float = 60.0  # seconds
+    forks: int = (
+        0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,10 +143,40 @@ class StageConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TurnCreditConfig:
+    """credit="turn" (learning.turn_advantages)."""
+
+    weight: float = 1.0  # of the turns' advantages beside the outcome's
+    discount: float = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
+    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"config.learner.turn.discount={self.discount} must be in [0, 1]")
+        if self.weight < 0:
+            raise ValueError(f"config.learner.turn.weight={self.weight} must not be negative")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForkCreditConfig:
+    """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
+
+    baseline: Baseline = "policy"  # that a way's value is compared with: the policy's expectation, or the ways' mean
+    weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
+    # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
+    compare: Literal["question", "choices"] = "choices"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
+    # what answers for a token: its episode's whole reward; the outcome and the rewards of its turn and later ones; for the
+    # choice of a knowledge base what the others would have led to (rollout.forks)
+    credit: Literal["episode", "turn", "counterfactual"] = "episode"
+    turn: TurnCreditConfig = TurnCreditConfig()
+    forks: ForkCreditConfig = ForkCreditConfig()
     std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
@@ -157,6 +191,9 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
+    share_prefixes: bool = (
+        False  # prompts and histories that sequences have in common are computed once (learning.prefixes)
+    )
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
@@ -167,6 +204,12 @@ class LearnerConfig:
             raise ValueError(
                 f"config.learner.std_floor={self.std_floor}: advantage={self.advantage!r} divides by no standard deviation; "
                 f"{', '.join(sorted(SCALED))} do"
+            )
+        if self.credit == "counterfactual" and (self.advantage in WHITENED or self.reward_kl_coef):
+            setting = f"advantage={self.advantage!r}" if self.advantage in WHITENED else "reward_kl_coef"
+            raise ValueError(
+                f"config.learner.{setting} does not go with credit='counterfactual': the values of ways are rewards, compared "
+                "question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
             )
         for key in ("std_floor", "reward_kl_coef", "importance_cap"):
             if getattr(self, key) < 0:
@@ -197,11 +240,11 @@ class CheckpointConfig:
 # What a stage may change, by section.
 STAGED = {
     "data": ("train", "train_range"),
-    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout"),
+    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout", "forks"),
     "learner": tuple(
         field.name
         for field in dataclasses.fields(LearnerConfig)
-        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "remat")
+        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "share_prefixes", "remat")
     ),
 }
 
@@ -296,6 +339,12 @@ class TrainConfig:
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
                 "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
+            ),
+            (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
+            (
+                (self.learner.credit == "counterfactual") == (self.rollout.forks > 0),
+                f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
+                "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
             (
                 self.kind == "sft" or any(stage.start == 0 for stage in self.stages.values()),

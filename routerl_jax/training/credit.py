@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -14,6 +15,8 @@ from routerl_jax.learning.advantages import (
     SCALED,
     UNGROUPED,
     WHITENED,
+    Advantage,
+    dr_grpo,
     groups_without_signal,
     per_token,
     truncated_importance,
@@ -21,6 +24,11 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.training.config import LearnerConfig
+from routerl_jax.training.fork_credit import by_forks, fork_metrics
+from routerl_jax.training.turn_credit import by_turns
+
+_NO_ADVANTAGE = 1e-9
+_EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +87,19 @@ def assign(
         metrics["reward/kl"] = float(divergence.mean())
         if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
-    of_episode = _of_episodes(settings, rewards, groups)
-    _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
-    advantages = per_token(of_episode[owner], masks, token_kl, settings.reward_kl_coef)
+    estimator = _estimator(settings)
+    if settings.credit == "turn":
+        of_tokens = by_turns(settings.turn, episodes, rewards, groups, estimator)
+        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
+    elif settings.credit == "counterfactual":
+        of_tokens = by_forks(settings.forks, episodes, rewards, groups, estimator, _scale(settings, rewards, groups))
+        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
+        metrics |= fork_metrics(episodes, rewards)
+    else:
+        of_episode = estimator(rewards, groups)
+        _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
+        of_tokens = of_episode[owner]
+    advantages = per_token(of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
     for name in settings.leave_out:
@@ -92,26 +110,51 @@ def assign(
         counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
         advantages = whiten(advantages, counted)
     if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
-        _, inverse = np.unique(groups, return_inverse=True)
-        left_out |= groups_without_signal(rewards, groups)[inverse]
+        left_out |= _without_signal(settings, rewards, groups, advantages, owner)
     if settings.importance_cap:
         current = _given(current, "importance_cap", "the learner's")
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
         advantages = [values * factor for values, factor in zip(advantages, factors)]
         metrics |= _importance(factors, masks, settings.importance_cap)
-    return Credit(advantages, np.flatnonzero(~left_out[owner]), metrics)
+    # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
+    past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
+    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics)
 
 
-def _of_episodes(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """One advantage per episode."""
+def _estimator(settings: LearnerConfig) -> Advantage:
+    """The configured advantage with its options: (rewards, groups) -> one number for each."""
     options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
-    advantages = np.asarray(ADVANTAGES.get(settings.advantage)(rewards, groups, **options), np.float64)
-    if advantages.shape != rewards.shape:
-        raise ValueError(
-            f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for {len(rewards)} "
-            "rewards: it must give one number for each"
-        )
-    return advantages
+    function = functools.partial(ADVANTAGES.get(settings.advantage), **options)
+
+    def checked(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        advantages = np.asarray(function(rewards, groups), np.float64)
+        if advantages.shape != rewards.shape:
+            raise ValueError(
+                f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for "
+                f"{len(rewards)} rewards: it must give one number for each"
+            )
+        return advantages
+
+    return checked
+
+
+def _scale(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> float:
+    """What differences of rewards are divided by where advantages are: their deviation within questions, over the step."""
+    if settings.advantage not in SCALED:
+        return 1.0
+    return max(float(dr_grpo(rewards, groups).std()), settings.std_floor) + _EPSILON
+
+
+def _without_signal(
+    settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray, advantages: Seq[np.ndarray], owner: np.ndarray
+) -> np.ndarray:
+    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage."""
+    _, inverse = np.unique(groups, return_inverse=True)
+    if settings.credit == "episode":
+        return groups_without_signal(rewards, groups)[inverse]
+    largest = np.zeros(inverse.max(initial=-1) + 1)
+    np.maximum.at(largest, inverse[owner], [np.abs(values).max(initial=0.0) for values in advantages])
+    return (largest < _NO_ADVANTAGE)[inverse]
 
 
 def _given(logprobs: Seq[np.ndarray] | None, setting: str, whose: str) -> Seq[np.ndarray]:
@@ -130,11 +173,44 @@ def _check_finite(values: np.ndarray, episodes: Seq[Episode], what: str) -> None
         )
 
 
+def _check_finite_tokens(values: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str) -> None:
+    worst = np.zeros(len(episodes))
+    np.add.at(worst, owner, [of_sequence.sum() for of_sequence in values])
+    _check_finite(worst, episodes, f"advantage ({advantage})")
+
+
 def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
     trained = np.concatenate([np.zeros(0, np.float32), *(factor[mask] for factor, mask in zip(factors, masks))])
     if not len(trained):
         return {}
     return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
+
+
+def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
+    """For each of `sequences_of(episodes)`, a number of its attempt: all ways of a forked one are the same attempt."""
+    numbers: dict[tuple[str, int], int] = {}
+    return np.asarray(
+        [numbers.setdefault((e.example.id, e.sample), len(numbers)) for e in episodes for _ in e.sequences], int
+    )
+
+
+def portions(
+    keep: np.ndarray, count: int, order: np.random.Generator, attempts: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Sequences dealt out to mini-batches at random, in about equal numbers; whole attempts at a time, if they are given.
+
+    Args:
+      keep: indices of sequences.
+      attempts: for every sequence, a number of its attempt.
+    """
+    if attempts is None:
+        return np.array_split(order.permutation(keep), count)
+    of = attempts[keep]
+    shuffled = order.permutation(np.unique(of))
+    members = [keep[of == attempt] for attempt in shuffled]
+    before = np.cumsum([0, *map(len, members)])[:-1]
+    target = before * count // max(len(keep), 1)
+    return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
 
 
 def with_logprobs(sequences: Seq[Sequence], logprobs: Seq[np.ndarray]) -> list[Sequence]:

@@ -31,7 +31,8 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
-from routerl_jax.training.credit import assign, sequences_of, with_logprobs
+from routerl_jax.training.credit import assign, attempts_of, portions, sequences_of, with_logprobs
+from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import (
@@ -234,11 +235,14 @@ def _train_step(
             deterministic=config.rollout.deterministic,
             tool_timeout=config.rollout.tool_timeout,
             stats=stats,
+            forks=config.rollout.forks,
         )
     for episode, rewards in zip(episodes, stage.reward(episodes)):
         episode.rewards = rewards
-    groups = np.repeat(np.arange(len(examples)), config.rollout.samples)
-    metrics = rollout_metrics(episodes, groups, config.evaluation.normalizer)
+    place = {example.id: i for i, example in enumerate(examples)}
+    groups = np.asarray([place[episode.example.id] for episode in episodes])
+    seen = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
+    metrics = rollout_metrics([episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer)
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
 
     sequences, _ = sequences_of(episodes)
@@ -255,11 +259,13 @@ def _train_step(
     metrics |= credit.metrics
     if current_logprobs is not None:
         learned = with_logprobs(sequences, current_logprobs)
-    order = np.random.default_rng([config.seed, step]).permutation(keep)
+    order = np.random.default_rng([config.seed, step])
+    attempts = attempts_of(episodes) if settings.share_prefixes else None
+    computed = 0
     behaviour, current, promoted, gap = [], [], [], {}
     sums: dict[str, list[float]] = {}
     with clock("update"):
-        for minibatch in np.array_split(order, settings.minibatches):
+        for minibatch in portions(keep, settings.minibatches, order, attempts):
             if not len(minibatch):
                 continue
             chosen = [learned[i] for i in minibatch]
@@ -270,6 +276,7 @@ def _train_step(
                 [credit.advantages[i] for i in minibatch],
                 None if reference is None else [reference[i] for i in minibatch],
             )
+            computed += index.tokens
             update_metrics, logprobs = learner.update(batch)
             old = [sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch]
             new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
@@ -296,6 +303,8 @@ def _train_step(
         "actor/trained_sequences": len(keep),
         "perf/rollout_tokens_per_s": sum(map(len, sequences)) / clock.seconds["rollout"],
         "perf/update_tokens_per_s": trained_tokens / clock.seconds["update"],
+        "perf/trained_tokens": computed,
+        "perf/trained_tokens_unshared": trained_tokens,
         "perf/prefilled_tokens": engine.stats.prefilled_tokens,
         "perf/shared_prompt_tokens": engine.stats.forked_tokens,
         "perf/decoded_tokens": engine.stats.decoded_tokens,
@@ -339,10 +348,14 @@ def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> l
 
 
 def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
-    """Writes a spread of the step's episodes."""
+    """Writes a spread of the step's episodes, of a forked attempt all ways."""
     if count and multihost.is_main():
+        attempts: dict[tuple[str, int], list[Episode]] = {}
+        for episode in episodes:
+            attempts.setdefault((episode.example.id, episode.sample), []).append(episode)
         stride = max(len(episodes) // count, 1)
-        records = [episode_record(episode, step=step) for episode in episodes[::stride][:count]]
+        spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
+        records = [episode_record(episode, step=step) for episode in spread]
         write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
 
 

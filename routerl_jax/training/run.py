@@ -65,7 +65,9 @@ class Run:
                 f"config.learner.length_buckets={buckets} end below config.engine.max_length={config.engine.max_length}: "
                 f"add a bucket of that length"
             )
-        self.layout = BatchLayout(mesh, buckets, config.learner.micro_tokens, model)
+        self.layout = BatchLayout(
+            mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
+        )
         self.learner = Learner(
             model,
             config.learner.optimizer.build(updates),

@@ -52,6 +52,7 @@ class ScriptedEngine:
         self.said: dict[tuple[str, int], list[list[int]]] = {}
         self.peak = 0
         self.steps = 0
+        self.shared: list[tuple[str, int]] = []
         self._ids: dict[int, str] = {}
         self._wanted: dict[int, tuple] = {}
 
@@ -76,8 +77,13 @@ class ScriptedEngine:
         assert len(tokens) <= self.room(stream)
         stream.ledger.feed(tokens)
 
-    def request(self, stream, *, stops=(), max_tokens=None, sampling=None):
-        self._wanted[id(stream)] = (stream, stops, min(max_tokens or 10**9, self.room(stream)))
+    def request(self, stream, *, stops=(), max_tokens=None, sampling=None, given=()):
+        self._wanted[id(stream)] = (stream, stops, min(max_tokens or 10**9, self.room(stream)), list(given))
+
+    def share(self, pairs):
+        for source, target in pairs:
+            assert source.ledger.tokens == target.ledger.tokens
+            self.shared.append((self._ids[id(target)], len(target.ledger)))
 
     def close(self, stream):
         self.live.remove(stream)
@@ -90,13 +96,16 @@ class ScriptedEngine:
     def step(self):
         self.steps += 1
         finished = []
-        for stream, stops, limit in list(self._wanted.values()):
+        for stream, stops, limit, given in list(self._wanted.values()):
             who = (self._ids[id(stream)], stream.identity[1])
             text = self.script(*who, stream.turn)
             found = sorted((text.index(stop) + len(stop), stop) for stop in stops if stop in text)
             reason, stop = ("stop", found[0][1]) if found else ("eos", None)
             text = text[: found[0][0]] if found else text
             ids = self.tokenizer.encode(text) if self.canonical else spelled(self.tokenizer, text)
+            if given:
+                assert text.startswith(self.tokenizer.decode(given)), (text, self.tokenizer.decode(given))
+                ids = given + spelled(self.tokenizer, text.removeprefix(self.tokenizer.decode(given)))
             if not found:
                 ids.append(min(self.tokenizer.eos_ids))
             if len(ids) > limit:

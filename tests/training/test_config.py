@@ -27,9 +27,11 @@ from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
+from routerl_jax.training.credit import assign
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent
 from tests.programs import launch_here, write_config
+from tests.training import test_fork_credit
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
 
@@ -47,7 +49,7 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """By a reinforcement run (small_run records its reads), by a supervised one or when an adapter is made (here)."""
+    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, or by finer credit."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -61,6 +63,9 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_demonstrations(config, build_recipe(config).agent)[0][0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
+        assign(schema.LearnerConfig(credit="counterfactual"), test_fork_credit.TREE, np.zeros(4, int))
+        unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
+        assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []

@@ -1,0 +1,48 @@
+"""What answers for a search that went to the wrong place? The quickstart under five kinds of credit."""
+
+import dataclasses
+
+import ml_collections
+
+from configs import quickstart
+from routerl_jax.core.config import from_config_dict, to_config_dict
+from routerl_jax.training.config import ForkCreditConfig, StageConfig, TrainConfig, TurnCreditConfig
+
+OUTCOME = {"em": 1.0, "format": 0.1, "searches": -0.05}  # the quickstart's
+TURNS = {
+    "r1_router.turn_route": {"weight": 0.3, "encoder": "all-MiniLM-L6-v2"},
+    "r1_router.turn_answer": {"weight": 0.3},
+}
+KINDS = ("episode", "episode_turns", "turn", "counterfactual", "counterfactual_even")
+
+
+def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
+    """The quickstart (README.md) with another credit.
+
+    python -m launch.train --config=configs/credit.py:turn --workdir=runs/turn
+    python -m benchmarks.counterfactual_routing --workdir=runs/credit --seeds=0,1,2    # all kinds, and a table
+
+    `episode`: the quickstart itself. `episode_turns`: rewards of turns against the gold path are added to the episode's.
+    `turn`: the same rewards, each for its own turn. `counterfactual`: the quickstart's rewards; every attempt goes all three
+    ways at its first search, of which 4 attempts generate about as much as 8 that are not forked. `counterfactual_even`: the
+    same, a way's advantage not weighted by how often the policy takes it.
+
+    Raises:
+      ValueError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"configs/credit.py:{kind} is none of {', '.join(KINDS)}")
+    base = from_config_dict(TrainConfig, quickstart.get_config())
+    learner, rollout, reward = base.learner, base.rollout, dict(OUTCOME)
+    if kind in ("episode_turns", "turn"):
+        reward |= TURNS
+    if kind == "turn":
+        learner = dataclasses.replace(learner, credit="turn", turn=TurnCreditConfig())
+    if kind.startswith("counterfactual"):
+        weights = "even" if kind.endswith("even") else "policy"
+        learner = dataclasses.replace(
+            learner, credit="counterfactual", forks=ForkCreditConfig(weights=weights), share_prefixes=True
+        )
+        rollout = dataclasses.replace(rollout, samples=4, forks=1)
+    stages = {"main": StageConfig(reward=reward)}
+    return to_config_dict(dataclasses.replace(base, learner=learner, rollout=rollout, stages=stages))

@@ -1,0 +1,72 @@
+"""Advantages of turns: each answers for what follows from it, beside the outcome that all share.
+
+The equation, for turn k of attempt i at a question, with turn rewards r, outcome reward R, discount g and weight w:
+
+    G[i, k] = sum over l >= k of g^(l - k) r[i, l]
+    A[i, k] = N(R)[i] + w N(G)[i, k]
+
+N is the configured advantage (learning/advantages.py): for R over the attempts at the question, for G over the turns that are
+compared. MT-GRPO (arXiv 2505.11821) has two turns with g = 0; GiGPO (arXiv 2505.10978) compares turns at equal states.
+
+Which turns are compared must not depend on what they do, or the difference is not theirs. Turns of one question at one position
+(`position`) stand in states that differ by what the attempts did before; with `rloo` and g = 1 the baseline does not depend on
+the turn itself, so the gradient is unbiased whichever attempts get that far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from routerl_jax.learning.advantages import Advantage
+
+
+def rewards_to_go(rewards: Sequence[Float[np.ndarray, " K"]], discount: float = 1.0) -> list[Float[np.ndarray, " K"]]:
+    """G of every turn of every attempt, from its own reward on.
+
+    Args:
+      rewards: per attempt, those of its turns in order.
+      discount: g, in [0, 1].
+    """
+    result = []
+    for of_turns in rewards:
+        to_go = np.zeros(len(of_turns))
+        following = 0.0
+        for k in range(len(of_turns) - 1, -1, -1):
+            following = float(of_turns[k]) + discount * following
+            to_go[k] = following
+        result.append(to_go)
+    return result
+
+
+def turn_advantages(
+    outcomes: Float[np.ndarray, " N"],
+    rewards: Sequence[Float[np.ndarray, " K"]],
+    groups: Int[np.ndarray, " N"],
+    compared: Sequence[Sequence[Hashable]],
+    advantage: Advantage,
+    *,
+    discount: float = 1.0,
+    weight: float = 1.0,
+) -> list[Float[np.ndarray, " K"]]:
+    """A of every turn of every attempt (the equation above).
+
+    Args:
+      outcomes: per attempt, the reward that is no turn's.
+      rewards: per attempt, those of its turns in order.
+      groups: per attempt, which question it is at.
+      compared: per attempt and turn, a name; turns of one question and name are compared.
+      advantage: N, (values, groups) -> advantages.
+    """
+    shared = np.asarray(advantage(np.asarray(outcomes, np.float64), groups), np.float64)
+    to_go = rewards_to_go(rewards, discount)
+    names: dict[Hashable, int] = {}
+    turn_groups = [
+        names.setdefault((int(group), name), len(names)) for group, turns in zip(groups, compared) for name in turns
+    ]
+    flat = np.concatenate([np.zeros(0), *to_go])
+    own = np.asarray(advantage(flat, np.asarray(turn_groups, int)), np.float64) if len(flat) else flat
+    ends = np.cumsum([len(of_turns) for of_turns in to_go])
+    return [total + weight * part for total, part in zip(shared, np.split(own, ends[:-1]))]

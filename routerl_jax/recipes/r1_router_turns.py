@@ -1,0 +1,145 @@
+"""R1-Router's rewards for every turn of an attempt at a question, for training online, on the policy's own prefix.
+
+The paper rewards a golden step on its golden prefix (arXiv 2505.22095, equations 9, 10 and 18 to 24). Here the step comes after
+what the policy did itself, so that what a turn should do depends on which hops of the gold path are still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.core.types import Episode, Turn
+from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.knowledge.encoders import shared_encoder
+from routerl_jax.recipes.r1_router_rewards import ENCODER, similarities
+from routerl_jax.rewards.metrics import f1_recall
+from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
+
+Judged = tuple[int, GoldHop | None]  # a turn's index, and the hop that it was to work on; None: none was open
+
+
+def turn_route_reward(
+    episodes: Sequence[Episode], encoder: str = ENCODER, alpha: float = 0.5, beta: float = 0.5
+) -> list[list[float]]:
+    """r_format x (alpha r_ask + beta r_route) of each turn that routes, against the gold hop that is open next; else 0.
+
+    r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked. What the gold path does not
+    say is left out, and the weights of the rest are scaled to alpha + beta; of a hop that names a passage alone, what counts is
+    whether the search finds it. Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a
+    gold path earns nothing.
+
+    Args:
+      encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.
+    """
+    rewards = [[0.0] * len(episode.turns) for episode in episodes]
+    judged: list[tuple[int, int, GoldHop | None]] = []
+    for i, episode in enumerate(episodes):
+        judged += [(i, k, hop) for k, hop in routes(episode) if episode.turns[k].well_formed]
+    asked = [(i, k) for i, k, hop in judged if hop is not None and hop.query]
+    hop_of = {(i, k): hop for i, k, hop in judged}
+    pairs = [(_query(episodes[i].turns[k]), hop_of[i, k].query.lower()) for i, k in asked]  # type: ignore[union-attr]
+    likeness = dict(zip(asked, similarities(pairs, lambda: shared_encoder(encoder)).tolist()))
+    for i, k, hop in judged:
+        rewards[i][k] = _route(episodes[i].turns[k], hop, likeness.get((i, k)), alpha, beta)
+    return rewards
+
+
+def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> list[list[float]]:
+    """r_format x r_answer of each turn that answers; 0 of other turns.
+
+    An intermediate answer earns its F1-recall against the value of the hop that its search was for (equations 22 and 23),
+    nothing where none was open or its value is not known; the final answer 1 if it has all words of an accepted answer, else 0.
+    """
+    rewards = [[0.0] * len(episode.turns) for episode in episodes]
+    for i, episode in enumerate(episodes):
+        for k, hop in answers(episode):
+            if hop is not None and hop.value:
+                rewards[i][k] = episode.turns[k].well_formed * f1_recall(
+                    _answer(episode.turns[k]), hop.value, normalizer
+                )
+        last = _final(episode)
+        if last is not None and episode.turns[last].well_formed:
+            golds = episode.example.answers
+            rewards[i][last] = float(any(f1_recall(episode.answer, gold, normalizer) == 1.0 for gold in golds))
+    return rewards
+
+
+REWARD_TERMS.register("r1_router.turn_route")(TurnTerm(turn_route_reward))
+REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
+
+
+def routes(episode: Episode) -> list[Judged]:
+    """The turns that route and the hop that was open next when they did; none where the example has no gold path."""
+    return [(k, hop) for k, hop in _walk(episode) if episode.turns[k].action.kind == "search"]  # type: ignore[union-attr]
+
+
+def answers(episode: Episode) -> list[Judged]:
+    """The turns that give an intermediate answer and the hop that their search was for."""
+    return [(k, hop) for k, hop in _walk(episode) if episode.turns[k].action.kind == "answer"]  # type: ignore[union-attr]
+
+
+def _walk(episode: Episode) -> Iterator[Judged]:
+    """Routes and intermediate answers in order, each with the hop that it was to work on.
+
+    A hop is closed by what the policy carries on from its search: the intermediate answer, if it holds the whole value, or
+    where it reads what was found in its own conversation, the passages. Hops close in the order of the path.
+    """
+    path = gold_path(episode.example)
+    if path is None:
+        return
+    waiting, final = list(path), _final(episode)
+    found: list[int] = []  # places in the path whose passages have come up
+    for k, turn in enumerate(episode.turns):
+        kind = "invalid" if turn.action is None else turn.action.kind
+        if kind == "invalid" or k == final:
+            continue
+        hop = waiting[0] if waiting else None
+        yield k, hop
+        if kind == "answer":
+            if hop is not None and _states(turn, hop):
+                waiting.pop(0)
+            continue
+        if not turn.asked:
+            passages = tuple(passage for call in turn.calls for passage in call.passages)
+            found += [place for place, other in enumerate(path) if other.found_in(passages)]
+            while waiting and len(path) - len(waiting) in found:
+                waiting.pop(0)
+
+
+def _states(turn: Turn, hop: GoldHop) -> bool:
+    """Whether an intermediate answer closes its hop; one that has no value is closed by any answer."""
+    return not hop.value or f1_recall(_answer(turn), hop.value, "vqa") == 1.0
+
+
+def _route(turn: Turn, hop: GoldHop | None, likeness: float | None, alpha: float, beta: float) -> float:
+    assert turn.action is not None
+    if hop is None or turn.action.tool == NO_TOOL:
+        return (alpha + beta) * float(hop is None and turn.action.tool == NO_TOOL)
+    parts = []
+    if likeness is not None:
+        parts.append((alpha, likeness))
+    if hop.kb:
+        parts.append((beta, float(turn.action.tool == hop.kb)))
+    if not parts:
+        passages = tuple(passage for call in turn.calls for passage in call.passages)
+        return (alpha + beta) * float(hop.found_in(passages))
+    weight = sum(weight for weight, _ in parts)
+    return (alpha + beta) * sum(weight * value for weight, value in parts) / weight if weight else 0.0
+
+
+def _final(episode: Episode) -> int | None:
+    """Index of the turn with the answer to the question; None if there is none."""
+    last = len(episode.turns) - 1
+    if episode.answer is None or last < 0:
+        return None
+    action = episode.turns[last].action
+    return last if action is not None and action.kind == "answer" else None
+
+
+def _query(turn: Turn) -> str:
+    return turn.action.query.lower() if turn.action is not None else ""
+
+
+def _answer(turn: Turn) -> str:
+    return turn.action.answer if turn.action is not None else ""

@@ -1,0 +1,77 @@
+"""Credit by turns: which tokens a turn has, which turns are compared, and what each of them is to be reinforced by."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.core.types import Episode
+from routerl_jax.learning.advantages import Advantage
+from routerl_jax.learning.turn_advantages import turn_advantages
+from routerl_jax.training.config import TurnCreditConfig
+
+
+def by_turns(
+    settings: TurnCreditConfig,
+    episodes: Sequence[Episode],
+    rewards: Float[np.ndarray, " N"],
+    groups: np.ndarray,
+    advantage: Advantage,
+) -> list[Float[np.ndarray, " T"]]:
+    """For each sequence of the episodes, in order, the advantage of each token: that of the turn which sampled it.
+
+    Args:
+      rewards: per episode, all of its reward; what its turns' rewards (`Turn.rewards`) leave of it is the outcome.
+      advantage: (values, groups) -> advantages.
+
+    Raises:
+      ValueError: an episode's turns don't say where all of its sampled tokens are.
+    """
+    of_turns = [np.asarray([sum(turn.rewards.values()) for turn in episode.turns], np.float64) for episode in episodes]
+    outcomes = np.asarray([total - turns.sum() for total, turns in zip(rewards, of_turns)])
+    found = turn_advantages(
+        outcomes,
+        of_turns,
+        groups,
+        [_compared(episode, settings.compare) for episode in episodes],
+        advantage,
+        discount=settings.discount,
+        weight=settings.weight,
+    )
+    return [values for episode, advantages in zip(episodes, found) for values in spread(episode, advantages)]
+
+
+def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[Float[np.ndarray, " T"]]:
+    """One number per turn as one per token of every sequence of the episode, 0 outside of turns.
+
+    Raises:
+      ValueError: the turns don't say where all sampled tokens are.
+    """
+    result = [np.zeros(len(sequence)) for sequence in episode.sequences]
+    covered = [np.zeros(len(sequence), bool) for sequence in episode.sequences]
+    for turn, advantage in zip(episode.turns, advantages):
+        if turn.tokens:
+            at = slice(turn.start, turn.start + turn.tokens)
+            result[turn.sequence][at] = advantage
+            covered[turn.sequence][at] = True
+    if any((sequence.loss_mask & ~there).any() for sequence, there in zip(episode.sequences, covered)):
+        raise ValueError(
+            f"attempt {episode.sample} at question {episode.example.id!r} sampled tokens that belong to no turn; let the agent "
+            "write through Conversation.generate alone, which books where a turn's tokens are"
+        )
+    return result
+
+
+def _compared(episode: Episode, compare: str) -> list[tuple[str, int]]:
+    """The name of every turn: what was asked for, and how often before."""
+    if compare == "asked":
+        return [(turn.asked, 0) for turn in episode.turns]
+    before: collections.Counter[str] = collections.Counter()
+    names = []
+    for turn in episode.turns:
+        names.append((turn.asked, before[turn.asked]))
+        before[turn.asked] += 1
+    return names

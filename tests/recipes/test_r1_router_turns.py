@@ -1,0 +1,117 @@
+"""Rewards of turns on the policy's own prefix: which hop a turn is judged by, in both kinds of agents."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.recipes.r1_router_turns import turn_answer_reward, turn_route_reward
+from routerl_jax.rewards.terms import RewardFunction, TurnTerm
+
+HOPS = (
+    {"kb": "text", "passage_id": "p1", "query": "who wrote Aida", "value": "Giuseppe Verdi"},
+    {"kb": "table", "passage_id": "p2", "query": "where was Verdi born", "value": "Le Roncole"},
+)
+EXAMPLE = Example(id="q", question="?", answers=("Le Roncole", "Roncole Verdi"), metadata={"path": HOPS})
+HIT = {"p1": Passage(id="p1", title="", text="Aida is by Giuseppe Verdi"), "p2": Passage(id="p2", title="", text="x")}
+
+
+def route(tool: str, query: str, found: str = "", *, asked: str = "", well_formed: bool = True) -> Turn:
+    calls = [Call(tool=tool, query=query, passages=(HIT[found],) if found else ())]
+    action = Action(kind="search", tool=tool, query=query)
+    return Turn(text="", stop_reason="stop", tokens=1, action=action, well_formed=well_formed, calls=calls, asked=asked)
+
+
+def answer(text: str, *, asked: str = "", well_formed: bool = True) -> Turn:
+    action = Action(kind="answer", answer=text)
+    return Turn(text="", stop_reason="stop", tokens=1, action=action, well_formed=well_formed, asked=asked)
+
+
+def episode(*turns: Turn, answer: str | None = "Le Roncole", **metadata: Any) -> Episode:
+    example = dataclasses.replace(EXAMPLE, metadata=metadata) if metadata else EXAMPLE
+    return Episode(example=example, sample=0, answer=answer, turns=list(turns), sequences=[])
+
+
+INVALID = Turn(text="", stop_reason="stop", tokens=1, action=Action(kind="invalid", error="?"))
+GOOD = ("who wrote aida", "where was verdi born")
+
+
+def test_a_growing_conversation_is_judged_by_what_it_has_found() -> None:
+    """The first search goes astray, so the second is judged by the same hop, the third by the next; the fourth is too much."""
+    turns = (
+        route("table", GOOD[0]),
+        INVALID,
+        route("text", GOOD[0], "p1"),
+        route("text", GOOD[1], "p2"),
+        route("text", GOOD[1]),
+        answer("It is Le Roncole."),
+    )
+    assert turn_route_reward([episode(*turns)]) == [[0.5, 0, 1.0, 0.5, 0, 0]]
+    assert turn_answer_reward([episode(*turns)]) == [[0, 0, 0, 0, 0, 1.0]]
+    weights = turn_route_reward([episode(*turns)], alpha=0.25, beta=1.0)[0]
+    assert weights == [0.25, 0, 1.25, 0.25, 0, 0]
+
+
+def test_independent_chats_are_judged_by_the_answers_that_they_carry_on() -> None:
+    """The passage was found and read wrongly: the hop stays open. Half of the value's words are half of the reward."""
+    turns = (
+        route("text", GOOD[0], "p1", asked="route"),
+        answer("Verdi it was", asked="answer"),
+        route("text", GOOD[0], "p1", asked="route"),
+        answer("giuseppe verdi", asked="answer"),
+        route("table", GOOD[1], asked="route"),
+        answer("in le roncole", asked="answer", well_formed=False),
+        route(NO_TOOL, NO_TOOL, asked="route"),
+        answer("le roncole", asked="final"),
+    )
+    assert turn_route_reward([episode(*turns)]) == [[1.0, 0, 1.0, 0, 1.0, 0, 1.0, 0]]
+    assert turn_answer_reward([episode(*turns)]) == [[0, 0.5, 0, 1.0, 0, 0, 0, 1.0]]
+
+
+def test_stopping_early_and_bad_form_earn_nothing() -> None:
+    turns = (route(NO_TOOL, NO_TOOL, asked="route"), answer("Le", asked="final"))
+    assert turn_route_reward([episode(*turns)]) == [[0, 0]]
+    assert turn_answer_reward([episode(*turns, answer="Le")]) == [[0, 0]]
+    assert turn_route_reward([episode(route("text", GOOD[0], well_formed=False))]) == [[0]]
+    assert turn_answer_reward([episode(route("text", GOOD[0]), answer=None)]) == [[0]]
+
+
+def test_what_a_data_set_does_not_say_is_left_out() -> None:
+    triples = [["Aida", "composer", "Giuseppe Verdi"]]
+    path = gold_path(dataclasses.replace(EXAMPLE, metadata={"evidence_triples": triples}))
+    assert path == (GoldHop(query="composer of Aida", value="Giuseppe Verdi", title="Aida"),)
+    asked = episode(route("text", "composer of aida"), evidence_triples=triples)
+    assert turn_route_reward([asked]) == [[1.0]]
+    supporting = [{"id": "p1", "title": "Aida", "text": "..."}]
+    searches = (route("text", "anything", "p1"), route("text", "anything", "p2"))
+    assert turn_route_reward([episode(searches[0], supporting_passages=supporting)]) == [[1.0]]
+    assert turn_route_reward([episode(*searches[::-1], supporting_passages=supporting)]) == [[0, 1.0]]
+    assert gold_path(Example(id="x", question="?", answers=("a",))) is None
+    unknown = Episode(
+        example=Example(id="x", question="?", answers=("a",)), sample=0, answer="a", turns=[], sequences=[]
+    )
+    unknown.turns = [route("text", "q"), answer("a")]
+    assert turn_route_reward([unknown]) == [[0, 0]]
+    assert turn_answer_reward([unknown]) == [[0, 1.0]]
+
+
+def test_a_sum_for_the_episode_and_each_value_at_its_turn() -> None:
+    one = episode(route("text", GOOD[0], "p1"), route("table", GOOD[1], "p2"), answer("Le Roncole"))
+    terms = {"em": 1.0, "r1_router.turn_route": {"weight": 0.5}, "r1_router.turn_answer": 2.0}
+    assert RewardFunction(terms)([one]) == [
+        {"em": 1.0, "r1_router.turn_route": 1.0, "r1_router.turn_answer": 2.0, "total": 4.0}
+    ]
+    assert [turn.rewards.get("r1_router.turn_route") for turn in one.turns] == [0.5, 0.5, 0]
+    assert [turn.rewards.get("r1_router.turn_answer") for turn in one.turns] == [0, 0, 2.0]
+    with pytest.raises(ValueError, match="gave 1 values for the 3 turns of attempt 0 at question 'q'"):
+        RewardFunction({"tests.recipes.test_r1_router_turns:TOO_FEW": 1.0})([one])
+
+
+def too_few(episodes: list[Episode]) -> list[list[float]]:
+    return [[1.0] for _ in episodes]
+
+
+TOO_FEW = TurnTerm(too_few)

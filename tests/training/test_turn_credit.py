@@ -1,0 +1,118 @@
+"""Which tokens a turn has, and what they are reinforced by, in one growing conversation and in chats of their own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from routerl_jax.agents.driver import run
+from routerl_jax.core.types import Example
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.training.config import LearnerConfig, TurnCreditConfig
+from routerl_jax.training.credit import assign, sequences_of
+from routerl_jax.training.turn_credit import spread
+from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
+
+EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
+TURNS = {0: (SEARCH.format("text"), ANSWER), 1: (SEARCH.format("table"), "no tags"), 2: (ANSWER,)}
+REWARDS = {0: (1.0, 0.0), 1: (0.0, 0.5), 2: (0.0,)}
+STEPS = StepwiseAgent(protocol=StepProtocol(tools=("text", "table")), max_searches=1, k=1, max_turn_tokens=100)
+
+
+def attempts(agent, script, samples):
+    """Episodes of a scripted policy with outcome 1, 0, 0 and the turn rewards above."""
+    engine = ScriptedEngine(script, max_length=2000)
+    episodes = run(agent, [EXAMPLE], engine, knowledge(), samples=samples)
+    for episode in episodes:
+        for turn, reward in zip(episode.turns, REWARDS[episode.sample]):
+            turn.rewards = {"r": reward}
+        outcome = float(episode.sample == 0)
+        episode.rewards = {"total": outcome + sum(sum(turn.rewards.values()) for turn in episode.turns)}
+    return episodes, engine
+
+
+def stretches(episode, values):
+    """The distinct values of sampled stretches, in order."""
+    found = []
+    for sequence, per_token in zip(episode.sequences, values):
+        for part in np.split(np.arange(len(sequence)), np.flatnonzero(np.diff(sequence.loss_mask)) + 1):
+            if sequence.loss_mask[part[0]]:
+                assert np.ptp(per_token[part]) == 0
+                found.append(float(per_token[part[0]]))
+            else:
+                assert not per_token[part].any()
+    return found
+
+
+def test_a_turn_s_tokens_are_those_that_the_ledger_recorded() -> None:
+    """Though encoding the turn's text again would give others."""
+    episodes, engine = attempts(AGENT, lambda example, sample, turn: TURNS[sample][turn], 3)
+    differs = []
+    for episode in episodes:
+        (sequence,) = episode.sequences
+        for turn, said in zip(episode.turns, engine.said["q", episode.sample]):
+            assert sequence.tokens[turn.start : turn.start + turn.tokens].tolist() == said
+            differs.append(engine.tokenizer.encode(turn.text) != said)
+    assert any(differs)
+
+
+def test_each_turn_of_a_growing_conversation_has_its_own_advantage() -> None:
+    """r - mean of its place, g = 1: to go are [1, 0], [0.5, 0.5] and [0], outcomes 1, 0, 0."""
+    episodes, _ = attempts(AGENT, lambda example, sample, turn: TURNS[sample][turn], 3)
+    settings = LearnerConfig(advantage="dr_grpo", credit="turn")
+    credit = assign(settings, episodes, np.zeros(3, int))
+    found = [stretches(episode, [values]) for episode, values in zip(episodes, credit.advantages)]
+    expected = [[2 / 3 + 0.5, 2 / 3 - 0.25], [-1 / 3 + 0, -1 / 3 + 0.25], [-1 / 3 - 0.5]]
+    assert found == [pytest.approx(values, abs=1e-6) for values in expected]
+    assert credit.keep.tolist() == [0, 1, 2]
+
+
+def test_chats_of_their_own_are_turns_by_what_was_asked() -> None:
+    """Attempt 0 routes, answers and concludes; attempt 1 routes to none, so that its second turn is a final answer, too."""
+    route = "<think>hm</think>\n<sub-question>capital of Ghana</sub-question>\n<ret>text retriever</ret>"
+    none = "<think>hm</think>\n<sub-question>none</sub-question>\n<ret>none</ret>"
+    said = {0: (route, ANSWER, ANSWER), 1: (none, ANSWER)}
+
+    def script(example, sample, turn):
+        return said[sample][int(example.partition("#")[2] or 0)]
+
+    episodes, _ = attempts(STEPS, script, 2)
+    assert [[turn.asked for turn in e.turns] for e in episodes] == [["route", "answer", "final"], ["route", "final"]]
+    assert [[turn.sequence for turn in e.turns] for e in episodes] == [[0, 1, 2], [0, 1]]
+    for episode, rewards in zip(episodes, ([0.5, 1.0, 0.0], [1.0, 1.0])):
+        for turn, reward in zip(episode.turns, rewards):
+            turn.rewards = {"r": reward}
+        episode.rewards = {"total": sum(rewards)}
+    settings = LearnerConfig(advantage="dr_grpo", credit="turn", turn=TurnCreditConfig(discount=0.0, weight=2.0))
+    credit = assign(settings, episodes, np.zeros(2, int))
+    sequences, owner = sequences_of(episodes)
+    values = [a[s.loss_mask] for a, s in zip(credit.advantages, sequences)]
+    assert owner.tolist() == [0, 0, 0, 1, 1]
+    assert [v[0] for v in values] == pytest.approx([-0.5, 0.0, -1.0, 0.5, 1.0])
+    assert all(np.ptp(v) == 0 for v in values)
+
+
+def test_a_question_on_which_no_turn_differs_is_left_out() -> None:
+    episodes, _ = attempts(AGENT, lambda example, sample, turn: TURNS[0][turn], 2)
+    for episode in episodes:
+        for turn in episode.turns:
+            turn.rewards = {"r": 1.0}
+        episode.rewards = {"total": 2.0}
+    settings = LearnerConfig(advantage="dr_grpo", credit="turn")
+    assert assign(settings, episodes, np.zeros(2, int)).keep.tolist() == []
+    assert assign(dataclasses.replace(settings, drop_no_signal=False), episodes, np.zeros(2, int)).keep.tolist() == [
+        0,
+        1,
+    ]
+
+
+def test_what_is_refused() -> None:
+    episodes, _ = attempts(AGENT, lambda example, sample, turn: TURNS[0][turn], 1)
+    episodes[0].turns[0].start += 1
+    with pytest.raises(ValueError, match="attempt 0 at question 'q' sampled tokens that belong to no turn"):
+        spread(episodes[0], [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"config.learner.turn.discount=1\.5 must be in \[0, 1\]"):
+        TurnCreditConfig(discount=1.5)
+    with pytest.raises(ValueError, match=r"config.learner.turn.weight=-1\.0"):
+        TurnCreditConfig(weight=-1.0)
