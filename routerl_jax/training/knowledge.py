@@ -101,17 +101,25 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written(f"{spec.source}.jsonl", [{"id": p.id, "title": p.title, "text": p.text} for p in passages])
+        corpus = _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
+
+
+def _row(passage: Passage) -> dict[str, str]:
+    """A passage as corpora have it."""
+    row = {"id": passage.id, "title": passage.title, "text": passage.text}
+    return row | {"image": passage.image} if passage.image else row
 
 
 def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     """The passages that a source `atlas/...` stands for; None for a file."""
     if not spec.source.startswith(_ATLAS):
         return None
+    from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
-    return passages_of(spec.source.removeprefix(_ATLAS))
+    name = spec.source.removeprefix(_ATLAS)
+    return picture_passages() if name == PICTURES else passages_of(name)
 
 
 def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
