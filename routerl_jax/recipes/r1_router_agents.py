@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, one_line
+from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
-from routerl_jax.data.trajectories import Document, golden_step
+from routerl_jax.data.trajectories import Document, document_of, golden_step
 from routerl_jax.generation.engine import PromptTooLong
 from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
 
@@ -177,8 +177,7 @@ class StepwiseAgent(StepAgent):
 
     def read(self, query: str, call: Call, example: Example, llm: LLM) -> Said:
         """The chat in which a sub-question is answered from what was found."""
-        label = self.protocol.label(call.tool)
-        documents = [Document(retriever=label, text=one_line(passage)) for passage in call.passages]
+        documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
         return self._with_documents(query, documents, example, llm, trouble)
 

@@ -24,6 +24,8 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
         default_factory=dict
     )  # models.config fields
+    # a random vision tower for a text-only `path`, which makes it a Qwen2.5-VL: fields of models.vision, max_pixels (models.sight)
+    sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # of weights and optimiser state
     compute_dtype: str = ""  # of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
@@ -282,6 +284,10 @@ class TrainConfig:
             (
                 bool(self.model.path) or bool(self.model.architecture),
                 "config.model.path is empty: give it, or an architecture",
+            ),
+            (
+                not self.model.sight or bool(self.model.path),
+                "config.model.sight is for a policy whose language is learnt: give config.model.path",
             ),
             (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
             (

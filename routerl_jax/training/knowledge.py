@@ -28,9 +28,16 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
     Raises:
       ValueError: names the section of config.knowledge that is at fault.
     """
-    alone = {name: _open_kb(name, spec, progress) for name, spec in config.knowledge.items() if spec.kind != "hybrid"}
-    joined = {name: _join(name, spec, alone) for name, spec in config.knowledge.items() if spec.kind == "hybrid"}
-    return {name: (alone | joined)[name] for name in config.knowledge}
+    return open_knowledge_bases(config.knowledge, progress=progress)
+
+
+def open_knowledge_bases(
+    knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True
+) -> dict[str, SearchTool]:
+    """`open_knowledge` without the rest of a run."""
+    alone = {name: _open_kb(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
+    joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}
+    return {name: (alone | joined)[name] for name in knowledge}
 
 
 def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase]) -> KnowledgeBase:
@@ -58,7 +65,7 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
+    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
     if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # in the cache the place depends on the keys
@@ -145,7 +152,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
