@@ -31,6 +31,21 @@ class RandomSteps(StepwiseAgent):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FullBudget(StepwiseAgent):
+    """Always as many sub-questions as there may be: where the policy would stop, the question itself is asked, of a knowledge
+    base drawn uniformly."""
+
+    seed: int = 0
+
+    def next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
+        found = super().next_search(action, example, sample, step)
+        if found is not None:
+            return found
+        tool = drawn(self.protocol.tools, self.seed, example, sample, step)
+        return Action(kind="search", tool=tool, query=example.question)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OneSearch(StepwiseAgent):
     """Retrieve, then read: one search for the question as it is, and the answer from what it finds."""
 
@@ -46,12 +61,16 @@ class OneSearch(StepwiseAgent):
 
 
 def fixed_and_random(agent: StepwiseAgent) -> dict[str, StepwiseAgent]:
-    """`only_KB` for each of several knowledge bases, and `random_kb`; none where there is one."""
+    """`only_KB` for each of several knowledge bases, `random_kb` and `full_budget`; none where there is one."""
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(StepwiseAgent)}
     tools = agent.protocol.tools
     if len(tools) == 1:
         return {}
-    return {**{f"only_{tool}": FixedSteps(**fields, tool=tool) for tool in tools}, "random_kb": RandomSteps(**fields)}
+    return {
+        **{f"only_{tool}": FixedSteps(**fields, tool=tool) for tool in tools},
+        "random_kb": RandomSteps(**fields),
+        "full_budget": FullBudget(**fields),
+    }
 
 
 def one_search(agent: StepwiseAgent) -> dict[str, StepwiseAgent]:

@@ -12,14 +12,14 @@ from routerl_jax.evaluation.routing import routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-_ANSWER = ("em", "f1", "cover_em")
+_ANSWER = ("em", "f1", "cover_em", "f1_recall")
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
     """Metrics of finished episodes.
 
     Returns:
-      `em`, `f1`, `cover_em` in [0, 1], each with its `_interval` (95 %, bootstrap), `searches_per_question`,
+      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], each with its `_interval` (95 %, bootstrap), `searches_per_question`,
       `valid_search_share` (of episodes: at least one search that was written to the letter of the protocol and succeeded),
       `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls),
       `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share`

@@ -154,14 +154,18 @@ class StepwiseAgent(StepAgent):
         """The knowledge base that is really called; baselines override the policy's choice here."""
         return action.tool
 
+    def next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
+        """What is searched for, given what the policy wrote (None: nothing that could be read); None ends the search."""
+        return None if action is None or action.tool == NO_TOOL else action
+
     async def _gather(
         self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
     ) -> list[tuple[str, str]]:
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
         for step in range(self.max_searches):
-            action = await self._route(example, history, llm, chats)
-            if action is None or action.tool == NO_TOOL:
+            action = self.next_search(await self._route(example, history, llm, chats), example, llm.sample, step)
+            if action is None:
                 break
             tool = self.choose(action, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)

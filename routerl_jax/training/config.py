@@ -188,6 +188,8 @@ class EvaluationConfig:
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: int = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,9 +250,11 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig:
-    """A second run for comparison: from the step at which a stage begins, the remaining steps without that stage."""
+    """A second run for comparison, from the policy that the main one started from: without one of its stages, from the step at
+    which that begins, or with supervised learning in the place of all of them."""
 
     without: str = ""  # the stage's name
+    supervised: WarmStartConfig = WarmStartConfig()  # where `steps` > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,6 +342,12 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: call it something else; results.json has another policy so named"
                 )
+            if bool(control.without) == bool(control.supervised.steps):
+                raise ValueError(
+                    f"config.controls.{name}: give either `without`, a stage, or `supervised` with steps above 0"
+                )
+            if control.supervised.steps:
+                continue
             if control.without not in self.stages:
                 raise ValueError(
                     f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"

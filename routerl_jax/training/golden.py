@@ -38,7 +38,7 @@ def atlas_golden(
     Raises:
       ValueError: a kind has fewer questions, or a path leads through a knowledge base that is not there.
     """
-    examples = [example for kind, count in counts.items() for example in _first(split, kind, count)]
+    examples = atlas_questions(split, counts)
     places = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
     known = [(example.id, example.question, example.answers, str(example.metadata)) for example in examples]
     digest = hashlib.sha256(json.dumps([places, k, known]).encode()).hexdigest()[:12]
@@ -102,8 +102,16 @@ def _searched(examples: Sequence[Example], tools: Mapping[str, SearchTool], k: i
     return found
 
 
-def _first(split: Split, kind: str, count: int) -> list[Example]:
-    source = AtlasExamples(split, [kind])
-    if len(source) < count:
-        raise ValueError(f"atlas/{split} has {len(source)} questions of kind {kind!r}, fewer than {count}")
-    return [source[i] for i in range(count)]
+def atlas_questions(split: Split, counts: Mapping[str, int]) -> list[Example]:
+    """So many questions of each kind, the first ones.
+
+    Raises:
+      ValueError: a kind has fewer.
+    """
+    found: list[Example] = []
+    for kind, count in counts.items():
+        source = AtlasExamples(split, [kind])
+        if len(source) < count:
+            raise ValueError(f"atlas/{split} has {len(source)} questions of kind {kind!r}, fewer than {count}")
+        found += [source[i] for i in range(count)]
+    return found
