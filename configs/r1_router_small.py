@@ -1,4 +1,4 @@
-"""R1-Router on Atlas in minutes: a small policy that sees learns by Step-GRPO which of four knowledge bases to ask, and when to stop."""
+"""R1-Router on Atlas in minutes: a small policy that sees learns by Step-GRPO where to look and when to stop."""
 
 import ml_collections
 

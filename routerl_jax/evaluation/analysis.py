@@ -66,9 +66,7 @@ def _mode_by_step(records: Sequence[Record]) -> list[dict[str, Any]]:
     for record in records:
         for step, call in enumerate(_calls(record), 1):
             by_step[step][call["tool"]] += 1
-    return [
-        {"step": step, "mode_usage": _shares(modes), "n": modes.total()} for step, modes in sorted(by_step.items())
-    ]
+    return [{"step": step, "mode_usage": _shares(modes), "n": modes.total()} for step, modes in sorted(by_step.items())]
 
 
 def _searches_of_correct(records: Sequence[Record], em: np.ndarray) -> dict[str, Any]:

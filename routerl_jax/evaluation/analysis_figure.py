@@ -13,9 +13,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 _BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
 
-def analysis_figure(
-    analysis: Mapping[str, Rows], path: pathlib.Path, training: Sequence[dict[str, Any]] = ()
-) -> None:
+def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path, training: Sequence[dict[str, Any]] = ()) -> None:
     """Writes the panels of an analysis (launch.analyze) that it has data for; `training` are the rows of metrics.jsonl."""
     import matplotlib
 

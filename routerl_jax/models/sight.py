@@ -53,7 +53,11 @@ def add_sight(
         vision=VisionConfig(
             model_type="qwen2_5_vl",
             out=text.embed,
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in tower.items() if name != _PIXELS},
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in tower.items()
+                if name != _PIXELS
+            },
         ),
         image_id=image,
         video_id=video,

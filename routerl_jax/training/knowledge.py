@@ -31,9 +31,7 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
     return open_knowledge_bases(config.knowledge, progress=progress)
 
 
-def open_knowledge_bases(
-    knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True
-) -> dict[str, SearchTool]:
+def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
     """`open_knowledge` without the rest of a run."""
     alone = {name: _open_kb(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
     joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}

@@ -281,7 +281,9 @@ def test_the_usual_questions_are_those_of_before_there_were_pictures() -> None:
     assert digest.hexdigest()[:16] == "c540449651a157a8"
 
 
-@pytest.mark.parametrize(("split", "single", "double"), [("train", 218, 424), ("validation", 44, 86), ("test", 120, 214)])
+@pytest.mark.parametrize(
+    ("split", "single", "double"), [("train", 218, 424), ("validation", 44, 86), ("test", 120, 214)]
+)
 def test_visual_questions(split: str, single: int, double: int, questions: dict[str, list[world.Question]]) -> None:
     source = open_dataset(f"atlas/{split}/visual")
     assert isinstance(source, AtlasExamples)
@@ -301,7 +303,9 @@ def test_visual_questions(split: str, single: int, double: int, questions: dict[
         for hop in rest:
             assert hop["value"] in passages[hop["passage_id"]].passage.text
         assert example.answers == (example.metadata["path"][-1]["value"],)
-    assert len(open_dataset(f"atlas/{split}/single+visual")) == len(examples) + len(open_dataset(f"atlas/{split}/single"))
+    assert len(open_dataset(f"atlas/{split}/single+visual")) == len(examples) + len(
+        open_dataset(f"atlas/{split}/single")
+    )
 
 
 def test_a_question_shows_another_picture_than_the_knowledge_base_holds() -> None:
@@ -321,7 +325,9 @@ def test_every_country_has_a_caption_with_its_flag() -> None:
     assert [passage.title for passage in passages] == countries
     assert all(passage.title in passage.text and passage.image.startswith("data:image/png") for passage in passages)
     assert len({passage.image for passage in passages}) == len(countries)
-    assert sum(": " in passage.text for passage in passages) == 151  # the source says of these what is on them, in few words
+    assert (
+        sum(": " in passage.text for passage in passages) == 151
+    )  # the source says of these what is on them, in few words
 
 
 def test_a_made_up_flag_is_as_it_is_described() -> None:

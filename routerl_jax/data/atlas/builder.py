@@ -111,7 +111,9 @@ class AtlasExamples:
 def _prepared() -> Atlas:
     """The builder, its array_record files written on first use."""
     # The digest keeps a cache made by another version of the world from being taken for this one.
-    code = b"".join(path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__), pathlib.Path(visual.__file__)))
+    code = b"".join(
+        path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__), pathlib.Path(visual.__file__))
+    )
     directory = cache_directory() / "tensorflow_datasets" / hashlib.sha256(code).hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)
     tfds.display_progress_bar(False)

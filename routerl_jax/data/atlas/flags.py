@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import itertools
 import zipfile
 import zlib
 
@@ -41,7 +42,7 @@ def invented_flag(country: str) -> tuple[bytes, str]:
     count = int(rng.integers(2, 6))
     across = bool(rng.random() < 0.6)
     bands = [names[i] for i in rng.integers(len(names), size=count)]
-    while any(one == other for one, other in zip(bands, bands[1:])):
+    while any(one == other for one, other in itertools.pairwise(bands)):
         bands = [names[i] for i in rng.integers(len(names), size=count)]
     picture = Image.new("RGB", _SIZE)
     draw = ImageDraw.Draw(picture)

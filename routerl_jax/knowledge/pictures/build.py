@@ -45,7 +45,9 @@ class PicturesConfig:
     corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.corpus)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    encoder: str = "openai/clip-vit-large-patch14"  # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
+    encoder: str = (
+        "openai/clip-vit-large-patch14"  # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
+    )
     instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
     image_instruction: str = ""  # only for text_image: put before queries with a picture
     index: str = "scann"  # as in knowledge.build
@@ -114,7 +116,11 @@ class PicturesReport:
 
 
 def build_pictures(
-    config: PicturesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: PictureEmbedder | None = None
+    config: PicturesConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: PictureEmbedder | None = None,
 ) -> PicturesReport:
     """Builds a knowledge base of pictures. Run again after a kill, it goes on with the next shard.
 
@@ -132,7 +138,9 @@ def build_pictures(
     clock, corpus = Clock(), pictures_digest(config.corpus)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, PictureEmbedder):
-        raise ValueError(f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)")
+        raise ValueError(
+            f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
+        )
     made = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, config.side, config.picture_format]
     fingerprints = json.dumps([*parts, config.on_error, config.shard_size])
