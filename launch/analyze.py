@@ -5,9 +5,9 @@ r"""Shows what a run has changed in how its policy works: one command, one JSON 
 
 Turns before and after, use of modes (in all, and search by search), searches of right answers, and accuracy against turns,
 tokens and cost come from the episodes that the run left in WORKDIR/evaluation and its controls, reward and length over training
-from metrics.jsonl. Then the policy answers the first --limit test questions again: with every search sent to one mode, with other
-numbers of passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25` searches
-passages by words). Writes analysis.json and analysis.png.
+from metrics.jsonl. Then the policy answers the first --limit test questions again: with every search sent to one mode, with
+other numbers of passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25`
+searches passages by words). Writes analysis.json and analysis.png.
 """
 
 from __future__ import annotations

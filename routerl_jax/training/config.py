@@ -24,7 +24,7 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
         default_factory=dict
     )  # models.config fields
-    # a random vision tower for a text-only `path`, which makes it a Qwen2.5-VL: fields of models.vision, max_pixels (models.sight)
+    # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # of weights and optimiser state
     compute_dtype: str = ""  # of activations; empty: as dtype

@@ -1,8 +1,8 @@
 """Controls: what would have become of the run without a stage, or with supervised learning instead?
 
-A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage began:
-it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage tells the
-two apart. With supervised learning it begins where the main run began, and is evaluated as that is.
+A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage
+began: it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage
+tells the two apart. With supervised learning it begins where the main run began, and is evaluated as that is.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without the stage, or without any but the supervised phase, from the policy
-    that it started from."""
+    """The configuration of a control: the main run's without the stage, or with a supervised phase alone, from the policy that it
+    started from."""
     control = config.controls[name]
     found = dataclasses.replace(
         config,

@@ -1,4 +1,4 @@
-"""R1-Router on Atlas with pictures: golden files, and a whole run of a policy that sees, questions with and without pictures."""
+"""R1-Router on Atlas with pictures: golden files, and a whole run, questions with and without pictures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_golden_files_hold_what_was_found(tmp_path: pathlib.Path) -> None:
     assert pathlib.Path(image).read_bytes() == examples[-1].images[0]
     answers = [step for i in range(len(steps)) if (step := golden_step(steps[i])) and step.kind == "answer"]
     assert all(step.answers[0] in step.documents[0].text for step in answers)
-    tools["table"].passages = {query: ("another", "") for query in tools["table"].passages}
+    tools["table"].passages = dict.fromkeys(tools["table"].passages, ("another", ""))
     through_table = sum(any(hop["kb"] == "table" for hop in example.metadata["path"]) for example in examples)
     assert write_atlas_golden(tmp_path / "fewer.jsonl", examples, tools, k=1) == 6 - through_table < 6
     with pytest.raises(ValueError, match=r"leads through the knowledge base 'text_image', which is not among text"):

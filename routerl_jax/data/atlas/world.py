@@ -7,8 +7,8 @@ Three knowledge bases hold different facts, so that where one looks decides whet
     elements  prose about chemical elements: symbols, numbers, discoverers, producers
 
 A fourth one, `text_image`, holds flags with captions (visual.py). The same code makes the real world from `facts.json` and
-invented worlds from made-up names and shuffled values (invented.py), on which reading can be practised without learning any real
-fact.
+invented worlds from made-up names and shuffled values (invented.py), on which reading can be practised without learning any
+real fact.
 """
 
 from __future__ import annotations
