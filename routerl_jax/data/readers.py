@@ -107,9 +107,9 @@ def open_dataset(name: str) -> ExampleSource:
 
     `atlas/train` (validation, test; `atlas/train/single+multi` are those that need a search, `atlas/train/visual` those that
     show a flag), a registered data set, a dotted path (`package.module:attribute`), or a file: `FILE`, `FORMAT:FILE` where the
-    keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once into array_record files in the cache and
-    from there ever after, which takes no memory. `trajectories:FILE` are the steps of golden trajectories (data.trajectories),
-    `trajectories/text:FILE` of those without images.
+    keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
+    into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
+    golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
     Several names with commas between them are one data set (`Joined`).
 
     Raises:

@@ -68,8 +68,8 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without the stage, or with a supervised phase alone, from the policy that it
-    started from."""
+    """The configuration of a control: the main run's without the stage, or with a supervised phase alone, from the policy that
+    the main run started from."""
     control = config.controls[name]
     found = dataclasses.replace(
         config,
