@@ -356,6 +356,11 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
                 )
+        called = [*self.evaluation.names.values(), *self.controls]
+        if repeated := next((name for name in called if called.count(name) > 1), None):
+            raise ValueError(
+                f"config.evaluation.names: two agents would be {repeated!r} in results.json; call one something else"
+            )
         for name in self.stages:
             if name in ("warm_start", "trained"):
                 raise ValueError(

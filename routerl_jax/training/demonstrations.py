@@ -264,7 +264,9 @@ def _split(worked: Sequence[Worked], told: str) -> tuple[list[Worked], list[Work
     """A twentieth of the questions, at least one, is held out with all that belongs to it."""
 
     def question(one: Worked) -> str:
-        return one.example.id if golden_step(one.example) is None else one.example.question
+        if golden_step(one.example) is None:
+            return one.example.id
+        return "\n".join([one.example.question, *map(str, one.example.images)])  # one question, many pictures
 
     names = sorted({question(one) for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
