@@ -82,8 +82,11 @@ def _modes_by_step(axis: Any, policies: Rows) -> None:
 def _searches_of_correct(axis: Any, policies: Rows) -> None:
     """Distributions over numbers of searches, the mean in the legend."""
     found = {name: row["searches_of_correct"] for name, row in policies.items() if row["searches_of_correct"]["share"]}
+    if not found:
+        axis.set_axis_off()
+        return
     numbers = sorted({int(count) for row in found.values() for count in row["share"]})
-    width = 0.8 / max(len(found), 1)
+    width = 0.8 / len(found)
     for i, (name, row) in enumerate(found.items()):
         places = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]

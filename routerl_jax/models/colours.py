@@ -21,8 +21,8 @@ VERSION = 1  # of the vectors
 _WIDE, _HIGH = 12, 8  # cells
 _LEVEL = 0.5  # a constant beside the cells, so that a picture and its paler copy differ in direction
 # Weight of a text beside a picture: between two captions to one question cosines differ by a few tenths, between two
-# tricolours by a few thousandths. Where both are asked for, the picture decides; words do where there is no picture.
-_TEXT_WEIGHT = 0.05
+# tricolours by less than a thousandth. Where both are asked for, the picture decides; words do where there is no picture.
+_TEXT_WEIGHT = 0.02
 
 
 class Colours(PictureEmbedder):

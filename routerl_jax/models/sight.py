@@ -71,7 +71,8 @@ def add_sight(
     _take(model, decoder)
     model.tokenizer = tokenizer
     if _PIXELS in tower:
-        model.image_processor = dataclasses.replace(model.image_processor, max_pixels=tower[_PIXELS])
+        least = min(model.image_processor.min_pixels, tower[_PIXELS])
+        model.image_processor = dataclasses.replace(model.image_processor, min_pixels=least, max_pixels=tower[_PIXELS])
     return model
 
 
