@@ -43,8 +43,9 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from routerl_jax.baselines.known import routing_baselines, vanilla_rag
     from routerl_jax.evaluation import figures, report
-    from routerl_jax.evaluation.benchmark import one_search, routing_baselines, score
+    from routerl_jax.evaluation.benchmark import score
     from routerl_jax.evaluation.records import episode_record, write_records
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.training.load import load_config, load_policy
@@ -62,7 +63,7 @@ def main(_: Sequence[str]) -> None:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     judged = evaluated_agent(config, build_recipe(config))
-    agents = {"trained": judged, **routing_baselines(judged), **one_search(judged)}
+    agents = {"trained": judged, **routing_baselines(judged), **vanilla_rag(judged)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
         raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")

@@ -6,6 +6,7 @@ import dataclasses
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar
+from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
@@ -26,6 +27,7 @@ class SearchAgent(Agent):
         one and `instruct`, else `Question: ...` alone).
       instruct: tell the model the protocol (for pretrained models).
       prompt_suffix: text that begins the policy's first turn, such as `<think>`.
+      routing: who chooses the knowledge base that is called; the policy, but for baselines.
     """
 
     grammar: Grammar
@@ -37,6 +39,7 @@ class SearchAgent(Agent):
     prompt: str | None = None
     instruct: bool = False
     prompt_suffix: str = ""
+    routing: Routing = AsNamed()
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
@@ -56,7 +59,7 @@ class SearchAgent(Agent):
             if action.kind == "invalid":
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:
-                tool = self.choose(action, example, llm.sample, step)
+                tool = self.routing(action.tool, self.tools, example, llm.sample, step)
                 shown = self.show(await tools[tool].search(action.query, self.k), chat, reserve)
             if not shown:
                 break
@@ -67,9 +70,10 @@ class SearchAgent(Agent):
         """The protocol's tags, for tokenizers that are trained for it."""
         return self.grammar.special_tokens
 
-    def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
-        """The knowledge base that is really called; baselines override the policy's choice here."""
-        return action.tool
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the knowledge bases."""
+        return self.grammar.tools
 
     def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
         """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question."""

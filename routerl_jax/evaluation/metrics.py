@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.routing import routing_accuracy
@@ -16,32 +18,62 @@ _ANSWER = ("em", "f1", "cover_em", "f1_recall")
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
-    """Metrics of finished episodes.
+    """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
 
     Returns:
-      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], each with its `_interval` (95 %, bootstrap), `searches_per_question`,
-      `valid_search_share` (of episodes: at least one search that was written to the letter of the protocol and succeeded),
-      `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`, `tool_error_rate` (of calls),
-      `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search), `kb_share`
-      (share of calls per knowledge base; `mode_usage` is the same under the name that RouteRAG's readers look for), `n`, and
-      `routing_accuracy` where gold paths are known.
+      The entries of `averages`, and besides the intervals of its first four, `em_interval` and so on (95 %, bootstrap),
+      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for) and `n`.
 
     Raises:
       ValueError: no episodes.
     """
+    scores = _answer_scores(episodes, normalizer)
+    intervals = bootstrap_intervals(scores)
+    share = knowledge_base_shares(episodes)
+    return {
+        **_averages(episodes, scores),
+        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
+        "kb_share": share,
+        "mode_usage": share,
+        "n": len(episodes),
+    }
+
+
+def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, float]:
+    """What finished episodes come to.
+
+    Returns:
+      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
+      search that was written to the letter of the protocol and succeeded), `invalid_action_rate` (of turns), `answered_rate`,
+      `truncated_rate`,
+      `tool_error_rate` (of calls), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a
+      dense search), and `routing_accuracy` where gold paths are known.
+
+    Raises:
+      ValueError: no episodes.
+    """
+    return _averages(episodes, _answer_scores(episodes, normalizer))
+
+
+def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Share of all calls that went to each knowledge base; those never called are absent."""
+    counts = collections.Counter(call.tool for episode in episodes for call in episode.calls)
+    return {name: counts[name] / counts.total() for name in sorted(counts)}
+
+
+def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 4"]:
     if not episodes:
         raise ValueError("there are no episodes to summarise")
-    scores = np.asarray(
+    return np.asarray(
         [[ANSWER_METRICS[name](e.answer, e.example.answers, normalizer) for name in _ANSWER] for e in episodes]
     )
-    intervals = bootstrap_intervals(scores)
+
+
+def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
-    names = sorted({call.tool for call in calls})
-    share = {name: sum(call.tool == name for call in calls) / len(calls) for name in names}
-    result: dict[str, Any] = {
+    result = {
         **{name: float(mean) for name, mean in zip(_ANSWER, scores.mean(axis=0))},
-        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
         "searches_per_question": len(calls) / len(episodes),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
@@ -50,14 +82,9 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         "tokens_per_question": sum(e.sampled_tokens for e in episodes) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
-        "kb_share": share,
-        "mode_usage": share,
-        "n": len(episodes),
     }
     accuracy = routing_accuracy(list(episodes))
-    if accuracy is not None:
-        result["routing_accuracy"] = accuracy
-    return result
+    return result if accuracy is None else {**result, "routing_accuracy": accuracy}
 
 
 def _searched_validly(episode: Episode) -> bool:

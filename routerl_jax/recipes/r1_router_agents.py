@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
 from routerl_jax.data.trajectories import Document, document_of, golden_step
@@ -105,15 +106,17 @@ class StepAgent(Agent):
     ) -> Said:
         """The chat with as many documents, best first, as fit whole and leave room for a turn."""
 
-        def room(count: int) -> int:
-            said = self.protocol.answer(query, documents[:count], trouble)
+        def room(said: Said) -> int:
             return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
-        bare, count = room(0), len(documents)
-        limit = self.max_observation_tokens or bare
-        while count and (room(count) < self.max_turn_tokens or bare - room(count) > limit):
-            count -= 1
-        return self.protocol.answer(query, documents[:count], trouble)
+        bare = self.protocol.answer(query, (), trouble)
+        most = room(bare)
+        least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
+        for count in range(len(documents), 0, -1):
+            said = self.protocol.answer(query, documents[:count], trouble)
+            if room(said) >= least:
+                return said
+        return bare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +132,9 @@ class StepwiseAgent(StepAgent):
         policy, and a route that was not read in any leads to the final answer.
       answer_tokens: most tokens of an answer so begun.
       sees: knowledge bases that are asked with the question's picture beside the sub-question, where it has one.
+      routing: who chooses the knowledge base that is called; the policy, but for baselines.
+      beyond: who chooses the one that is asked the question itself where the policy would stop before the budget is spent;
+        None: nobody, it stops.
     """
 
     max_searches: int = 3
@@ -136,6 +142,8 @@ class StepwiseAgent(StepAgent):
     attempts: int = 3
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
+    routing: Routing = AsNamed()
+    beyond: Routing | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         if golden_step(example) is not None:
@@ -150,13 +158,19 @@ class StepwiseAgent(StepAgent):
             return chats[-1].episode(answer=None, truncated=True)
         return chats[-1].episode(answer=answer)
 
-    def choose(self, action: Action, example: Example, sample: int, step: int) -> str:
-        """The knowledge base that is really called; baselines override the policy's choice here."""
-        return action.tool
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the knowledge bases."""
+        return self.protocol.tools
 
-    def next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
+    def _next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
         """What is searched for, given what the policy wrote (None: nothing that could be read); None ends the search."""
-        return None if action is None or action.tool == NO_TOOL else action
+        if action is not None and action.tool != NO_TOOL:
+            return action
+        if self.beyond is None:
+            return None
+        tool = self.beyond(NO_TOOL, self.tools, example, sample, step)
+        return Action(kind="search", tool=tool, query=example.question)
 
     async def _gather(
         self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
@@ -164,10 +178,10 @@ class StepwiseAgent(StepAgent):
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
         for step in range(self.max_searches):
-            action = self.next_search(await self._route(example, history, llm, chats), example, llm.sample, step)
+            action = self._next_search(await self._route(example, history, llm, chats), example, llm.sample, step)
             if action is None:
                 break
-            tool = self.choose(action, example, llm.sample, step)
+            tool = self.routing(action.tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
             history.append((action.query, answer or _UNKNOWN))

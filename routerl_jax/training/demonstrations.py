@@ -78,7 +78,7 @@ def demonstrator(agent: Agent) -> SearchAgent | StepAgent:
     return agent
 
 
-def open_demonstrations(config: TrainConfig, agent: Demonstrator) -> tuple[Demonstrations, Demonstrations]:
+def open_demonstrations(config: TrainConfig, agent: SearchAgent | StepAgent) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
     That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes; for agents that
@@ -92,9 +92,8 @@ def open_demonstrations(config: TrainConfig, agent: Demonstrator) -> tuple[Demon
     if isinstance(agent, StepAgent):
         if settings.demonstrations == "atlas":
             return _OfAtlasSteps(_atlas_steps(config, 0), agent), _OfAtlasSteps(_atlas_steps(config, 1), agent)
-        training, held_out = _split(*_of_golden_steps(settings.demonstrations, agent, source))
-        return _Kept(training, config.seed), _Kept(held_out, config.seed)
-    if not isinstance(agent, SearchAgent) or settings.demonstrations.startswith("trajectories"):
+        return _kept(*_of_golden_steps(settings.demonstrations, agent, source), source, config.seed)
+    if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
             f"{source}: golden steps are learnt from with config.recipe='r1_router', other sources with others"
         )
@@ -104,8 +103,7 @@ def open_demonstrations(config: TrainConfig, agent: Demonstrator) -> tuple[Demon
         worked, told = _of_annotated_questions(config, agent)
     else:
         worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
-    training, held_out = _split(worked, f"{source}: {told}")
-    return _Kept(training, config.seed), _Kept(held_out, config.seed)
+    return _kept(worked, told, source, config.seed)
 
 
 def _atlas(config: TrainConfig, stream: int) -> DemonstrationSource:
@@ -236,7 +234,7 @@ def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Wor
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
-    return [Worked(example, agent.demonstration(example)) for example in examples], f"{source}: {len(steps)} steps"
+    return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(steps)} golden steps"
 
 
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
@@ -260,8 +258,8 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     )
 
 
-def _split(worked: Sequence[Worked], told: str) -> tuple[list[Worked], list[Worked]]:
-    """A twentieth of the questions, at least one, is held out with all that belongs to it."""
+def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[_Kept, _Kept]:
+    """Those to learn from, and those of a twentieth of the questions, at least of one, which are held out."""
 
     def question(one: Worked) -> str:
         if golden_step(one.example) is None:
@@ -270,7 +268,8 @@ def _split(worked: Sequence[Worked], told: str) -> tuple[list[Worked], list[Work
 
     names = sorted({question(one) for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
-        raise ValueError(f"{told}; two questions are needed, one to learn from and one to hold out")
+        raise ValueError(f"{source}: {told}; two questions are needed, one to learn from and one to hold out")
     kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
     training = [one for one in worked if question(one) not in kept_out]
-    return training, [one for one in worked if question(one) in kept_out]
+    held_out = [one for one in worked if question(one) in kept_out]
+    return _Kept(training, seed), _Kept(held_out, seed)

@@ -11,18 +11,15 @@ import jax
 import numpy as np
 
 from routerl_jax.core.types import Episode
-from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.evaluation.metrics import averages, knowledge_base_shares
 from routerl_jax.learning.advantages import groups_without_signal
 
 
 def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer: str) -> dict[str, Any]:
     """Answer quality, behaviour, rewards and group statistics of the sampled episodes."""
-    summary = summarize(episodes, normalizer)
-    shares = summary["kb_share"]
-    summary = {name: value for name, value in summary.items() if isinstance(value, float)}
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
-    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in summary.items()}
-    metrics |= {f"rollout/kb/{name}": share for name, share in shares.items()}
+    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in averages(episodes, normalizer).items()}
+    metrics |= {f"rollout/kb/{name}": share for name, share in knowledge_base_shares(episodes).items()}
     for name in episodes[0].rewards:
         metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in episodes]))
     lengths = [len(sequence) for episode in episodes for sequence in episode.sequences] or [0]

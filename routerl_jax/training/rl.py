@@ -15,9 +15,10 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation import figures
-from routerl_jax.evaluation.benchmark import compare, routing_baselines, score
+from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.evaluation.report import print_table

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.evaluation.analysis import behaviour
-from routerl_jax.evaluation.benchmark import routing_baselines, score
+from routerl_jax.evaluation.benchmark import score
 from routerl_jax.evaluation.paired import Record
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 from configs import quickstart, smollm2_search
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.routing import FixedRouting, RandomRouting, no_search, vanilla_rag
+from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
@@ -252,17 +252,18 @@ def test_the_agents_of_shipped_configurations_work(shipped):
 
 
 def test_routing_baselines_change_the_call_not_the_words():
-    fields = {name: getattr(AGENT, name) for name in AGENT.__dataclass_fields__}
-    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=FixedRouting(**fields, tool="table"))
+    agents = routing_baselines(AGENT)
+    assert list(agents) == ["only_text", "only_table", "random_kb", "no_search"]
+    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["only_table"])
     assert episode.turns[0].action.tool == "text"
     assert [call.tool for call in episode.calls] == ["table"]
     examples = [dataclasses.replace(EXAMPLE, id=str(i)) for i in range(200)]
     engine = ScriptedEngine(lambda example, sample, turn: [SEARCH.format("text"), ANSWER][turn])
     tools = {name: tiny.ScriptedKB(name) for name in ("text", "table")}
-    drawn = [e.calls[0].tool for e in run(RandomRouting(**fields), examples, engine, tools)]
+    drawn = [e.calls[0].tool for e in run(agents["random_kb"], examples, engine, tools)]
     assert 70 < drawn.count("table") < 130  # of 200; four standard deviations are 28
-    assert drawn == [e.calls[0].tool for e in run(RandomRouting(**fields), examples, engine, tools)]
-    episode, _, _ = play("Accra</answer>", agent=no_search(AGENT))
+    assert drawn == [e.calls[0].tool for e in run(agents["random_kb"], examples, engine, tools)]
+    episode, _, _ = play("Accra</answer>", agent=agents["no_search"])
     assert not episode.calls
     assert episode.answer == "Accra"
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.driver import run
-from routerl_jax.baselines.stepwise import fixed_and_random, one_search
+from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.types import Example, TextAndImage
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.evaluation.benchmark import routing_baselines
 from routerl_jax.recipes.r1_router_agents import StepAgent, StepwiseAgent
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 from tests import tiny
@@ -244,9 +243,7 @@ def test_baselines_change_the_call_not_the_words():
     examples = [dataclasses.replace(EXAMPLE, id=str(i)) for i in range(200)]
     turns = [STEP, FOUND, STOP, FINAL]
     engine = ScriptedEngine(lambda name, sample, turn: turns[int(name.partition("#")[2] or 0)], max_length=3000)
-    drawn = [
-        episode.calls[0].tool for episode in run(fixed_and_random(AGENT)["random_kb"], examples, engine, knowledge())
-    ]
+    drawn = [episode.calls[0].tool for episode in run(agents["random_kb"], examples, engine, knowledge())]
     assert 70 < drawn.count("table") < 130  # of 200; four standard deviations are 28
     episode, _, _ = play(FINAL, agent=agents["no_search"])
     assert episode.answer == "2.5 million"
@@ -254,7 +251,7 @@ def test_baselines_change_the_call_not_the_words():
 
 
 def test_one_search_reads_what_the_question_finds():
-    agents = one_search(AGENT)
+    agents = vanilla_rag(AGENT)
     assert list(agents) == ["vanilla_rag_text", "vanilla_rag_table"]
     episode, engine, _ = play(FINAL, agent=agents["vanilla_rag_table"])
     assert [(call.tool, call.query) for call in episode.calls] == [("table", EXAMPLE.question)]

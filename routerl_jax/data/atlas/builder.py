@@ -82,8 +82,14 @@ class AtlasExamples:
 
     def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
         self._source = _prepared().as_data_source(split=split)  # type: ignore[call-arg]
-        wanted = [ALL_KINDS.index(kind) for kind in kinds]
-        self._rows = [i for i in range(len(self._source)) if int(self._source[i]["kind"]) in wanted]
+        self._rows: Sequence[int] = range(len(self._source))
+        if set(kinds) == set(KINDS):  # these come first: few rows are decoded
+            visual_kind = ALL_KINDS.index("visual")
+            end = next(i for i in reversed(self._rows) if int(self._source[i]["kind"]) != visual_kind) + 1
+            self._rows = range(end)
+        else:
+            wanted = [ALL_KINDS.index(kind) for kind in kinds]
+            self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in wanted]
 
     def __len__(self) -> int:
         return len(self._rows)

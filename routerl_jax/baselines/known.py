@@ -1,0 +1,44 @@
+"""The same policy with its choices taken away: where to search, whether, or for what."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.routing import Always, Drawn
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.baselines.vanilla_rag import OneSearch, VanillaRAG
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+
+Searcher = SearchAgent | StepwiseAgent
+
+
+def routing_baselines(agent: Agent) -> dict[str, Agent]:
+    """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; and `no_search`. For an
+    agent that works in steps also `full_budget`: always as many searches as there may be.
+
+    There are none of an agent that is neither a SearchAgent nor a StepwiseAgent.
+    """
+    if not isinstance(agent, Searcher):
+        return {}
+    if len(agent.tools) > 1:
+        baselines: dict[str, Agent] = {
+            f"only_{tool}": dataclasses.replace(agent, routing=Always(tool)) for tool in agent.tools
+        }
+        baselines["random_kb"] = dataclasses.replace(agent, routing=Drawn())
+    else:
+        baselines = vanilla_rag(agent)
+    if isinstance(agent, StepwiseAgent):
+        baselines["full_budget"] = dataclasses.replace(agent, beyond=Drawn())
+    return {**baselines, "no_search": dataclasses.replace(agent, max_searches=0)}
+
+
+def vanilla_rag(agent: Agent) -> dict[str, Agent]:
+    """The same policy given what its question finds: `vanilla_rag`, or `vanilla_rag_KB` for each of several; see above."""
+    if not isinstance(agent, Searcher):
+        return {}
+    fields: dict[str, Any] = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    make = VanillaRAG if isinstance(agent, SearchAgent) else OneSearch
+    several = len(agent.tools) > 1
+    return {f"vanilla_rag_{tool}" if several else "vanilla_rag": make(**fields, tool=tool) for tool in agent.tools}

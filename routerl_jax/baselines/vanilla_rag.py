@@ -1,0 +1,42 @@
+"""Retrieve, then read: one search for the question as it is, and the policy's answer from what that finds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.agents.agent import LLM, Conversation, Tools
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.types import Action, Episode, Example
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VanillaRAG(SearchAgent):
+    """In one conversation: the search is written in the policy's place."""
+
+    tool: str
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
+        reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
+        search = self.grammar.write_search("", example.question, self.tool)
+        if chat.tokens_of(search) <= chat.room - reserve:
+            turn = chat.write(search)
+            turn.action = Action(kind="search", tool=self.tool, query=example.question)
+            self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
+        return await self.final_answer(chat, reserve)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneSearch(StepwiseAgent):
+    """In a chat: the question is answered as a sub-question is."""
+
+    tool: str
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
+        chats: list[Conversation] = []
+        answer = await self._answer(self.read(example.question, call, example, llm), example, llm, chats)
+        episode = chats[-1].episode(answer=answer)
+        episode.turns[0].calls.append(call)  # it was made before there was a turn
+        return episode
