@@ -102,7 +102,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["routerl_jax*", "launch*", "configs*"]),
     package_data={
-        "routerl_jax.data.atlas": ["facts.json", "warm_start/*"],
+        "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
     },
     python_requires=">=3.11",

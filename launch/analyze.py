@@ -3,10 +3,11 @@ r"""Shows what a run has changed in how its policy works: one command, one JSON 
     python -m launch.analyze --workdir=runs/routerag_small
     python -m launch.analyze --workdir=RUN --limit=128 --top_k=1,2,3,5 --retrievers=bm25
 
-Turns before and after, use of modes, and accuracy against turns, tokens and cost come from the episodes that the run left in
-WORKDIR/evaluation and its controls. Then the policy answers the first --limit test questions again: with every search sent to
-one mode, with other numbers of passages per search, and with other retrievers (an encoder's name puts it in the place of all
-others, `bm25` searches passages by words). Writes analysis.json and analysis.png.
+Turns before and after, use of modes (in all, and search by search), searches of right answers, and accuracy against turns,
+tokens and cost come from the episodes that the run left in WORKDIR/evaluation and its controls, reward and length over training
+from metrics.jsonl. Then the policy answers the first --limit test questions again: with every search sent to one mode, with
+other numbers of passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25`
+searches passages by words). Writes analysis.json and analysis.png.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.analysis_figure import analysis_figure
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials
+    from routerl_jax.training.writer import read_metrics
 
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
@@ -59,7 +61,7 @@ def main(_: Sequence[str]) -> None:
     output = pathlib.Path(FLAGS.output or workdir / "analysis")
     output.mkdir(parents=True, exist_ok=True)
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
-    analysis_figure(analysis, output / "analysis.png")
+    analysis_figure(analysis, output / "analysis.png", read_metrics(workdir))
     for section, rows in analysis.items():
         for name, row in rows.items():
             usage = ", ".join(f"{mode} {share:.2f}" for mode, share in row["mode_usage"].items())

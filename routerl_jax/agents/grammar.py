@@ -97,9 +97,3 @@ def between(text: str, opening: str, closing: str) -> str | None:
     """The content of the last complete tag pair, stripped."""
     found = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
     return found[-1].strip() if found else None
-
-
-def one_line(passage: Passage) -> str:
-    """Title and text, the title left out where the text holds it."""
-    text = " ".join(passage.text.split())
-    return text if passage.title in text else f"{passage.title}: {text}"

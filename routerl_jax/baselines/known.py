@@ -15,7 +15,8 @@ Searcher = SearchAgent | StepwiseAgent
 
 
 def routing_baselines(agent: Agent) -> dict[str, Agent]:
-    """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; and `no_search`.
+    """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; and `no_search`. For an
+    agent that works in steps also `full_budget`: always as many searches as there may be.
 
     There are none of an agent that is neither a SearchAgent nor a StepwiseAgent.
     """
@@ -28,6 +29,8 @@ def routing_baselines(agent: Agent) -> dict[str, Agent]:
         baselines["random_kb"] = dataclasses.replace(agent, routing=Drawn())
     else:
         baselines = vanilla_rag(agent)
+    if isinstance(agent, StepwiseAgent):
+        baselines["full_budget"] = dataclasses.replace(agent, beyond=Drawn())
     return {**baselines, "no_search": dataclasses.replace(agent, max_searches=0)}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -112,15 +113,17 @@ class Ledger:
         )
 
 
-def demonstrated(prompt: Seq[int], pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer) -> Sequence:
+def demonstrated(
+    prompt: Seq[int] | Mapping[str, Any], pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer
+) -> Sequence:
     """A written example as a rollout would have recorded it.
 
     Args:
-      prompt: ids before the first piece, not learnt.
+      prompt: before the first piece, not learnt: ids, or what `Ledger.feed` takes where there are images among them.
       pieces: stretches of text and whether the policy is to write them; the others are fed, as observations are.
     """
     ledger = Ledger()
-    ledger.feed(prompt)
+    ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))
     for text, learnt in pieces:
         ids = tokenizer.encode(text)
         if learnt:

@@ -105,11 +105,11 @@ class Joined:
 def open_dataset(name: str) -> ExampleSource:
     """Examples by name.
 
-    `atlas/train` (validation, test; `atlas/train/single+multi` are those that need a search), a registered data set, a dotted
-    path (`package.module:attribute`), or a file: `FILE`, `FORMAT:FILE` where the keys of its rows don't tell (`hotpotqa:FILE`;
-    data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once into array_record files in the cache and
-    from there ever after, which takes no memory. `trajectories:FILE` are the steps of golden trajectories (data.trajectories),
-    `trajectories/text:FILE` of those without images.
+    `atlas/train` (validation, test; `atlas/train/single+multi` are those that need a search, `atlas/train/visual` those that
+    show a flag), a registered data set, a dotted path (`package.module:attribute`), or a file: `FILE`, `FORMAT:FILE` where the
+    keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
+    into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
+    golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
     Several names with commas between them are one data set (`Joined`).
 
     Raises:
@@ -119,15 +119,15 @@ def open_dataset(name: str) -> ExampleSource:
         parts = [part.strip() for part in name.split(",")]
         return Joined(list(zip(short_names(parts), map(open_dataset, parts))))
     if name.startswith("atlas/"):
-        from routerl_jax.data.atlas.builder import KINDS, AtlasExamples
+        from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
 
         split, _, kinds = name.removeprefix("atlas/").partition("/")
         if split not in ("train", "validation", "test"):
             raise ValueError(f"dataset {name!r}: Atlas has the splits train, validation and test")
         chosen = kinds.split("+") if kinds else KINDS
-        if unknown := [kind for kind in chosen if kind not in KINDS]:
+        if unknown := [kind for kind in chosen if kind not in ALL_KINDS]:
             raise ValueError(
-                f"dataset {name!r}: no questions of Atlas are {unknown[0]!r}; there are: {', '.join(KINDS)}"
+                f"dataset {name!r}: no questions of Atlas are {unknown[0]!r}; there are: {', '.join(ALL_KINDS)}"
             )
         return AtlasExamples(split, chosen)
     if name in DATASETS:

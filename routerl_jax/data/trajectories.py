@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Example
+from routerl_jax.core.text import one_line
+from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import picture_beside
 
 NONE = "none"  # the query and the retriever of "nothing more is needed"
@@ -149,6 +150,11 @@ def golden_steps(trajectory: Trajectory) -> Iterator[GoldenStep]:
 def label_of(tool: str) -> str:
     """A knowledge base's name as trajectories write it: `text_image` is "text image retriever", `none` itself."""
     return tool if tool == NONE else f"{tool.replace('_', ' ')} retriever"
+
+
+def document_of(tool: str, passage: Passage) -> Document:
+    """A passage that a knowledge base has found, as evidence."""
+    return Document(retriever=label_of(tool), text=one_line(passage))
 
 
 # --- files -------------------------------------------------------------------------------------------------------------

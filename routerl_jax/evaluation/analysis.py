@@ -40,7 +40,10 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
 
 def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[str, Any]:
     """`em` with `em_interval` (95 %, bootstrap), `f1`, and means of a question: `turns`, `searches`, `tokens`
-    (sampled), `retrieval_cost`; `mode_usage`, the share of searches by knowledge base; `n`."""
+    (sampled), `retrieval_cost`; `mode_usage`, the share of searches by knowledge base; `n`.
+
+    `mode_by_step` is `mode_usage` of first searches, second ones and so on (figure 3 of R1-Router, arXiv 2505.22095),
+    `searches_of_correct` how many searches questions took that were answered rightly (its figure 2c)."""
     em = np.asarray([record_em(record, normalizer) for record in records])
     modes = collections.Counter(call["tool"] for record in records for call in _calls(record))
     return {
@@ -51,9 +54,30 @@ def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[
         "searches": modes.total() / len(records),
         "tokens": float(np.mean([_tokens(record) for record in records])),
         "retrieval_cost": float(np.mean([record_cost(record) for record in records])),
-        "mode_usage": {mode: count / modes.total() for mode, count in sorted(modes.items())},
+        "mode_usage": _shares(modes),
+        "mode_by_step": _mode_by_step(records),
+        "searches_of_correct": _searches_of_correct(records, em),
         "n": len(records),
     }
+
+
+def _mode_by_step(records: Sequence[Record]) -> list[dict[str, Any]]:
+    by_step: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for record in records:
+        for step, call in enumerate(_calls(record), 1):
+            by_step[step][call["tool"]] += 1
+    return [{"step": step, "mode_usage": _shares(modes), "n": modes.total()} for step, modes in sorted(by_step.items())]
+
+
+def _searches_of_correct(records: Sequence[Record], em: np.ndarray) -> dict[str, Any]:
+    """`mean`, None without a right answer, and the `share` of right answers by number of searches."""
+    counts = [len(_calls(record)) for record, right in zip(records, em) if right == 1]
+    shares = _shares(collections.Counter(counts))
+    return {"mean": float(np.mean(counts)) if counts else None, "share": {str(k): v for k, v in shares.items()}}
+
+
+def _shares(counts: collections.Counter[Any]) -> dict[Any, float]:
+    return {name: count / counts.total() for name, count in sorted(counts.items())}
 
 
 def _em_by_turns(records: Sequence[Record], normalizer: str) -> list[dict[str, float]]:

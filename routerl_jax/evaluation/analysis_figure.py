@@ -1,26 +1,26 @@
-"""The picture of an analysis: turns, modes, cost against accuracy, and what changes under other conditions."""
+"""The picture of an analysis: turns, modes, cost against accuracy, what changes under other conditions, and the training."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.evaluation.figures import COLORS, save_figure
+from routerl_jax.evaluation.figures import COLORS, curve, save_figure
 from routerl_jax.evaluation.report import title
 
 Rows = Mapping[str, Mapping[str, Any]]
 _BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
 
-def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path) -> None:
-    """Writes the panels of an analysis (launch.analyze) that it has data for."""
+def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path, training: Sequence[dict[str, Any]] = ()) -> None:
+    """Writes the panels of an analysis (launch.analyze) that it has data for; `training` are the rows of metrics.jsonl."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 4, figsize=(19, 8), constrained_layout=True)
+    figure, axes = plt.subplots(3, 4, figsize=(19, 12), constrained_layout=True)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -33,6 +33,10 @@ def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path) -> None:
     _by(axes[1, 1], policies, "em_by_tokens", "EM by sampled tokens, in quartiles")
     _top_k(axes[1, 2], analysis.get("top_k", {}))
     _em(axes[1, 3], analysis.get("retrievers", {}), "EM with other retrievers")
+    _modes_by_step(axes[2, 0], policies)
+    _searches_of_correct(axes[2, 1], policies)
+    _training(axes[2, 2], training, "Reward of sampled attempts", _rewards(training))
+    _training(axes[2, 3], training, "Sampled tokens per attempt", {"rollout/tokens_per_question": "tokens"})
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
 
@@ -49,14 +53,64 @@ def _turns(axis: Any, policies: Rows) -> None:
 def _modes(axis: Any, policies: Rows) -> None:
     names = [title(name) for name in policies]
     modes = sorted({mode for row in policies.values() for mode in row["mode_usage"]})
+    _stacked(axis, names, [row["mode_usage"] for row in policies.values()], modes)
+    axis.set(title="Share of searches by mode", xlim=(0, 1))
+
+
+def _stacked(axis: Any, names: list[str], shares: Sequence[Mapping[str, float]], modes: list[str]) -> None:
+    """Horizontal bars, each of all modes."""
     left = [0.0] * len(names)
     for i, mode in enumerate(modes):
-        widths = [row["mode_usage"].get(mode, 0.0) for row in policies.values()]
+        widths = [share.get(mode, 0.0) for share in shares]
         axis.barh(names, widths, left=left, color=_color(i), height=0.6, label=mode)
         left = [a + b for a, b in zip(left, widths)]
     _downwards(axis)
-    axis.set(title="Share of searches by mode", xlim=(0, 1))
-    axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(modes), 3), 1))
+    axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(modes), 4), 1))
+
+
+def _modes_by_step(axis: Any, policies: Rows) -> None:
+    """A bar for every search of every policy that another policy's same search can be held against."""
+    steps = [(name, row) for name, policy in policies.items() for row in policy["mode_by_step"]]
+    steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
+    names = [f"{row['step']}. {title(name)} ({row['n']})" for name, row in steps]
+    modes = sorted({mode for _, row in steps for mode in row["mode_usage"]})
+    _stacked(axis, names, [row["mode_usage"] for _, row in steps], modes)
+    axis.set(title="Share of each search by mode (searches)", xlim=(0, 1))
+    axis.tick_params(axis="y", labelsize=8)
+
+
+def _searches_of_correct(axis: Any, policies: Rows) -> None:
+    """Distributions over numbers of searches, the mean in the legend."""
+    found = {name: row["searches_of_correct"] for name, row in policies.items() if row["searches_of_correct"]["share"]}
+    if not found:
+        axis.set_axis_off()
+        return
+    numbers = sorted({int(count) for row in found.values() for count in row["share"]})
+    width = 0.8 / len(found)
+    for i, (name, row) in enumerate(found.items()):
+        places = [number - 0.4 + (i + 0.5) * width for number in numbers]
+        heights = [row["share"].get(str(number), 0.0) for number in numbers]
+        axis.bar(places, heights, width, color=_color(i), label=f"{title(name)}: {row['mean']:.2f}")
+    axis.set(title="Searches of questions answered rightly", xlabel="searches", ylabel="share", ylim=(0, 1))
+    axis.set_xticks(numbers)
+    axis.legend(frameon=False, fontsize=8, loc="best", title="mean", title_fontsize=8)
+
+
+def _rewards(training: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Reward terms by their keys in metrics.jsonl, the total first."""
+    keys = dict.fromkeys(key for row in training for key in row if key.startswith("reward/") and key != "reward/std")
+    ordered = sorted(keys, key=lambda key: key != "reward/total")
+    return {key: key.removeprefix("reward/") for key in ordered[: len(COLORS)]}
+
+
+def _training(axis: Any, rows: Sequence[dict[str, Any]], heading: str, keys: Mapping[str, str]) -> None:
+    if not rows:
+        axis.set_axis_off()
+        return
+    for i, (key, label) in enumerate(keys.items()):
+        curve(axis, rows, key, label, _color(i))
+    axis.set(title=heading, xlabel="step", ylim=(min(0, axis.get_ylim()[0]), None))
+    axis.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _cost(axis: Any, policies: Rows, single: Rows) -> None:

@@ -81,7 +81,8 @@ def _smooth(values: list[float], window: int = 9) -> list[float]:
     return [sum(values[max(0, i - window + 1) : i + 1]) / (i + 1 - max(0, i - window + 1)) for i in range(len(values))]
 
 
-def _curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+    """Draws a metric by step, faint, and its running mean over nine steps."""
     steps, values = _series(rows, key)
     if steps:
         axis.plot(steps, values, color=color, alpha=0.2, linewidth=1)
@@ -90,8 +91,8 @@ def _curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, colo
 
 def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     figure, (quality, searches, health) = _axes(3)
-    _curve(quality, rows, "rollout/em", "EM, sampled", COLORS[0])
-    _curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", COLORS[1])
+    curve(quality, rows, "rollout/em", "EM, sampled", COLORS[0])
+    curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", COLORS[1])
     for key, color in (("validation/em", COLORS[0]), ("validation/routing_accuracy", COLORS[1])):
         steps, values = _series(rows, key)
         if steps:
@@ -99,11 +100,11 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
             quality.plot(steps, values, "o", color=color, label=f"{kind}, held out", markersize=5)
     quality.set(title="Answers and routing", ylim=(0, 1.02))
     quality.legend(frameon=False, fontsize=8, loc="lower right")
-    _curve(searches, rows, "rollout/searches_per_question", "searches per question", COLORS[2])
+    curve(searches, rows, "rollout/searches_per_question", "searches per question", COLORS[2])
     searches.set(title="Searches per question", ylim=(0, None))
-    _curve(health, rows, "reward/total", "reward", COLORS[3])
-    _curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
-    _curve(health, rows, "actor/kl", "KL to the start", COLORS[4])
+    curve(health, rows, "reward/total", "reward", COLORS[3])
+    curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
+    curve(health, rows, "actor/kl", "KL to the start", COLORS[4])
     health.set(title="Reward and health")
     health.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
@@ -113,11 +114,11 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
     figure, (shares, invalid) = _axes(2, 5.0)
     for name, color in zip(knowledge_bases, COLORS):
         filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
-        _curve(shares, filled, f"rollout/kb/{name}", name, color)
+        curve(shares, filled, f"rollout/kb/{name}", name, color)
     shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
     shares.legend(frameon=False, fontsize=8)
-    _curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
-    _curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
+    curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
+    curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
     invalid.set(title="Routing accuracy and invalid actions", ylim=(0, 1.02))
     invalid.legend(frameon=False, fontsize=8)
     save_figure(figure, path)

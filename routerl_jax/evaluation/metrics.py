@@ -14,15 +14,15 @@ from routerl_jax.evaluation.routing import routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-_ANSWER = ("em", "f1", "cover_em")
+_ANSWER = ("em", "f1", "cover_em", "f1_recall")
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
     """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
 
     Returns:
-      The entries of `averages`, and besides `em_interval`, `f1_interval` and `cover_em_interval` (95 %, bootstrap), `kb_share`
-      (`mode_usage` is the same under the name that RouteRAG's readers look for) and `n`.
+      The entries of `averages`, and besides the intervals of its first four, `em_interval` and so on (95 %, bootstrap),
+      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for) and `n`.
 
     Raises:
       ValueError: no episodes.
@@ -43,8 +43,9 @@ def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict
     """What finished episodes come to.
 
     Returns:
-      `em`, `f1`, `cover_em` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one search that was
-      written to the letter of the protocol and succeeded), `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`,
+      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
+      search that was written to the letter of the protocol and succeeded), `invalid_action_rate` (of turns), `answered_rate`,
+      `truncated_rate`,
       `tool_error_rate` (of calls), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a
       dense search), and `routing_accuracy` where gold paths are known.
 
@@ -60,7 +61,7 @@ def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: counts[name] / counts.total() for name in sorted(counts)}
 
 
-def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 3"]:
+def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 4"]:
     if not episodes:
         raise ValueError("there are no episodes to summarise")
     return np.asarray(
@@ -68,7 +69,7 @@ def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.nda
     )
 
 
-def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 3"]) -> dict[str, float]:
+def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     result = {

@@ -230,15 +230,7 @@ class Engine:
             return {"tokens": tokens}
         if self.images is None:
             raise ValueError(f"a {self.config.model_type} model sees no images; use a vision-language model")
-        placed = [self.images.process(image) for image in images]
-        expanded, starts = self.images.expand(tokens, placed)
-        positions, after = self.images.positions(expanded, placed, ledger.next_position)
-        return {
-            "tokens": expanded,
-            "positions": positions,
-            "next_position": after,
-            "images": list(zip(starts, placed)),
-        }
+        return self.images.fed(tokens, images, ledger.next_position)
 
     def request(
         self,

@@ -91,10 +91,11 @@ def file_sha256(path: pathlib.Path) -> str:
 
 
 def passages_sha256(passages: Iterable[Passage]) -> str:
-    """Hex digest of passages in memory: ids, titles and texts, in their order."""
+    """Hex digest of passages in memory: ids, titles, texts and pictures, in their order."""
     digest = hashlib.sha256()
     for passage in passages:
-        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode())
+        parts = [passage.id, passage.title, passage.text, passage.image]
+        digest.update(json.dumps(parts if passage.image else parts[:3]).encode())
     return digest.hexdigest()
 
 

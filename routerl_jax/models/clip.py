@@ -22,7 +22,7 @@ from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.clip_images import ClipImageProcessor
 from routerl_jax.models.config import Prompts
-from routerl_jax.models.embedding import Embedder, refuse_compute_dtype
+from routerl_jax.models.embedding import PictureEmbedder, refuse_compute_dtype, text_and_picture
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
@@ -161,7 +161,7 @@ class VisionTower(nnx.Module):
         return layer_norm(x, self.final_norm[...], self.final_norm_bias[...], eps) @ self.projection[...]
 
 
-class Clip(Embedder):
+class Clip(PictureEmbedder):
     """`embed` takes texts, pictures (`images.decode_image`; a string is a text) and `TextAndImage`s, in any mix.
 
     Vectors are UniIR's CLIP-SF: the sum of the two towers' outputs as they are, brought to unit length last; a missing part
@@ -215,7 +215,7 @@ class Clip(Embedder):
     def _vectors(
         self, inputs: Sequence[str | list[int] | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: tqdm
     ) -> Float32[np.ndarray, "N E"]:
-        parts = [_parts(one) for one in inputs]
+        parts = [text_and_picture(one) for one in inputs]
         written = [i for i, (text, _) in enumerate(parts) if text]
         shown = [i for i, (_, image) in enumerate(parts) if image is not None]
         bar.total = len(written) + len(shown)
@@ -251,13 +251,6 @@ def uniir_text(text: str, instruction: str = "") -> str:
     if not text:
         return text
     return text[0].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
-
-
-def _parts(one: str | list[int] | ImageSource | TextAndImage) -> tuple[str | list[int] | None, ImageSource | None]:
-    """(text, picture) of an input."""
-    if isinstance(one, TextAndImage):
-        return one.text, one.image
-    return (one, None) if isinstance(one, (str, list)) else (None, one)
 
 
 def _layers(blocks: TowerBlocks, x: Array, causal: bool, attention: Attention) -> Array:

@@ -15,8 +15,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import TextKind
+from routerl_jax.models.images import ImageSource
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
 
@@ -155,6 +157,19 @@ class Embedder(nnx.Module):
             vectors[rows] = found
             bar.update(len(rows))
         return vectors
+
+
+class PictureEmbedder(Embedder):
+    """An encoder whose `embed` also takes pictures (`images.decode_image`; a string is a text) and `TextAndImage`s."""
+
+
+def text_and_picture(
+    one: str | list[int] | ImageSource | TextAndImage,
+) -> tuple[str | list[int] | None, ImageSource | None]:
+    """(text, picture) of what a `PictureEmbedder` takes."""
+    if isinstance(one, TextAndImage):
+        return one.text, one.image
+    return (one, None) if isinstance(one, (str, list)) else (None, one)
 
 
 def batches(

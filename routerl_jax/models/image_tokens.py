@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -83,6 +83,22 @@ class ImageTokens:
             else:
                 result.append(token)
         return result, starts
+
+    def fed(self, tokens: Sequence[int], images: Sequence[ImageSource], start: int = 0) -> dict[str, Any]:
+        """What `core.ledger.Ledger.feed` takes for tokens with these images at their markers, from position `start` on.
+
+        Raises:
+          ValueError: see `process` and `expand`.
+        """
+        placed = [self.process(image) for image in images]
+        expanded, starts = self.expand(tokens, placed)
+        positions, after = self.positions(expanded, placed, start)
+        return {
+            "tokens": expanded,
+            "positions": positions,
+            "next_position": after,
+            "images": list(zip(starts, placed)),
+        }
 
     def positions(
         self, tokens: Sequence[int], images: Sequence[ImagePatches], start: int = 0

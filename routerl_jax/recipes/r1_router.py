@@ -6,7 +6,8 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between, one_line
+from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between
+from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Action, Call, Passage
 
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, one_line
+from routerl_jax.agents.grammar import NO_TOOL, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
-from routerl_jax.data.trajectories import Document, golden_step
+from routerl_jax.data.trajectories import Document, document_of, golden_step
 from routerl_jax.generation.engine import PromptTooLong
 from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
 
@@ -139,6 +139,8 @@ class StepwiseAgent(StepAgent):
       answer_tokens: most tokens of an answer so begun.
       sees: knowledge bases that are asked with the question's picture beside the sub-question, where it has one.
       routing: who chooses the knowledge base that is called; the policy, but for baselines.
+      beyond: who chooses the one that is asked the question itself where the policy would stop before the budget is spent;
+        None: nobody, it stops.
     """
 
     max_searches: int = 3
@@ -147,6 +149,7 @@ class StepwiseAgent(StepAgent):
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
     routing: Routing = AsNamed()
+    beyond: Routing | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         if golden_step(example) is not None:
@@ -166,14 +169,23 @@ class StepwiseAgent(StepAgent):
         """Names of the knowledge bases."""
         return self.protocol.tools
 
+    def _next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
+        """What is searched for, given what the policy wrote (None: nothing that could be read); None ends the search."""
+        if action is not None and action.tool != NO_TOOL:
+            return action
+        if self.beyond is None:
+            return None
+        tool = self.beyond(NO_TOOL, self.tools, example, sample, step)
+        return Action(kind="search", tool=tool, query=example.question)
+
     async def _gather(
         self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
     ) -> list[tuple[str, str]]:
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
         for step in range(self.max_searches):
-            action = await self._route(example, history, llm, chats)
-            if action is None or action.tool == NO_TOOL:
+            action = self._next_search(await self._route(example, history, llm, chats), example, llm.sample, step)
+            if action is None:
                 break
             tool = self.routing(action.tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
@@ -189,8 +201,7 @@ class StepwiseAgent(StepAgent):
 
     def read(self, query: str, call: Call, example: Example, llm: LLM) -> Said:
         """The chat in which a sub-question is answered from what was found."""
-        label = self.protocol.label(call.tool)
-        documents = [Document(retriever=label, text=one_line(passage)) for passage in call.passages]
+        documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
         return self._with_documents(query, documents, example, llm, trouble)
 

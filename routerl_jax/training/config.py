@@ -25,6 +25,8 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
         default_factory=dict
     )  # models.config fields
+    # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
+    sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # of weights and optimiser state
     compute_dtype: str = ""  # of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
@@ -229,6 +231,8 @@ class EvaluationConfig:
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: int = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,9 +293,11 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig:
-    """A second run for comparison: from the step at which a stage begins, the remaining steps without that stage."""
+    """A second run for comparison, from the policy that the main one started from: without one of its stages, from the step at
+    which that begins, or with supervised learning in the place of all of them."""
 
     without: str = ""  # the stage's name
+    supervised: WarmStartConfig = WarmStartConfig()  # where `steps` > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,6 +331,10 @@ class TrainConfig:
             (
                 bool(self.model.path) or bool(self.model.architecture),
                 "config.model.path is empty: give it, or an architecture",
+            ),
+            (
+                not self.model.sight or bool(self.model.path),
+                "config.model.sight is for a policy whose language is learnt: give config.model.path",
             ),
             (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
             (
@@ -381,6 +391,12 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: call it something else; results.json has another policy so named"
                 )
+            if bool(control.without) == bool(control.supervised.steps):
+                raise ValueError(
+                    f"config.controls.{name}: give either `without`, a stage, or `supervised` with steps above 0"
+                )
+            if control.supervised.steps:
+                continue
             if control.without not in self.stages:
                 raise ValueError(
                     f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
@@ -389,6 +405,11 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
                 )
+        called = [*self.evaluation.names.values(), *self.controls]
+        if repeated := next((name for name in called if called.count(name) > 1), None):
+            raise ValueError(
+                f"config.evaluation.names: two agents would be {repeated!r} in results.json; call one something else"
+            )
         for name in self.stages:
             if name in ("warm_start", "trained"):
                 raise ValueError(

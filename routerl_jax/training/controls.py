@@ -1,7 +1,8 @@
-"""Controls: what would have become of the run without a stage? The same steps again, from where that stage began.
+"""Controls: what would have become of the run without a stage, or with supervised learning instead?
 
-A control is a run of its own in `workdir/controls/NAME`, which resumes from the state that the main run left there. Its data
-and seeds are the main run's, so that only the stage tells the two apart.
+A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage
+began: it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage
+tells the two apart. With supervised learning it begins where the main run began, and is evaluated as that is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import TrainConfig, WarmStartConfig
+from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.warm_start import started
 
@@ -28,7 +29,7 @@ _DIRECTORY = "controls"
 def fork(run: Run, done: int, **extra: Any) -> None:
     """Leaves the run's state after `done` steps to the controls that begin there; `extra` as in a checkpoint of the run."""
     for name, control in run.config.controls.items():
-        if run.config.stages[control.without].start != done:
+        if not control.without or run.config.stages[control.without].start != done:
             continue
         checkpoints = Checkpoints(run.workdir / _DIRECTORY / name / "checkpoints", run.config.checkpoint.keep)
         if checkpoints.latest() is None:  # else an earlier sitting, killed before its own next checkpoint, has left it
@@ -67,13 +68,18 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without the stage, from the policy that it started from."""
-    without = config.controls[name].without
-    return dataclasses.replace(
+    """The configuration of a control: the main run's without the stage, or with a supervised phase alone, from the policy that
+    the main run started from."""
+    control = config.controls[name]
+    found = dataclasses.replace(
         config,
         model=started(config, workdir.resolve()).model,
-        warm_start=WarmStartConfig(),
-        stages={key: stage for key, stage in config.stages.items() if key != without},
+        warm_start=control.supervised,
         controls={},
-        evaluation=dataclasses.replace(config.evaluation, before=False, stages=False, baselines=False),
+        evaluation=dataclasses.replace(config.evaluation, before=False, stages=False, baselines=False, names={}),
+    )
+    if control.supervised.steps:
+        return dataclasses.replace(found, steps=0)
+    return dataclasses.replace(
+        found, stages={key: stage for key, stage in config.stages.items() if key != control.without}
     )

@@ -18,13 +18,15 @@ from routerl_jax.agents.agent import Agent, Demonstrator
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.rows import read_rows
-from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation.records import episode_of
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.r1_router_agents import StepAgent
 from routerl_jax.rewards.terms import RewardFunction
@@ -42,9 +44,23 @@ class Worked(NamedTuple):
     example: Example
     pieces: list[tuple[str, bool]]
 
-    def sequence(self, agent: Demonstrator, tokenizer: Tokenizer) -> TokenSequence:
-        """As the agent's rollout would have recorded it, its prompt included."""
-        return demonstrated(agent.opening(self.example, tokenizer), self.pieces, tokenizer)
+    def sequence(self, agent: Demonstrator, model: Decoder) -> TokenSequence:
+        """As the agent's rollout would have recorded it with this model, its prompt and pictures included.
+
+        Raises:
+          ValueError: the example has a picture, and the model sees none.
+        """
+        assert model.tokenizer is not None
+        if not self.example.images:
+            return demonstrated(agent.opening(self.example, model.tokenizer), self.pieces, model.tokenizer)
+        if not isinstance(model, VisionLanguageModel):
+            raise ValueError(
+                f"demonstration {self.example.id!r} has a picture, and the policy sees none: give a vision-language model, or "
+                "demonstrations without pictures (trajectories/text:FILE)"
+            )
+        host = model.image_tokens
+        prompt = agent.opening(self.example, model.tokenizer, model.tokenizer.decode(host.marker))
+        return demonstrated(host.fed(prompt, self.example.images), self.pieces, model.tokenizer)
 
 
 class Demonstrations(Protocol):
@@ -65,8 +81,8 @@ def demonstrator(agent: Agent) -> SearchAgent | StepAgent:
 def open_demonstrations(config: TrainConfig, agent: SearchAgent | StepAgent) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
-    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, or, for agents
-    that work step by step, `trajectories:FILE`, the steps of golden trajectories.
+    That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes; for agents that
+    work step by step `atlas` or a data set of golden steps, `trajectories:FILE`.
 
     Raises:
       ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others.
@@ -74,6 +90,8 @@ def open_demonstrations(config: TrainConfig, agent: SearchAgent | StepAgent) -> 
     settings = config.warm_start
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
     if isinstance(agent, StepAgent):
+        if settings.demonstrations == "atlas":
+            return _OfAtlasSteps(_atlas_steps(config, 0), agent), _OfAtlasSteps(_atlas_steps(config, 1), agent)
         return _kept(*_of_golden_steps(settings.demonstrations, agent, source), source, config.seed)
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
@@ -111,6 +129,33 @@ class _OfAtlas:
     def __getitem__(self, index: int) -> Worked:
         demonstration = self._source[index]
         return Worked(demonstration.example, self._agent.pieces(demonstration))
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+def _atlas_steps(config: TrainConfig, stream: int) -> StepSource:
+    settings = config.warm_start
+    return StepSource(
+        size=config.steps * settings.examples,
+        tools=tuple(config.knowledge),
+        seed=config.seed + stream,
+        invented=settings.invented,
+        k=config.agent.k,
+        max_searches=config.agent.max_searches,
+        hit=settings.hit,
+        persistence=settings.persistence,
+    )
+
+
+class _OfAtlasSteps:
+    def __init__(self, source: StepSource, agent: StepAgent) -> None:
+        self._source = source
+        self._agent = agent
+
+    def __getitem__(self, index: int) -> Worked:
+        example = self._source[index]
+        return Worked(example, self._agent.demonstration(example))
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -181,12 +226,14 @@ def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[li
 
 def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Worked], str]:
     """All steps of golden trajectories."""
-    if not name.startswith("trajectories"):
-        raise ValueError(f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE'")
+    if name == "annotated":
+        raise ValueError(
+            f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
+        )
     steps = open_examples(name, (), "train")
     examples = [steps[i] for i in range(len(steps))]
-    if any(example.images for example in examples):
-        raise ValueError(f"{source}: supervised learning reads no images; give 'trajectories/text:FILE'")
+    if any(golden_step(example) is None for example in examples):
+        raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
     return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(steps)} golden steps"
 
 
@@ -215,7 +262,9 @@ def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[
     """Those to learn from, and those of a twentieth of the questions, at least of one, which are held out."""
 
     def question(one: Worked) -> str:
-        return one.example.id if golden_step(one.example) is None else one.example.question
+        if golden_step(one.example) is None:
+            return one.example.id
+        return "\n".join([one.example.question, *map(str, one.example.images)])  # one question, many pictures
 
     names = sorted({question(one) for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:

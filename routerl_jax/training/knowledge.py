@@ -63,7 +63,7 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else _cache_place(name, spec)
+    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
     if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # in the cache the place depends on the keys
@@ -106,17 +106,25 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written(f"{spec.source}.jsonl", [{"id": p.id, "title": p.title, "text": p.text} for p in passages])
+        corpus = _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
+
+
+def _row(passage: Passage) -> dict[str, str]:
+    """A passage as corpora have it."""
+    row = {"id": passage.id, "title": passage.title, "text": passage.text}
+    return row | {"image": passage.image} if passage.image else row
 
 
 def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     """The passages that a source `atlas/...` stands for; None for a file."""
     if not spec.source.startswith(_ATLAS):
         return None
+    from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
-    return passages_of(spec.source.removeprefix(_ATLAS))
+    name = spec.source.removeprefix(_ATLAS)
+    return picture_passages() if name == PICTURES else passages_of(name)
 
 
 def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
@@ -142,7 +150,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def _cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}

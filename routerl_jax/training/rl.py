@@ -148,7 +148,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     agents = {"trained": judged}
     if config.evaluation.baselines:
         agents |= routing_baselines(judged)
+    names = config.evaluation.names
     table = _kept(workdir, ["warm_start", *config.stages]) | evaluate(agents)
+    table = {names.get(name, name): row for name, row in table.items()}
     results = {
         "agents": table,
         "seconds": {**clock.seconds, "total": time.perf_counter() - started},

@@ -16,6 +16,8 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import apply_lora, merged
+from routerl_jax.models.sight import add_sight
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.known import RECIPES
@@ -32,7 +34,7 @@ __all__ = [
     "random_architecture",
 ]
 
-_LORA_KEY = 0x10A  # tells the adapter's randomness from that of random weights
+_LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # tell the adapter's and the tower's randomness from that of random weights
 
 
 def build_mesh(config: MeshConfig) -> Mesh:
@@ -68,7 +70,7 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         model = load_pretrained(config.model.path, mesh, dtype, compute_dtype=compute_dtype, layout=config.mesh.layout)
         if isinstance(model, Embedder):
             raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
-        return model
+        return _seeing(config, model, mesh) if config.model.sight else model
     architecture = random_architecture(config.model)
     return create_sharded(
         lambda: Decoder(
@@ -80,6 +82,13 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         mesh,
         config.mesh.layout,
     )
+
+
+def _seeing(config: TrainConfig, model: Decoder, mesh: Mesh) -> Decoder:
+    if isinstance(model, VisionLanguageModel):
+        raise ValueError(f"config.model.path={config.model.path!r} sees already: leave config.model.sight empty")
+    key = jax.random.fold_in(jax.random.key(config.seed), _SIGHT_KEY)
+    return add_sight(model, config.model.sight, key, mesh, config.mesh.layout)
 
 
 def random_architecture(config: ModelConfig) -> DecoderConfig:

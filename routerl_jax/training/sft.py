@@ -54,7 +54,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
         sequences = [
             demonstrated((), drills[i], model.tokenizer)
             if i % batch_size < config.warm_start.drills * batch_size
-            else source[i].sequence(agent, model.tokenizer)
+            else source[i].sequence(agent, model)
             for i in indices
         ]
         weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation)
@@ -100,7 +100,7 @@ def _vocabulary(config: TrainConfig, agent: Demonstrator, source: Demonstrations
 def _validate(run: Run, agent: Demonstrator, held_out: Demonstrations) -> dict[str, float]:
     """Loss per written token on held-out demonstrations."""
     assert run.model.tokenizer is not None
-    sequences = [held_out[i].sequence(agent, run.model.tokenizer) for i in range(min(_HELD_OUT, len(held_out)))]
+    sequences = [held_out[i].sequence(agent, run.model) for i in range(min(_HELD_OUT, len(held_out)))]
     portion = run.config.warm_start.examples
     logprobs = run.learner.logprobs(sequences, portion=portion)
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])

@@ -15,6 +15,7 @@ from routerl_jax.evaluation.benchmark import score
 from routerl_jax.evaluation.paired import Record
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
+from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.rl import make_engine, take_examples
@@ -117,4 +118,5 @@ def _with_retriever(path: str, spec: KnowledgeConfig, name: str) -> KnowledgeCon
         return dataclasses.replace(spec, kind="bm25", directory="", settings={}) if spec.kind == "dense_text" else spec
     if spec.kind == "bm25":
         return dataclasses.replace(spec, kind="dense_text", encoder=name, directory="", settings={})
-    return dataclasses.replace(spec, encoder=name, directory="")
+    pictures = COLOURS if spec.encoder.startswith(COLOURS) else ""
+    return dataclasses.replace(spec, encoder=pictures + name, directory="")

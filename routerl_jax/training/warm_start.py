@@ -42,7 +42,7 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
     """The configuration of a run in `workdir` with its warm start's policy, if it has one, as the model."""
     if not config.warm_start.steps:
         return config
-    model = dataclasses.replace(config.model, path=str(workdir / _DIRECTORY / "policy"))
+    model = dataclasses.replace(config.model, path=str(workdir / _DIRECTORY / "policy"), sight={})
     return dataclasses.replace(config, model=model)
 
 

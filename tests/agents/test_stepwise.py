@@ -236,7 +236,7 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
 
 def test_baselines_change_the_call_not_the_words():
     agents = routing_baselines(AGENT)
-    assert list(agents) == ["only_text", "only_table", "random_kb", "no_search"]
+    assert list(agents) == ["only_text", "only_table", "random_kb", "full_budget", "no_search"]
     episode, _, _ = play(STEP, FOUND, STOP, FINAL, agent=agents["only_table"])
     assert [turn.action.tool for turn in episode.turns[:1]] == ["text"]
     assert [call.tool for call in episode.calls] == ["table"]
@@ -250,6 +250,15 @@ def test_baselines_change_the_call_not_the_words():
     assert not episode.calls
 
 
+def test_a_full_budget_asks_the_question_where_the_policy_would_stop():
+    agent = routing_baselines(dataclasses.replace(AGENT, max_searches=3))["full_budget"]
+    episode, engine, _ = play(STEP, FOUND, STOP, FOUND, STOP, FOUND, FINAL, agent=agent)
+    assert [call.query for call in episode.calls] == ["capital?", EXAMPLE.question, EXAMPLE.question]
+    assert episode.calls[0].tool == "text"  # the policy's own
+    assert texts(episode, engine)[-1][0].count("Answer ") == 3
+    assert episode.answer == "2.5 million"
+
+
 def test_one_search_reads_what_the_question_finds():
     agents = vanilla_rag(AGENT)
     assert list(agents) == ["vanilla_rag_text", "vanilla_rag_table"]
@@ -259,7 +268,7 @@ def test_one_search_reads_what_the_question_finds():
     assert "[table retriever 1] fact 0" in prompt
     assert episode.answer == "2.5 million"
     alone = dataclasses.replace(AGENT, protocol=StepProtocol(tools=("text",)))
-    assert list(routing_baselines(alone)) == ["vanilla_rag", "no_search"]
+    assert list(routing_baselines(alone)) == ["vanilla_rag", "full_budget", "no_search"]
 
 
 def test_another_number_of_passages():

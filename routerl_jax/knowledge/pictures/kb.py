@@ -19,7 +19,8 @@ from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.likeness import alike
 from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
-from routerl_jax.models.clip import Clip, uniir_text
+from routerl_jax.models.clip import uniir_text
+from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.images import decode_image
 
 FINGERPRINTS = "fingerprints"
@@ -27,7 +28,7 @@ _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depen
 
 
 class PictureKB(KnowledgeBase):
-    """What both kinds share: CLIP's vectors, an index over them, pictures on disk.
+    """What both kinds share: vectors of CLIP or another `PictureEmbedder`, an index over them, pictures on disk.
 
     Args:
       store: an opened store with embeddings.
@@ -36,7 +37,7 @@ class PictureKB(KnowledgeBase):
       cache_size: number of query vectors to remember (3 KB each at 768 dimensions).
     """
 
-    def __init__(self, store: Store, encoder: Clip, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+    def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
         self.name = store.manifest.name
         self.store, self.encoder, self.index = store, encoder, index
         self.cache = QueryCache(cache_size)
@@ -51,8 +52,8 @@ class PictureKB(KnowledgeBase):
             raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
         chosen = encoder or embedding.encoder
         model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
-        if not isinstance(model, Clip):
-            raise ValueError(f"{chosen!r} is not a CLIP model, which {store.directory} is searched with")
+        if not isinstance(model, PictureEmbedder):
+            raise ValueError(f"{chosen!r} reads no pictures, which {store.directory} is searched with")
         found = encoder_digest(model)
         if found and embedding.digest and found != embedding.digest:
             raise ValueError(

@@ -1,0 +1,135 @@
+"""R1-Router on Atlas in minutes: a small policy that sees learns by Step-GRPO where to look and when to stop."""
+
+import ml_collections
+
+from configs.common import ATLAS_KNOWLEDGE
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.core.types import Example
+from routerl_jax.data.trajectories import StepExamples
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes.r1_router_rewards import REWARD
+from routerl_jax.training.config import (
+    AgentConfig,
+    CheckpointConfig,
+    ControlConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    LearnerConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    StageConfig,
+    TrainConfig,
+    WarmStartConfig,
+)
+from routerl_jax.training.golden import atlas_golden, atlas_questions
+
+ENCODER = "all-MiniLM-L6-v2"
+KNOWLEDGE = {
+    **ATLAS_KNOWLEDGE,
+    "text_image": KnowledgeConfig(
+        source="atlas/text_image",
+        kind="text_image",
+        encoder=f"colours+{ENCODER}",
+        index="exact",
+        settings={"picture_format": "png"},
+    ),
+}
+K = 2  # passages per search
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 60, 48, 8, 2
+OPTIMIZER = OptimizerConfig(lr=5e-4, schedule="linear", warmup=8, decay_to=0.2, weight_decay=0.0, b2=0.99)
+
+
+def golden_train() -> StepExamples:
+    """As many trajectories as the paper has: 441."""
+    return atlas_golden("train", {"none": 21, "single": 120, "multi": 150, "visual": 150}, KNOWLEDGE, K)
+
+
+def golden_validation() -> StepExamples:
+    """And 119 of other entities."""
+    return atlas_golden("validation", {"none": 6, "single": 33, "multi": 40, "visual": 40}, KNOWLEDGE, K)
+
+
+def test_questions() -> list[Example]:
+    """400 of further entities."""
+    return atlas_questions("test", {"none": 40, "single": 120, "multi": 120, "visual": 120})
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The quickstart's policy gets a vision tower, is shown independent chats, then learns from golden steps.
+
+    python -m launch.train --config=configs/r1_router_small.py --workdir=runs/r1_router_small
+    """
+    return to_config_dict(
+        TrainConfig(
+            recipe="r1_router",
+            steps=STEPS,
+            model=ModelConfig(
+                path="atlas-warm-start",
+                sight={
+                    "depth": 2,
+                    "embed": 32,
+                    "heads": 2,
+                    "mlp": 64,
+                    "window": 112,
+                    "full_layers": (1,),
+                    "max_pixels": 8 * 28 * 28,  # a flag is eight tokens
+                },
+            ),
+            mesh=MeshConfig(cpu_devices=2),
+            engine=EngineConfig(rows=256, max_length=384),
+            agent=AgentConfig(max_searches=3, k=K, max_turn_tokens=64, answer_tokens=24),
+            knowledge=KNOWLEDGE,
+            data=DataConfig(
+                train="configs.r1_router_small:golden_train",
+                validation="configs.r1_router_small:golden_validation",
+                test="configs.r1_router_small:test_questions",
+            ),
+            rollout=RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
+            stages={"main": StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
+            controls={
+                "sft": ControlConfig(
+                    supervised=WarmStartConfig(  # as many updates of as many chats as Step-GRPO's
+                        demonstrations="configs.r1_router_small:golden_train",
+                        steps=STEPS * MINIBATCHES,
+                        examples=EXAMPLES * SAMPLES // MINIBATCHES,
+                        optimizer=OPTIMIZER,
+                    )
+                )
+            },
+            learner=LearnerConfig(
+                advantage="grpo",
+                std_floor=0.1,
+                minibatches=MINIBATCHES,
+                aggregation="sequence",
+                loss=LossConfig(clip_low=0.2, clip_high=0.2),
+                optimizer=OPTIMIZER,
+                length_buckets=(160, 512),
+                micro_tokens=2560,
+            ),
+            evaluation=EvaluationConfig(
+                every=20,
+                examples=0,
+                final_examples=0,
+                normalizer="vqa",
+                names={
+                    "warm_start": "prompt",
+                    "trained": "step_grpo",
+                    "random_kb": "step_grpo_random_routing",
+                    "full_budget": "step_grpo_fixed_three",
+                },
+            ),
+            checkpoint=CheckpointConfig(every=20),
+            warm_start=WarmStartConfig(
+                steps=200,
+                optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+                examples=48,
+                hit=0.6,
+                drills=0.1,
+                observation_weight=0.1,
+            ),
+        )
+    )

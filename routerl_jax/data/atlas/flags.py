@@ -1,0 +1,97 @@
+"""Flags: the real ones that ship with Atlas, made-up ones for invented countries, and how a question shows them."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import itertools
+import zipfile
+import zlib
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from routerl_jax.data.atlas.extract import FLAGS
+
+_COLOURS = {
+    "red": (206, 17, 38),
+    "blue": (0, 56, 147),
+    "light blue": (117, 170, 219),
+    "green": (0, 122, 61),
+    "yellow": (252, 209, 22),
+    "orange": (255, 130, 0),
+    "white": (255, 255, 255),
+    "black": (16, 16, 16),
+}
+_COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
+_SIZE = (100, 67)  # pixels
+
+
+@functools.cache
+def flag(country: str) -> bytes:
+    """The PNG of a real country's flag. Raises KeyError for a name without one."""
+    with zipfile.ZipFile(FLAGS) as archive:
+        return archive.read(f"{country}.png")
+
+
+def invented_flag(country: str) -> tuple[bytes, str]:
+    """A made-up country's flag (PNG) and what is on it; its name decides."""
+    rng = np.random.default_rng([4, zlib.crc32(country.encode())])
+    names = list(_COLOURS)
+    count = int(rng.integers(2, 6))
+    across = bool(rng.random() < 0.6)
+    bands = [names[i] for i in rng.integers(len(names), size=count)]
+    while any(one == other for one, other in itertools.pairwise(bands)):
+        bands = [names[i] for i in rng.integers(len(names), size=count)]
+    picture = Image.new("RGB", _SIZE)
+    draw = ImageDraw.Draw(picture)
+    for i, band in enumerate(bands):
+        edges = [round(_SIZE[across] * place / count) for place in (i, i + 1)]
+        box = (0, edges[0], _SIZE[0], edges[1]) if across else (edges[0], 0, edges[1], _SIZE[1])
+        draw.rectangle(box, fill=_COLOURS[band])
+    said = f"{_COUNTS[count]} {'horizontal' if across else 'vertical'} bands of {_listed(bands)}"
+    sign = str(rng.choice(["", "", "disk", "square", "cross"]))
+    if sign:
+        colour = names[int(rng.integers(len(names)))]
+        _draw_sign(draw, sign, _COLOURS[colour])
+        said += f" with a {sign} of {colour} in the center"
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue(), said
+
+
+def seen(png: bytes, key: str) -> bytes:
+    """The flag as somebody's picture of it (JPEG): another size and proportion, its margins cut; `key` decides how."""
+    rng = np.random.default_rng([5, zlib.crc32(key.encode())])
+    with Image.open(io.BytesIO(png)) as found:
+        picture = found.convert("RGB")
+    width, height = picture.size
+    left, top, right, bottom = rng.uniform(0, 0.04, 4)
+    box = (left * width, top * height, (1 - right) * width, (1 - bottom) * height)
+    scale, stretch = rng.uniform(0.7, 1.7), rng.uniform(0.95, 1.05)
+    size = (round(width * scale * stretch), round(height * scale))
+    buffer = io.BytesIO()
+    picture.resize(size, Image.Resampling.BICUBIC, box).save(buffer, "JPEG", quality=int(rng.integers(50, 91)))
+    return buffer.getvalue()
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as corpora and passages hold pictures."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _draw_sign(draw: ImageDraw.ImageDraw, sign: str, colour: tuple[int, int, int]) -> None:
+    wide, high = _SIZE
+    x, y, r = wide // 2, high // 2, high // 5
+    if sign == "cross":
+        draw.rectangle((0, y - r // 2, wide, y + r // 2), fill=colour)
+        draw.rectangle((x - r // 2, 0, x + r // 2, high), fill=colour)
+    elif sign == "disk":
+        draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+    else:
+        draw.rectangle((x - r, y - r, x + r, y + r), fill=colour)
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,41 @@
+"""Golden trajectories of Atlas's questions, from their gold paths: no model makes them, and nothing in them is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.trajectories import (
+    NONE,
+    AnswerStep,
+    FinalStep,
+    RouteStep,
+    Step,
+    Trajectory,
+    document_of,
+    label_of,
+)
+
+
+def golden_trajectory(
+    example: Example, found: Sequence[Sequence[Passage]], images: Sequence[str] = ()
+) -> Trajectory | None:
+    """The gold path of a question as a trajectory: its sub-questions, sent where they are answered, and what is read there.
+
+    Args:
+      example: a question of Atlas.
+      found: for each hop of its path, what the hop's knowledge base returns for the hop's query.
+      images: names of the files with the question's pictures.
+
+    Returns:
+      None if one of the gold passages was not found: then its documents don't say the answer.
+    """
+    steps: list[Step] = []
+    for hop, passages in zip(example.metadata["path"], found, strict=True):
+        if hop["passage_id"] not in [passage.id for passage in passages]:
+            return None
+        documents = tuple(document_of(hop["kb"], passage) for passage in passages)
+        steps.append(RouteStep(query=hop["query"], retrievers=(label_of(hop["kb"]),)))
+        steps.append(AnswerStep(answer=hop["value"], documents=documents))
+    steps += [RouteStep(query=NONE, retrievers=(NONE,)), FinalStep(answers=example.answers)]
+    return Trajectory(id=example.id, question=example.question, steps=tuple(steps), images=tuple(images))
