@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from routerl_jax.agents.grammar import NO_TOOL, between, one_line
+from routerl_jax.agents.grammar import NO_TOOL, between
+from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Action, Example, Message, Query, TextAndImage
 from routerl_jax.curation.golden_config import ACCURACY, AttemptConfig
 from routerl_jax.curation.services import Services
