@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 
 from absl import flags
@@ -38,7 +39,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.")
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
-    flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/evaluation.")
+    flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
 
 
@@ -77,7 +78,7 @@ def main(_: Sequence[str]) -> None:
     model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     engine = make_engine(config, model)
     tools = open_knowledge(config)
-    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "evaluation")
+    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
     table = {}
     for name, agent in agents.items():
         table[name], episodes = score(
@@ -99,6 +100,14 @@ def main(_: Sequence[str]) -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output)
+
+
+def _file_name(benchmark: str) -> str:
+    """The name of a data set without what stands before a file's own name: "atlas-test", "questions_dev"."""
+    name = benchmark.partition(":")[2] or benchmark
+    if pathlib.Path(name).expanduser().is_file():
+        name = pathlib.Path(name).name.partition(".")[0]
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "questions"
 
 
 if __name__ == "__main__":
