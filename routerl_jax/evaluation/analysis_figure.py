@@ -109,6 +109,7 @@ def _training(axis: Any, rows: Sequence[dict[str, Any]], heading: str, keys: Map
         return
     for i, (key, label) in enumerate(keys.items()):
         curve(axis, rows, key, label, _color(i))
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(title=heading, xlabel="step", ylim=(min(0, axis.get_ylim()[0]), None))
     axis.legend(frameon=False, fontsize=8, loc="best")
 

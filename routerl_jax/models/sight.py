@@ -46,19 +46,14 @@ def add_sight(
     tokenizer = _with_marks(decoder.tokenizer)
     ids = {mark: tokenizer.encode(mark)[0] for mark in MARKS}
     start, end, image, video = (ids[mark] for mark in MARKS)
+    settings: dict[str, Any] = {name: value for name, value in tower.items() if name != _PIXELS}
+    if "full_layers" in settings:
+        settings["full_layers"] = tuple(settings["full_layers"])  # a configuration from JSON has a list
     text = _text_config(decoder.config, max(len(tokenizer), decoder.config.vocab_size))
     config = VisionLanguageConfig(
         model_type="qwen2_5_vl",
         text=text,
-        vision=VisionConfig(
-            model_type="qwen2_5_vl",
-            out=text.embed,
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in tower.items()
-                if name != _PIXELS
-            },
-        ),
+        vision=VisionConfig(model_type="qwen2_5_vl", out=text.embed, **settings),
         image_id=image,
         video_id=video,
         vision_start_id=start,

@@ -90,7 +90,7 @@ def test_what_the_policy_wrote_is_learnt(source: pathlib.Path) -> None:
     everything, _ = open_demonstrations(make_config(source, select={}, least=0.0), agent)
     worked = next(one for one in (everything[i] for i in range(4)) if one.example.id != "none")
     row = next(row for row in traces.ROWS if row["id"] == worked.example.id)
-    sequence = worked.sequence(agent, tokenizer)
+    sequence = worked.sequence(agent, tiny.model())
     text = tokenizer.decode(sequence.tokens)
     assert text == f"Question: {row['question']}\n<think>{row['trace']}"
     own = "".join(turn["text"] for turn in records()[traces.ROWS.index(row)]["turns"])
