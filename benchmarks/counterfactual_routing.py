@@ -164,7 +164,7 @@ def curves(runs: dict[str, list[Rows]], path: pathlib.Path) -> None:
     routing.axhline(GOAL, color="0.7", linewidth=0.8)
     routing.set(title="Routing accuracy", xlabel="thousand tokens generated", ylim=(0, 1.02))
     reward.set(title="Outcome reward", xlabel="thousand tokens generated")
-    forks.set(title="At forks: spread of ways' values (dashed), regret", xlabel="step", ylim=(0, None))
+    forks.set(title="Forks: spread of values (dashed), regret", xlabel="step", ylim=(0, None))
     for axis in (routing, reward, forks):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
