@@ -375,11 +375,15 @@ def test_worked_steps_show_no_routing() -> None:
 
 def test_worked_steps_are_about_no_held_out_entity() -> None:
     held_out = {entity.name for entity in world.real_entities() if entity.split != "train"}
+    trained_on = {entity.name for entity in world.real_entities() if entity.split == "train"}
+    trained_on = sorted(trained_on, key=len, reverse=True)
     values = {value for e in world.real_entities() if e.split == "train" for value in e.facts.values()}
     source = StepSource(size=300, seed=1, invented=0.0, tools=TOOLS)
     for i in range(300):
         step = source[i].metadata["step"]
         asked = [source[i].question, step.query, *(query for query, _ in step.history)]
+        for name in trained_on:  # Guinea is held out, Papua New Guinea is not
+            asked = [text.replace(name, "") for text in asked]
         for name in held_out - values:
             assert not any(f" {name}?" in text or f" of {name} " in text for text in asked)
 
