@@ -125,6 +125,7 @@ def with_pictures(home: pathlib.Path) -> schema.TrainConfig:
     return dataclasses.replace(config, knowledge={**config.knowledge, "text_image": pictures})
 
 
+@pytest.mark.slow
 def test_a_run_with_and_without_pictures(tmp_path: pathlib.Path, one_device: None) -> None:
     """A warm start, Step-GRPO, supervised learning on the same steps, and agents by the names that were asked for."""
     base = with_pictures(tmp_path / "home")
