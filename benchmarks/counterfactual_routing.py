@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from configs.credit import KINDS, OUTCOME
+from configs.credit import KINDS
+from configs.quickstart import REWARD
 from routerl_jax.evaluation.figures import COLORS, save_figure
 from routerl_jax.training.writer import read_metrics
 
@@ -92,7 +93,7 @@ def figures(rows: Rows, budget: float) -> dict[str, float]:
     reached = np.flatnonzero(routing[WINDOW - 1 :] >= GOAL)
     at = int(reached[0]) + WINDOW - 1 if len(reached) else None
     then = min(int(np.searchsorted(tokens, budget)), len(rows) - 1)
-    reward = sum(smooth(rows, f"reward/{name}") for name in OUTCOME)
+    reward = sum(smooth(rows, f"reward/{name}") for name in REWARD)
     return {
         "step": np.nan if at is None else at + 1,
         "tokens": np.nan if at is None else tokens[at] / 1e3,
@@ -156,7 +157,7 @@ def curves(runs: dict[str, list[Rows]], path: pathlib.Path) -> None:
             label = kind if number == 0 else None
             tokens = generated(rows) / 1e3
             routing.plot(tokens, smooth(rows, "rollout/routing_accuracy"), color=color, label=label, linewidth=1.5)
-            total = sum(smooth(rows, f"reward/{name}") for name in OUTCOME)
+            total = sum(smooth(rows, f"reward/{name}") for name in REWARD)
             reward.plot(tokens, np.asarray(total), color=color, label=label, linewidth=1.5)
             if all("forks/regret" in row for row in rows):
                 forks.plot(smooth(rows, "forks/spread"), color=color, linestyle="--", linewidth=1.2)

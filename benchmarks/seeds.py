@@ -1,14 +1,18 @@
-"""Several runs of one configuration as a Markdown table: mean and range over seeds, per agent and per phase.
+"""Several runs of one configuration as Markdown tables: mean and range over seeds, per agent and per phase; pairs of agents.
 
 python -m benchmarks.seeds runs/quickstart runs/quickstart-seed1 runs/quickstart-seed2
+python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
-import sys
+from typing import Any
 
+from routerl_jax.evaluation.paired import compare_seeds
+from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 
 _COLUMNS = (
@@ -21,10 +25,20 @@ _COLUMNS = (
 )
 
 
-def main(workdirs: list[str]) -> None:
-    if not workdirs:
-        sys.exit("give the workdirs of the runs to compare")
-    runs = [json.loads((pathlib.Path(workdir) / "results.json").read_text()) for workdir in workdirs]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdirs", nargs="+", type=pathlib.Path, help="of the runs")
+    parser.add_argument(
+        "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
+    )
+    given = parser.parse_args()
+    runs = [json.loads((workdir / "results.json").read_text()) for workdir in given.workdirs]
+    _agents(runs)
+    if given.pair:
+        _pairs(given.workdirs, [tuple(pair.partition(":")[::2]) for pair in given.pair])
+
+
+def _agents(runs: list[dict[str, Any]]) -> None:
     agents = runs[0]["agents"]
     columns = [column for column in _COLUMNS if all(column[0] in metrics for metrics in agents.values())]
     print("| agent | " + " | ".join(heading for _, heading, _ in columns) + " |")
@@ -38,6 +52,42 @@ def main(workdirs: list[str]) -> None:
         print(f"| {name} | {_cell([run['seconds'][name] for run in runs], 0)} |")
 
 
+def _pairs(workdirs: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
+    print("\n| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
+    for one, other in pairs:
+        records = [(_records(workdir, one), _records(workdir, other)) for workdir in workdirs]
+        for seed, chosen in [*enumerate([pair] for pair in records), *([("all", records)] if len(records) > 1 else [])]:
+            found = compare_seeds(chosen, normalizer=_config(workdirs[0])["evaluation"]["normalizer"])
+            em = _interval(found["em_difference"], found["em_difference_interval"])
+            low, high = found["cost_reduction_interval"]
+            cost = _interval(-found["cost_reduction"], [-high, -low])
+            print(
+                f"| {title(one)} - {title(other)} | {seed} | {em} | {found['mcnemar_p']:.2g} | {cost} | {found['n']} |"
+            )
+
+
+def _config(workdir: pathlib.Path) -> dict[str, Any]:
+    return json.loads((workdir / "config.json").read_text())
+
+
+def _records(workdir: pathlib.Path, agent: str) -> list[dict[str, Any]]:
+    """An agent's episodes: of the run, or of its control of that name."""
+    names = {called: name for name, called in _config(workdir)["evaluation"].get("names", {}).items()}
+    for file in (
+        workdir / "evaluation" / f"{names.get(agent, agent)}.jsonl",
+        workdir / "evaluation" / f"{agent}.jsonl",
+        workdir / "controls" / agent / "evaluation" / "trained.jsonl",
+    ):
+        if file.exists():
+            return list(read_records(file))
+    raise SystemExit(f"{workdir} has no episodes of {agent!r}")
+
+
+def _interval(value: Any, interval: Any) -> str:
+    low, high = interval
+    return f"{100 * value:+.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def _cell(values: list[float], digits: int = 1) -> str:
     mean = sum(values) / len(values)
     if len(values) == 1 or max(values) - min(values) < 0.05:
@@ -46,4 +96,4 @@ def _cell(values: list[float], digits: int = 1) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

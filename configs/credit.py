@@ -8,7 +8,6 @@ from configs import quickstart
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.training.config import ForkCreditConfig, StageConfig, TrainConfig, TurnCreditConfig
 
-OUTCOME = {"em": 1.0, "format": 0.1, "searches": -0.05}  # the quickstart's
 TURNS = {
     "r1_router.turn_route": {"weight": 0.3, "encoder": "all-MiniLM-L6-v2"},
     "r1_router.turn_answer": {"weight": 0.3},
@@ -33,7 +32,7 @@ def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
     if kind not in KINDS:
         raise ValueError(f"configs/credit.py:{kind} is none of {', '.join(KINDS)}")
     base = from_config_dict(TrainConfig, quickstart.get_config())
-    learner, rollout, reward = base.learner, base.rollout, dict(OUTCOME)
+    learner, rollout, reward = base.learner, base.rollout, dict(quickstart.REWARD)
     if kind in ("episode_turns", "turn"):
         reward |= TURNS
     if kind == "turn":

@@ -19,6 +19,8 @@ from routerl_jax.training.config import (
     TrainConfig,
 )
 
+REWARD = {"em": 1.0, "format": 0.1, "searches": -0.05}
+
 
 def get_config() -> ml_collections.ConfigDict:
     """GRPO with multi-turn tool calls on Atlas, from the shipped warm start.
@@ -34,7 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
             agent=AgentConfig(grammar="r1_router", max_searches=2, k=2),
             knowledge=ATLAS_KNOWLEDGE,
             rollout=RolloutConfig(examples=16, samples=8),
-            stages={"main": StageConfig(reward={"em": 1.0, "format": 0.1, "searches": -0.05})},
+            stages={"main": StageConfig(reward=REWARD)},
             learner=LearnerConfig(
                 advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
                 minibatches=4,

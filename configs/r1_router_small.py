@@ -39,8 +39,8 @@ KNOWLEDGE = {
     ),
 }
 K = 2  # passages per search
-STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 60, 48, 8, 2
-OPTIMIZER = OptimizerConfig(lr=5e-4, schedule="linear", warmup=8, decay_to=0.2, weight_decay=0.0, b2=0.99)
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 120, 48, 8, 4
+OPTIMIZER = OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
 
 
 def golden_train() -> StepExamples:
@@ -105,7 +105,7 @@ def get_config() -> ml_collections.ConfigDict:
                 std_floor=0.1,
                 minibatches=MINIBATCHES,
                 aggregation="sequence",
-                loss=LossConfig(clip_low=0.2, clip_high=0.2),
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
                 optimizer=OPTIMIZER,
                 length_buckets=(160, 512),
                 micro_tokens=2560,

@@ -27,7 +27,7 @@ from routerl_jax.training.config import (
 
 
 def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
-    """`RECIPE` (r1_searcher, search_r1 or routerag) for one GPU, `RECIPE-cpu`, smaller, for two CPU cores and some hours.
+    """`RECIPE` (r1_searcher, search_r1 or routerag) for one GPU, `RECIPE-cpu`, smaller, for two CPU cores.
 
     python -m launch.train --config=configs/smollm2_search.py:search_r1 --workdir=runs/smollm2 \
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl

@@ -103,11 +103,11 @@ def main(_: Sequence[str]) -> None:
 
 
 def _file_name(benchmark: str) -> str:
-    """The name of a data set without what stands before a file's own name: "atlas-test", "questions_dev"."""
-    name = benchmark.partition(":")[2] or benchmark
-    if pathlib.Path(name).expanduser().is_file():
-        name = pathlib.Path(name).name.partition(".")[0]
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "questions"
+    """A data set's name as a directory's: "atlas-test", "questions_dev"."""
+    from routerl_jax.data.readers import short_names
+
+    name = benchmark if benchmark.startswith("atlas/") else "+".join(short_names(benchmark.split(",")))
+    return re.sub(r"[^\w.+-]+", "-", name)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def run(
         )
     engine.seed = seed
     jobs = [(example, sample) for example in examples for sample in range(samples)]
-    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats or DriverStats())
-    driver.forks = forks
+    stats = stats or DriverStats()
+    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks)
 
     def start() -> list[Episode]:
         with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
@@ -110,6 +110,7 @@ class _Driver:
         deterministic: bool,
         tool_timeout: float,
         stats: DriverStats,
+        forks: int,
     ) -> None:
         self.agent = agent
         self.engine = engine
@@ -118,11 +119,11 @@ class _Driver:
         self.deterministic = deterministic
         self.tool_timeout = tool_timeout
         self.stats = stats
+        self.forks = forks
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._active: dict[asyncio.Task[Episode], Rollout] = {}
-        self.forks = 0
         self._spawned: list[tuple[Rollout, Course]] = []
         self._changed: asyncio.Event
 

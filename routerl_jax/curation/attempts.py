@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between
-from routerl_jax.core.text import one_line
-from routerl_jax.core.types import Action, Example, Message, Query, TextAndImage
+from routerl_jax.core.types import Action, Example, Message, Query
 from routerl_jax.curation.golden_config import ACCURACY, AttemptConfig
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots
-from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, Step
+from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, Step, document_of
+from routerl_jax.knowledge.query import with_picture
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.recipes.r1_router_rewards import final_accuracy
 from routerl_jax.recipes.r1_router_steps import History, Said, StepProtocol
@@ -143,17 +143,11 @@ class Teacher:
         for call in calls:
             if call.error is not None:
                 raise _GivenUp("search failed", f"{call.tool}: {call.error}")
-        most = self.config.max_document or None
-        return tuple(
-            Document(retriever=self.protocol.label(call.tool), text=one_line(passage)[:most])
-            for call in calls
-            for passage in call.passages
-        )
+        most = self.config.max_document
+        return tuple(document_of(call.tool, passage, most) for call in calls for passage in call.passages)
 
     def _query(self, action: Action, example: Example) -> Query:
-        if action.tool in self.config.sees and example.images:
-            return TextAndImage(text=action.query, image=example.images[0])
-        return action.query
+        return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
 
     async def _reply(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> Action:
         return (await self._replies(kind, said, example, number, made))[0]

@@ -152,9 +152,9 @@ def label_of(tool: str) -> str:
     return tool if tool == NONE else f"{tool.replace('_', ' ')} retriever"
 
 
-def document_of(tool: str, passage: Passage) -> Document:
-    """A passage that a knowledge base has found, as evidence."""
-    return Document(retriever=label_of(tool), text=one_line(passage))
+def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
+    """A passage that a knowledge base has found, as evidence: its first `most` characters; 0: all."""
+    return Document(retriever=label_of(tool), text=one_line(passage)[: most or None])
 
 
 # --- files -------------------------------------------------------------------------------------------------------------

@@ -49,34 +49,37 @@ def by_question(agents: Mapping[str, Iterable[Record]]) -> dict[str, dict[str, R
 def compare_records(
     first: Iterable[Record], second: Iterable[Record], normalizer: str = "search_r1"
 ) -> dict[str, float | list[float] | int]:
-    """How `first` differs from `second`.
+    """How `first` differs from `second`: `compare_seeds` of one run."""
+    return compare_seeds([(first, second)], normalizer)
+
+
+def compare_seeds(
+    runs: Iterable[tuple[Iterable[Record], Iterable[Record]]], normalizer: str = "search_r1"
+) -> dict[str, float | list[float] | int]:
+    """How the first agent of each run differs from the second, over all runs of a configuration.
 
     Returns:
-      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over questions) and `mcnemar_p` (exact, two-sided:
-      are the questions that only one of them answers shared out evenly?); `cost_reduction`, 1 - cost / cost, with
-      `cost_reduction_interval`; `n`.
+      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over questions, each with its mean over the
+      runs) and `mcnemar_p` (exact, two-sided: are the questions that only one of them answers shared out evenly?);
+      `cost_reduction`, 1 - cost / cost, with `cost_reduction_interval`; `n`, the questions of a run.
 
     Raises:
-      ValueError: the questions are not the same, or one was answered twice.
+      ValueError: there are no runs, the questions are not the same, or one was answered twice.
     """
-    ours, theirs = by_question({"the first": first, "the second": second}).values()
-    rows = [
-        [
-            record_em(ours[key], normalizer),
-            record_em(theirs[key], normalizer),
-            record_cost(ours[key]),
-            record_cost(theirs[key]),
-        ]
-        for key in sorted(ours)
-    ]
-    values = np.asarray(rows, np.float64)
-    won, lost = (
-        int(((values[:, 0] == 1) & (values[:, 1] == 0)).sum()),
-        int(((values[:, 0] == 0) & (values[:, 1] == 1)).sum()),
-    )
+    agents: dict[str, Iterable[Record]] = {}
+    for number, (first, second) in enumerate(runs):
+        where = f" of run {number + 1}" if number else ""
+        agents |= {f"the first{where}": first, f"the second{where}": second}
+    if not agents:
+        raise ValueError("there are no runs to compare")
+    found = list(by_question(agents).values())
+    values = np.asarray([_pairs(ours, theirs, normalizer) for ours, theirs in zip(found[::2], found[1::2])])
+    ours, theirs = values[..., 0], values[..., 1]
+    won, lost = int(((ours == 1) & (theirs == 0)).sum()), int(((ours == 0) & (theirs == 1)).sum())
+    rows = values.mean(axis=0)
     rng = np.random.default_rng(0)
-    drawn = np.asarray([_statistics(values[rng.integers(len(values), size=len(values))]) for _ in range(_RESAMPLES)])
-    em, cost = _statistics(values)
+    drawn = np.asarray([_statistics(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(_RESAMPLES)])
+    em, cost = _statistics(rows)
     low, high = np.nanquantile(drawn, (0.025, 0.975), axis=0)
     return {
         "em_difference": em,
@@ -86,6 +89,19 @@ def compare_records(
         "cost_reduction_interval": [float(low[1]), float(high[1])],
         "n": len(rows),
     }
+
+
+def _pairs(ours: Mapping[str, Record], theirs: Mapping[str, Record], normalizer: str) -> list[list[float]]:
+    """EM and cost of both at each question, in the order of their ids."""
+    return [
+        [
+            record_em(ours[key], normalizer),
+            record_em(theirs[key], normalizer),
+            record_cost(ours[key]),
+            record_cost(theirs[key]),
+        ]
+        for key in sorted(ours)
+    ]
 
 
 def _mcnemar(won: int, lost: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Query, TextAndImage
@@ -23,6 +24,11 @@ def query_key(query: Query) -> str:
     """What two equal queries have in common, as one string: the text, and the digest of the picture if there is one."""
     image = query_image(query)
     return f"{query_text(query)}\0image:{image}" if image else query_text(query)
+
+
+def with_picture(text: str, images: Sequence[Any]) -> Query:
+    """A text and the first of a question's pictures; the text alone where it has none."""
+    return TextAndImage(text=text, image=images[0]) if images else text
 
 
 def is_blank(query: Query) -> bool:

@@ -102,6 +102,9 @@ def bundles(
         best, into, parent = 0, None, -1
         for bundle in near:
             for place, member in enumerate(bundle.members):
+                enough = max(least, best + 1) + 1  # tokens that must be equal for more to be shared than so far
+                if not np.array_equal(sequence.tokens[:enough], sequences[member].tokens[:enough]):
+                    continue
                 start = _shared(sequence, sequences[member], trained, bundle.trained[bundle.slots[place][:-1]])
                 if start >= max(least, best + 1) and len(bundle) + len(sequence) - start <= longest:
                     best, into, parent = start, bundle, place

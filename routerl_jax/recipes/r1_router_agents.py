@@ -9,9 +9,10 @@ from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Episode, Example, Query, TextAndImage, Turn
+from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, document_of, golden_step
 from routerl_jax.generation.engine import PromptTooLong
+from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
 
 _ANSWER_OPENING = "<answer>"
@@ -195,9 +196,7 @@ class StepwiseAgent(StepAgent):
 
     def query(self, tool: str, text: str, example: Example) -> Query:
         """What a knowledge base is asked."""
-        if tool in self.sees and example.images:
-            return TextAndImage(text=text, image=example.images[0])
-        return text
+        return with_picture(text, example.images) if tool in self.sees else text
 
     def read(self, query: str, call: Call, example: Example, llm: LLM) -> Said:
         """The chat in which a sub-question is answered from what was found."""

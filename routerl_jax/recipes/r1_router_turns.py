@@ -12,7 +12,7 @@ from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Episode, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
-from routerl_jax.recipes.r1_router_rewards import ENCODER, similarities
+from routerl_jax.recipes.r1_router_rewards import ENCODER, final_accuracy, similarities
 from routerl_jax.rewards.metrics import f1_recall
 from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
 
@@ -36,10 +36,12 @@ def turn_route_reward(
     judged: list[tuple[int, int, GoldHop | None]] = []
     for i, episode in enumerate(episodes):
         judged += [(i, k, hop) for k, hop in routes(episode) if episode.turns[k].well_formed]
-    asked = [(i, k) for i, k, hop in judged if hop is not None and hop.query]
-    hop_of = {(i, k): hop for i, k, hop in judged}
-    pairs = [(_query(episodes[i].turns[k]), hop_of[i, k].query.lower()) for i, k in asked]  # type: ignore[union-attr]
-    likeness = dict(zip(asked, similarities(pairs, lambda: shared_encoder(encoder)).tolist()))
+    asked = {
+        (i, k): (_query(episodes[i].turns[k]), hop.query.lower())
+        for i, k, hop in judged
+        if hop is not None and hop.query
+    }
+    likeness = dict(zip(asked, similarities(list(asked.values()), lambda: shared_encoder(encoder)).tolist()))
     for i, k, hop in judged:
         rewards[i][k] = _route(episodes[i].turns[k], hop, likeness.get((i, k)), alpha, beta)
     return rewards
@@ -60,8 +62,7 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
                 )
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
-            golds = episode.example.answers
-            rewards[i][last] = float(any(f1_recall(episode.answer, gold, normalizer) == 1.0 for gold in golds))
+            rewards[i][last] = final_accuracy(episode.answer, episode.example.answers, normalizer)
     return rewards
 
 

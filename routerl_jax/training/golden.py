@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pathlib
 import shutil
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.types import Example, Query, TextAndImage
+from routerl_jax.core.types import Example, Query
+from routerl_jax.data import trajectories
+from routerl_jax.data.atlas import golden
 from routerl_jax.data.atlas.builder import AtlasExamples
-from routerl_jax.data.atlas.golden import golden_trajectory
+from routerl_jax.data.atlas.visual import PICTURES
 from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import StepExamples, write_trajectories
+from routerl_jax.knowledge.query import with_picture
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
@@ -41,7 +46,8 @@ def atlas_golden(
     examples = atlas_questions(split, counts)
     places = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
     known = [(example.id, example.question, example.answers, str(example.metadata)) for example in examples]
-    digest = hashlib.sha256(json.dumps([places, k, known]).encode()).hexdigest()[:12]
+    writers = [inspect.getsource(module) for module in (golden, trajectories, sys.modules[__name__])]
+    digest = hashlib.sha256(json.dumps([places, k, known, writers]).encode()).hexdigest()[:12]
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"
     if not (directory / _FILE).is_file():
         scratch = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")  # other processes may be at it, too
@@ -69,16 +75,16 @@ def write_atlas_golden(
     path = pathlib.Path(path)
     found = _searched(examples, tools, k)
     (path.parent / "images").mkdir(parents=True, exist_ok=True)
-    trajectories = []
+    written = []
     for number, (example, passages) in enumerate(zip(examples, found)):
         names = [f"{number:05d}-{i}.jpg" for i in range(len(example.images))]
-        trajectory = golden_trajectory(example, passages, names)
+        trajectory = golden.golden_trajectory(example, passages, names)
         if trajectory is not None:
-            trajectories.append(trajectory)
+            written.append(trajectory)
             for name, image in zip(names, example.images):
                 (path.parent / "images" / name).write_bytes(image)
-    write_trajectories(path, trajectories)
-    return len(trajectories)
+    write_trajectories(path, written)
+    return len(written)
 
 
 def _searched(examples: Sequence[Example], tools: Mapping[str, SearchTool], k: int) -> list[list[list]]:
@@ -91,8 +97,7 @@ def _searched(examples: Sequence[Example], tools: Mapping[str, SearchTool], k: i
                     f"question {example.id!r} leads through the knowledge base {hop['kb']!r}, which is not among "
                     f"{', '.join(tools)}"
                 )
-            shown = example.images[0] if hop["kb"] == "text_image" and example.images else None
-            query = hop["query"] if shown is None else TextAndImage(text=hop["query"], image=shown)
+            query = with_picture(hop["query"], example.images) if hop["kb"] == PICTURES else hop["query"]
             asked.setdefault(hop["kb"], []).append((row, place, query))
     found = [[[] for _ in example.metadata["path"]] for example in examples]
     for kb, queries in asked.items():

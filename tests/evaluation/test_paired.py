@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from routerl_jax.core.types import Call
 from routerl_jax.evaluation.analysis import analyse
 from routerl_jax.evaluation.analysis_figure import analysis_figure
-from routerl_jax.evaluation.paired import compare_records
+from routerl_jax.evaluation.paired import compare_records, compare_seeds
 from routerl_jax.evaluation.records import episode_record
 from tests.evaluation.episodes import episode
 
@@ -39,6 +39,28 @@ def test_the_same_agent_twice_differs_in_nothing():
     rows = [record(i, i % 2 == 0, 1.0) for i in range(6)]
     found = compare_records(rows, rows)
     assert (found["em_difference"], found["mcnemar_p"], found["cost_reduction"]) == (0, 1, 0)
+
+
+def test_seeds_are_pooled_question_by_question():
+    """Question 0 is won in both runs, 1 in one of them, 2 is lost once and won once, 3 is right in all."""
+    runs = [
+        (
+            [record(i, c == "1", 1.0) for i, c in enumerate(first)],
+            [record(i, c == "1", 2.0) for i, c in enumerate(other)],
+        )
+        for first, other in [("1111", "0011"), ("1001", "0011")]
+    ]
+    found = compare_seeds(runs)
+    assert found["em_difference"] == pytest.approx(np.mean([1, 0.5, -0.5, 0]))
+    assert found["mcnemar_p"] == pytest.approx(binomtest(3, 4).pvalue)
+    assert found["cost_reduction"] == pytest.approx(0.5)
+    assert found["n"] == 4
+    low, high = found["em_difference_interval"]
+    assert low <= found["em_difference"] <= high
+    with pytest.raises(ValueError, match="no runs"):
+        compare_seeds([])
+    with pytest.raises(ValueError, match="the second of run 2 were not asked the same questions"):
+        compare_seeds([runs[0], (runs[1][0], runs[1][1][:3])])
 
 
 def test_without_any_searches_nothing_is_saved():

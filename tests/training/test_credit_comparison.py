@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.counterfactual_routing import comparison, curves, figures
-from configs import credit
+from configs import credit, quickstart
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.training.config import TrainConfig
 
@@ -54,6 +54,6 @@ def test_kinds_differ_in_credit_alone(kind: str) -> None:
         kind, "counterfactual" if kind.startswith("c") else "episode"
     )
     assert config.rollout.examples * config.rollout.samples * 3**config.rollout.forks in (16 * 8, 16 * 12)
-    assert dict(credit.OUTCOME).items() <= dict(config.stages["main"].reward).items()
+    assert dict(quickstart.REWARD).items() <= dict(config.stages["main"].reward).items()
     with pytest.raises(ValueError, match="none of episode, episode_turns, turn"):
         credit.get_config("mine")

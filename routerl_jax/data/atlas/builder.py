@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import pathlib
@@ -83,10 +84,9 @@ class AtlasExamples:
     def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
         self._source = _prepared().as_data_source(split=split)  # type: ignore[call-arg]
         self._rows: Sequence[int] = range(len(self._source))
-        if set(kinds) == set(KINDS):  # these come first: few rows are decoded
-            visual_kind = ALL_KINDS.index("visual")
-            end = next(i for i in reversed(self._rows) if int(self._source[i]["kind"]) != visual_kind) + 1
-            self._rows = range(end)
+        if set(kinds) == set(KINDS):  # these come first: a few rows are decoded to find their end
+            last = ALL_KINDS.index("visual")
+            self._rows = range(bisect.bisect_left(self._rows, last, key=lambda i: int(self._source[i]["kind"])))
         else:
             wanted = [ALL_KINDS.index(kind) for kind in kinds]
             self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in wanted]

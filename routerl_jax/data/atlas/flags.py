@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import io
 import itertools
@@ -28,15 +29,37 @@ _COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 _SIZE = (100, 67)  # pixels
 
 
-@functools.cache
 def flag(country: str) -> bytes:
     """The PNG of a real country's flag. Raises KeyError for a name without one."""
+    return _flags()[country]
+
+
+@functools.cache
+def _flags() -> dict[str, bytes]:
     with zipfile.ZipFile(FLAGS) as archive:
-        return archive.read(f"{country}.png")
+        return {name.removesuffix(".png"): archive.read(name) for name in archive.namelist()}
 
 
-def invented_flag(country: str) -> tuple[bytes, str]:
-    """A made-up country's flag (PNG) and what is on it; its name decides."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Design:
+    """What is on a made-up flag: bands of colours across or down it, and a sign in its middle, if any.
+
+    `str(design)` says it in words.
+    """
+
+    bands: tuple[str, ...]
+    across: bool
+    sign: str
+    colour: str
+
+    def __str__(self) -> str:
+        lie = "horizontal" if self.across else "vertical"
+        said = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
+        return f"{said} with a {self.sign} of {self.colour} in the center" if self.sign else said
+
+
+def invented_design(country: str) -> Design:
+    """What is on a made-up country's flag; its name decides."""
     rng = np.random.default_rng([4, zlib.crc32(country.encode())])
     names = list(_COLOURS)
     count = int(rng.integers(2, 6))
@@ -44,21 +67,25 @@ def invented_flag(country: str) -> tuple[bytes, str]:
     bands = [names[i] for i in rng.integers(len(names), size=count)]
     while any(one == other for one, other in itertools.pairwise(bands)):
         bands = [names[i] for i in rng.integers(len(names), size=count)]
+    sign = str(rng.choice(["", "", "disk", "square", "cross"]))
+    colour = names[int(rng.integers(len(names)))] if sign else ""
+    return Design(bands=tuple(bands), across=across, sign=sign, colour=colour)
+
+
+def invented_flag(country: str) -> bytes:
+    """The PNG of a made-up country's flag."""
+    design = invented_design(country)
     picture = Image.new("RGB", _SIZE)
     draw = ImageDraw.Draw(picture)
-    for i, band in enumerate(bands):
-        edges = [round(_SIZE[across] * place / count) for place in (i, i + 1)]
-        box = (0, edges[0], _SIZE[0], edges[1]) if across else (edges[0], 0, edges[1], _SIZE[1])
+    for i, band in enumerate(design.bands):
+        edges = [round(_SIZE[design.across] * place / len(design.bands)) for place in (i, i + 1)]
+        box = (0, edges[0], _SIZE[0], edges[1]) if design.across else (edges[0], 0, edges[1], _SIZE[1])
         draw.rectangle(box, fill=_COLOURS[band])
-    said = f"{_COUNTS[count]} {'horizontal' if across else 'vertical'} bands of {_listed(bands)}"
-    sign = str(rng.choice(["", "", "disk", "square", "cross"]))
-    if sign:
-        colour = names[int(rng.integers(len(names)))]
-        _draw_sign(draw, sign, _COLOURS[colour])
-        said += f" with a {sign} of {colour} in the center"
+    if design.sign:
+        _draw_sign(draw, design.sign, _COLOURS[design.colour])
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
-    return buffer.getvalue(), said
+    return buffer.getvalue()
 
 
 def seen(png: bytes, key: str) -> bytes:

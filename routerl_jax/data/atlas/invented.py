@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from routerl_jax.data.atlas.extract import rounded
-from routerl_jax.data.atlas.flags import invented_flag
+from routerl_jax.data.atlas.flags import invented_design
 from routerl_jax.data.atlas.world import Entity, real_entities
 
 _MONTHS = (
@@ -72,7 +72,7 @@ def _country(rng: np.random.Generator) -> Entity:
         if rng.random() < 0.1:  # real entries have gaps too
             del facts[key]
     name = _name(rng)
-    return Entity(name, "country", {**facts, "flag": invented_flag(name)[1]})
+    return Entity(name, "country", {**facts, "flag": str(invented_design(name))})
 
 
 def _element(rng: np.random.Generator, countries: list[str], number: int) -> Entity:

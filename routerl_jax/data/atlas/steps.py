@@ -118,7 +118,7 @@ class PictureScene(Scene):
 
     def flag(self, country: str) -> bytes:
         """The PNG of a country's flag."""
-        return flags.flag(country) if self._real else flags.invented_flag(country)[0]
+        return flags.flag(country) if self._real else flags.invented_flag(country)
 
 
 @functools.lru_cache(maxsize=4)
