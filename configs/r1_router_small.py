@@ -1,5 +1,7 @@
 """R1-Router on Atlas in minutes: a small policy that sees learns by Step-GRPO where to look and when to stop."""
 
+import dataclasses
+
 import ml_collections
 
 from configs.common import ATLAS_KNOWLEDGE
@@ -39,18 +41,31 @@ KNOWLEDGE = {
     ),
 }
 K = 2  # passages per search
-STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 120, 48, 8, 4
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 160, 48, 8, 4
 OPTIMIZER = OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
+TRAIN = {"none": 21, "single": 120, "multi": 150, "visual": 150}  # as many as the paper has: 441
+VALIDATION = {"none": 6, "single": 33, "multi": 40, "visual": 40}  # 119
+ONLINE_EXAMPLES = 6  # questions a step, whose 8 attempts sample about as many tokens as Step-GRPO's 48 x 8 chats
 
 
 def golden_train() -> StepExamples:
-    """As many trajectories as the paper has: 441."""
-    return atlas_golden("train", {"none": 21, "single": 120, "multi": 150, "visual": 150}, KNOWLEDGE, K)
+    """The training questions' trajectories."""
+    return atlas_golden("train", TRAIN, KNOWLEDGE, K)
+
+
+def train_questions() -> list[Example]:
+    """The same questions, to be worked on from beginning to end."""
+    return atlas_questions("train", TRAIN)
 
 
 def golden_validation() -> StepExamples:
-    """And 119 of other entities."""
-    return atlas_golden("validation", {"none": 6, "single": 33, "multi": 40, "visual": 40}, KNOWLEDGE, K)
+    """Those of 119 questions about other entities."""
+    return atlas_golden("validation", VALIDATION, KNOWLEDGE, K)
+
+
+def validation_questions() -> list[Example]:
+    """The questions of `golden_validation`."""
+    return atlas_questions("validation", VALIDATION)
 
 
 def test_questions() -> list[Example]:
@@ -58,78 +73,107 @@ def test_questions() -> list[Example]:
     return atlas_questions("test", {"none": 40, "single": 120, "multi": 120, "visual": 120})
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(variant: str = "step_grpo") -> ml_collections.ConfigDict:
     """The quickstart's policy gets a vision tower, is shown independent chats, then learns from golden steps.
 
     python -m launch.train --config=configs/r1_router_small.py --workdir=runs/r1_router_small
+
+    `:online` learns from the same questions without golden steps: its own chats, live retrieval, the same rewards against the
+    gold path, each turn answering for itself and what follows.
+
+    Raises:
+      ValueError: there is no such variant.
     """
-    return to_config_dict(
-        TrainConfig(
-            recipe="r1_router",
-            steps=STEPS,
-            model=ModelConfig(
-                path="atlas-warm-start",
-                sight={
-                    "depth": 2,
-                    "embed": 32,
-                    "heads": 2,
-                    "mlp": 64,
-                    "window": 112,
-                    "full_layers": (1,),
-                    "max_pixels": 8 * 28 * 28,  # a flag is eight tokens
-                },
-            ),
-            mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=256, max_length=384),
-            agent=AgentConfig(max_searches=3, k=K, max_turn_tokens=64, answer_tokens=24),
-            knowledge=KNOWLEDGE,
-            data=DataConfig(
-                train="configs.r1_router_small:golden_train",
-                validation="configs.r1_router_small:golden_validation",
-                test="configs.r1_router_small:test_questions",
-            ),
-            rollout=RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
-            stages={"main": StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
-            controls={
-                "sft": ControlConfig(
-                    supervised=WarmStartConfig(  # as many updates of as many chats as Step-GRPO's
-                        demonstrations="configs.r1_router_small:golden_train",
-                        steps=STEPS * MINIBATCHES,
-                        examples=EXAMPLES * SAMPLES // MINIBATCHES,
-                        optimizer=OPTIMIZER,
-                    )
-                )
+    if variant not in ("step_grpo", "online"):
+        raise ValueError(f"configs/r1_router_small.py:{variant} is neither step_grpo nor online")
+    run = _step_grpo()
+    return to_config_dict(_online(run) if variant == "online" else run)
+
+
+def _online(run: TrainConfig) -> TrainConfig:
+    rewards = {"r1_router.turn_route": {"encoder": ENCODER}, "r1_router.turn_answer": {}}
+    names = {old: new.replace("step_grpo", "online") for old, new in run.evaluation.names.items()}
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(
+            run.data,
+            train="configs.r1_router_small:train_questions",
+            validation="configs.r1_router_small:validation_questions",
+        ),
+        rollout=dataclasses.replace(run.rollout, examples=ONLINE_EXAMPLES),
+        stages={"main": StageConfig(reward=rewards)},
+        controls={},
+        learner=dataclasses.replace(run.learner, credit="turn"),
+        evaluation=dataclasses.replace(run.evaluation, names=names),
+    )
+
+
+def _step_grpo() -> TrainConfig:
+    return TrainConfig(
+        recipe="r1_router",
+        steps=STEPS,
+        model=ModelConfig(
+            path="atlas-warm-start",
+            sight={
+                "depth": 2,
+                "embed": 32,
+                "heads": 2,
+                "mlp": 64,
+                "window": 112,
+                "full_layers": [1],
+                "max_pixels": 8 * 28 * 28,  # a flag is eight tokens
             },
-            learner=LearnerConfig(
-                advantage="grpo",
-                std_floor=0.1,
-                minibatches=MINIBATCHES,
-                aggregation="sequence",
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
-                optimizer=OPTIMIZER,
-                length_buckets=(160, 512),
-                micro_tokens=2560,
-            ),
-            evaluation=EvaluationConfig(
-                every=20,
-                examples=0,
-                final_examples=0,
-                normalizer="vqa",
-                names={
-                    "warm_start": "prompt",
-                    "trained": "step_grpo",
-                    "random_kb": "step_grpo_random_routing",
-                    "full_budget": "step_grpo_fixed_three",
-                },
-            ),
-            checkpoint=CheckpointConfig(every=20),
-            warm_start=WarmStartConfig(
-                steps=200,
-                optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
-                examples=48,
-                hit=0.6,
-                drills=0.1,
-                observation_weight=0.1,
-            ),
-        )
+        ),
+        mesh=MeshConfig(cpu_devices=2),
+        engine=EngineConfig(rows=256, max_length=384),
+        agent=AgentConfig(max_searches=3, k=K, max_turn_tokens=64, answer_tokens=24),
+        knowledge=KNOWLEDGE,
+        data=DataConfig(
+            train="configs.r1_router_small:golden_train",
+            validation="configs.r1_router_small:golden_validation",
+            test="configs.r1_router_small:test_questions",
+        ),
+        rollout=RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
+        stages={"main": StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
+        controls={
+            "sft": ControlConfig(
+                supervised=WarmStartConfig(  # sees each golden step as often as Step-GRPO does, which attempts it 8 times
+                    demonstrations="configs.r1_router_small:golden_train",
+                    steps=STEPS * MINIBATCHES // SAMPLES,
+                    examples=EXAMPLES * SAMPLES // MINIBATCHES,
+                    optimizer=OPTIMIZER,
+                )
+            )
+        },
+        learner=LearnerConfig(
+            advantage="grpo",
+            std_floor=0.1,
+            minibatches=MINIBATCHES,
+            aggregation="token",
+            loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
+            optimizer=OPTIMIZER,
+            length_buckets=(160, 512),
+            micro_tokens=2560,
+        ),
+        evaluation=EvaluationConfig(
+            every=20,
+            examples=0,
+            final_examples=0,
+            normalizer="vqa",
+            names={
+                "warm_start": "prompt",
+                "trained": "step_grpo",
+                "random_kb": "step_grpo_random_routing",
+                "full_budget": "step_grpo_fixed_three",
+            },
+        ),
+        checkpoint=CheckpointConfig(every=20),
+        warm_start=WarmStartConfig(
+            steps=200,
+            optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+            examples=48,
+            hit=0.6,
+            drills=0.1,
+            observation_weight=0.1,
+        ),
     )

@@ -89,32 +89,34 @@ def _on_two_cores() -> TrainConfig:
     run = _on_one_gpu()
     return dataclasses.replace(
         run,
-        steps=20,
+        steps=8,
         model=dataclasses.replace(run.model, compute_dtype="float32"),
         mesh=MeshConfig(cpu_devices=2),
         engine=EngineConfig(rows=16, max_length=1280),
+        data=dataclasses.replace(run.data, test_range=(456, 504)),
         rollout=RolloutConfig(examples=4, samples=4, temperature=0.8),
         learner=dataclasses.replace(
             run.learner,
             minibatches=2,
             micro_tokens=2560,
             remat="none",
-            optimizer=OptimizerConfig(lr=1e-5, warmup=4, weight_decay=0.0),
+            loss=dataclasses.replace(run.learner.loss, kl_coef=0.0),  # a reference takes a sixth of a step
+            optimizer=OptimizerConfig(lr=3e-5, warmup=2, weight_decay=0.0),
         ),
         evaluation=EvaluationConfig(every=0, final_examples=0, stages=False),
-        checkpoint=CheckpointConfig(every=5),
-        warm_start=dataclasses.replace(run.warm_start, steps=40),
+        checkpoint=CheckpointConfig(every=4),
+        warm_start=dataclasses.replace(run.warm_start, steps=30, examples=6),
     )
 
 
 def _r1_searcher(run: TrainConfig) -> TrainConfig:
-    """A tenth of the steps for searching, the rest for F1."""
+    """A tenth of the steps for searching, two at least, the rest for F1."""
     return dataclasses.replace(
         run,
         agent=dataclasses.replace(run.agent, grammar="r1_searcher", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
         stages={
             "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
-            "stage2": StageConfig(start=run.steps // 10, reward=r1_searcher.STAGE_2),
+            "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
         },
         learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline"),
         evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),

@@ -11,8 +11,9 @@ from routerl_jax.agents.forks import Course, Taken, Written
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Passage, Query, Turn
-from routerl_jax.generation.engine import Engine, Generated, Stream
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
 
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -18,8 +18,9 @@ from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
 from routerl_jax.agents.calls import search_calls
 from routerl_jax.agents.forks import Course
 from routerl_jax.core.types import Call, Episode, Example, Passage, Query
-from routerl_jax.generation.engine import Engine, Generated, PromptTooLong, Stream
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import Generated, PromptTooLong, Stream
 from routerl_jax.parallel import multihost
 
 

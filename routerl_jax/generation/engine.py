@@ -7,7 +7,6 @@ again, so there may be more conversations than rows.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Sequence
 from typing import Any, cast
@@ -29,67 +28,13 @@ from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
+from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import batch_shards, replicated, single_device_mesh
-
-
-@dataclasses.dataclass(kw_only=True)
-class Request:
-    """One turn to be sampled."""
-
-    stops: tuple[str, ...]
-    sampling: Sampling
-    remaining: int  # tokens this turn may still sample
-    automaton_state: int = 0
-    sampled: int = 0
-    given: tuple[int, ...] = ()  # what it begins with
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generated:
-    """A finished turn: its token ids, why it ended and, if a stop string ended it, which."""
-
-    tokens: list[int]
-    stop_reason: StopReason
-    stop: str | None
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Stream:
-    """One conversation as the engine sees it."""
-
-    identity: tuple[int, int]  # (hash of the example id, sample index): what its randomness depends on
-    ledger: Ledger
-    turn: int = 0
-    row: tuple[int, int] | None = None
-    cached: int = 0  # tokens of the ledger that the row holds
-    request: Request | None = None
-    last_used: int = 0
-
-    @property
-    def turn_request(self) -> Request:
-        """The request of the turn under way."""
-        assert self.request is not None, "the conversation has no turn under way"
-        return self.request
-
-
-@dataclasses.dataclass
-class EngineStats:
-    """Counters since the last reset."""
-
-    prefilled_tokens: int = 0
-    forked_tokens: int = 0  # tokens that conversations shared instead of prefilling: prompts, and histories of forks
-    decoded_tokens: int = 0
-    decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy
-    evictions: int = 0
-
-
-class PromptTooLong(ValueError):
-    """A prompt fills a conversation by itself. The driver counts such an example as unanswered, and goes on."""
 
 
 class Engine:

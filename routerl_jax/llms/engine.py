@@ -16,8 +16,9 @@ import jax
 from absl import logging
 
 from routerl_jax.core.types import Message
-from routerl_jax.generation.engine import Engine, Generated, Stream
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import Generated, Stream
 from routerl_jax.llms.base import Completion, spoken
 from routerl_jax.llms.schemas import with_schema
 

@@ -11,7 +11,7 @@ from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, document_of, golden_step
-from routerl_jax.generation.engine import PromptTooLong
+from routerl_jax.generation.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
 

@@ -22,8 +22,9 @@ from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.evaluation.report import print_table
-from routerl_jax.generation.engine import Engine, EngineStats
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import EngineStats
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged

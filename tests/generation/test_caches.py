@@ -7,11 +7,12 @@ from flax import nnx
 
 from routerl_jax.generation import programs
 from routerl_jax.generation.cache import allocate
-from routerl_jax.generation.engine import Engine, EngineStats
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache, page_length
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.segments import SegmentCache
+from routerl_jax.generation.streams import EngineStats
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.generation import reference

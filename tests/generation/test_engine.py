@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.generation.engine import Engine, EngineStats, Generated
+from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.rows import RowTable, ladder, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
+from routerl_jax.generation.streams import EngineStats, Generated
 from tests import tiny
 
 FREE = Sampling()

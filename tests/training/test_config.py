@@ -10,8 +10,10 @@ import pytest
 
 from configs import (
     atlas_warm_start,
+    credit,
     quickstart,
     r1_router_qwen25_vl_7b,
+    r1_router_small,
     r1_searcher_llama31_8b,
     r1_searcher_qwen25_7b,
     r1_searcher_small,
@@ -19,6 +21,7 @@ from configs import (
     routerag_qwen25_7b,
     routerag_small,
     search_qwen25_vl_7b,
+    search_r1_qwen25_3b,
     smollm2_search,
 )
 from routerl_jax.core.config import from_config_dict
@@ -74,10 +77,13 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
 SHIPPED = (
     quickstart,
     atlas_warm_start,
+    credit,
     smollm2_search,
+    search_r1_qwen25_3b,
     r1_searcher_small,
     r1_searcher_qwen25_7b,
     r1_router_qwen25_vl_7b,
+    r1_router_small,
     r1_searcher_llama31_8b,
     routerag_qwen25_3b,
     routerag_qwen25_7b,
@@ -97,6 +103,13 @@ def test_variants_of_a_configuration() -> None:
         assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em"}
         with pytest.raises(ValueError, match="metric='bleu' is not known; use one of em, cover_em"):
             module.get_config("bleu")
+    golden, online = (
+        from_config_dict(schema.TrainConfig, r1_router_small.get_config(variant)) for variant in ("step_grpo", "online")
+    )
+    assert (golden.learner.credit, online.learner.credit) == ("episode", "turn")
+    assert golden.warm_start == online.warm_start
+    with pytest.raises(ValueError, match=r"small\.py:sft is neither step_grpo nor online"):
+        r1_router_small.get_config("sft")
     for variant in ("r1_router", "search_r1-tpu"):
         with pytest.raises(
             ValueError, match=f"variant '{variant}' of the configuration: expected one of r1_searcher, "
