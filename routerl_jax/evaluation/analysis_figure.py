@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.evaluation.figures import COLORS, curve, save_figure
 from routerl_jax.evaluation.report import title
 
 Rows = Mapping[str, Mapping[str, Any]]
+_COLUMNS = 4
 _BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
 
@@ -20,25 +21,45 @@ def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path, training: 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(3, 4, figsize=(19, 12), constrained_layout=True)
-    for axis in axes.flat:
+    panels = _panels(analysis, training)
+    count = -(-len(panels) // _COLUMNS)
+    figure, axes = plt.subplots(count, _COLUMNS, figsize=(19, 4 * count), constrained_layout=True, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, draw in zip(axes.flat, panels):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    policies, single = analysis["policies"], analysis.get("single_mode", {})
-    _turns(axes[0, 0], policies)
-    _modes(axes[0, 1], policies)
-    _cost(axes[0, 2], policies, single)
-    _em(axes[0, 3], single, "EM with one mode alone")
-    _by(axes[1, 0], policies, "em_by_turns", "EM by number of turns")
-    _by(axes[1, 1], policies, "em_by_tokens", "EM by sampled tokens, in quartiles")
-    _top_k(axes[1, 2], analysis.get("top_k", {}))
-    _em(axes[1, 3], analysis.get("retrievers", {}), "EM with other retrievers")
-    _modes_by_step(axes[2, 0], policies)
-    _searches_of_correct(axes[2, 1], policies)
-    _training(axes[2, 2], training, "Reward of sampled attempts", _rewards(training))
-    _training(axes[2, 3], training, "Sampled tokens per attempt", {"rollout/tokens_per_question": "tokens"})
+        draw(axis)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
+
+
+def _panels(analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]]) -> list[Callable[[Any], None]]:
+    """What there is something to draw for, in reading order."""
+    policies, single = analysis["policies"], analysis.get("single_mode", {})
+    panels: list[Callable[[Any], None]] = [
+        lambda axis: _turns(axis, policies),
+        lambda axis: _modes(axis, policies),
+        lambda axis: _cost(axis, policies, single),
+        lambda axis: _modes_by_step(axis, policies),
+        lambda axis: _by(axis, policies, "em_by_turns", "EM by number of turns"),
+        lambda axis: _by(axis, policies, "em_by_tokens", "EM by sampled tokens, in quartiles"),
+    ]
+    right = {name: row["searches_of_correct"] for name, row in policies.items() if row["searches_of_correct"]["share"]}
+    if right:
+        panels.append(lambda axis: _searches_of_correct(axis, right))
+    if training:
+        tokens = {"rollout/tokens_per_question": "tokens"}
+        panels.append(lambda axis: _training(axis, training, "Reward of sampled attempts", _rewards(training)))
+        panels.append(lambda axis: _training(axis, training, "Sampled tokens per attempt", tokens))
+    for name, draw in (
+        ("single_mode", lambda axis: _em(axis, single, "EM with one mode alone")),
+        ("top_k", lambda axis: _top_k(axis, analysis["top_k"])),
+        ("retrievers", lambda axis: _em(axis, analysis["retrievers"], "EM with other retrievers")),
+    ):
+        if analysis.get(name):
+            panels.append(draw)
+    return panels
 
 
 def _turns(axis: Any, policies: Rows) -> None:
@@ -79,12 +100,8 @@ def _modes_by_step(axis: Any, policies: Rows) -> None:
     axis.tick_params(axis="y", labelsize=8)
 
 
-def _searches_of_correct(axis: Any, policies: Rows) -> None:
+def _searches_of_correct(axis: Any, found: Rows) -> None:
     """Distributions over numbers of searches, the mean in the legend."""
-    found = {name: row["searches_of_correct"] for name, row in policies.items() if row["searches_of_correct"]["share"]}
-    if not found:
-        axis.set_axis_off()
-        return
     numbers = sorted({int(count) for row in found.values() for count in row["share"]})
     width = 0.8 / len(found)
     for i, (name, row) in enumerate(found.items()):
@@ -104,9 +121,6 @@ def _rewards(training: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _training(axis: Any, rows: Sequence[dict[str, Any]], heading: str, keys: Mapping[str, str]) -> None:
-    if not rows:
-        axis.set_axis_off()
-        return
     for i, (key, label) in enumerate(keys.items()):
         curve(axis, rows, key, label, _color(i))
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -142,9 +156,6 @@ def _by(axis: Any, policies: Rows, key: str, heading: str) -> None:
 
 
 def _top_k(axis: Any, rows: Rows) -> None:
-    if not rows:
-        axis.set_axis_off()
-        return
     ks = [int(k) for k in rows]
     em = [row["em"] for row in rows.values()]
     axis.errorbar(ks, em, yerr=_errors(list(rows.values())), fmt="o-", color=COLORS[0], capsize=3)
@@ -160,9 +171,6 @@ def _top_k(axis: Any, rows: Rows) -> None:
 
 def _em(axis: Any, rows: Rows, heading: str) -> None:
     """Bars of EM with its interval, the policy as it is on top."""
-    if not rows:
-        axis.set_axis_off()
-        return
     names = ["as it was trained" if name == "trained" else title(name) for name in rows]
     colors = [COLORS[0] if name == "trained" else COLORS[5] for name in rows]
     em = [row["em"] for row in rows.values()]

@@ -90,7 +90,7 @@ def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color
 
 
 def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-    figure, (quality, searches, health) = _axes(3)
+    figure, (quality, second, health) = _axes(3)
     curve(quality, rows, "rollout/em", "EM, sampled", COLORS[0])
     curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", COLORS[1])
     for key, color in (("validation/em", COLORS[0]), ("validation/routing_accuracy", COLORS[1])):
@@ -100,8 +100,14 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
             quality.plot(steps, values, "o", color=color, label=f"{kind}, held out", markersize=5)
     quality.set(title="Answers and routing", ylim=(0, 1.02))
     quality.legend(frameon=False, fontsize=8, loc="lower right")
-    curve(searches, rows, "rollout/searches_per_question", "searches per question", COLORS[2])
-    searches.set(title="Searches per question", ylim=(0, None))
+    searched = any(row.get("rollout/searches_per_question") for row in rows)  # golden steps are not carried out
+    key, name = (
+        ("searches_per_question", "Searches per question")
+        if searched
+        else ("tokens_per_question", "Sampled tokens per attempt")
+    )
+    curve(second, rows, f"rollout/{key}", name, COLORS[2])
+    second.set(title=name, ylim=(0, None))
     curve(health, rows, "reward/total", "reward", COLORS[3])
     curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
     curve(health, rows, "actor/kl", "KL to the start", COLORS[4])

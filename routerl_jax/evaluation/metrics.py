@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
-from routerl_jax.evaluation.routing import routing_accuracy
+from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
@@ -56,8 +56,8 @@ def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict
 
 
 def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Share of all calls that went to each knowledge base; those never called are absent."""
-    counts = collections.Counter(call.tool for episode in episodes for call in episode.calls)
+    """Share of all searches that went to each knowledge base, and of golden routes that name it; others are absent."""
+    counts = collections.Counter(tool for episode in episodes for tool in asked_knowledge_bases(episode))
     return {name: counts[name] / counts.total() for name in sorted(counts)}
 
 

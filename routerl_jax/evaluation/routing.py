@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routerl_jax.core.types import Episode
-from routerl_jax.data.trajectories import golden_step, label_of
+from routerl_jax.data.trajectories import NONE, golden_step, label_of
 
 
 def routing_decisions(episode: Episode) -> tuple[int, int] | None:
@@ -33,10 +33,23 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
     return right, len(episode.calls)
 
 
+def asked_knowledge_bases(episode: Episode) -> list[str]:
+    """The knowledge bases that an episode searched; of a golden route, which searches nothing, the one that it names."""
+    if golden_step(episode.example) is None:
+        return [call.tool for call in episode.calls]
+    named = _choice(episode)
+    return [named] if named not in ("", NONE) else []
+
+
 def _named(episode: Episode) -> str:
     """The retriever that an episode of a golden route chose, as trajectories write it; "" without a valid choice."""
+    tool = _choice(episode)
+    return label_of(tool) if tool else ""
+
+
+def _choice(episode: Episode) -> str:
     action = episode.turns[-1].action if episode.turns else None
-    return label_of(action.tool) if action is not None and action.kind == "search" else ""
+    return action.tool if action is not None and action.kind == "search" else ""
 
 
 def routing_accuracy(episodes: list[Episode]) -> float | None:

@@ -1,8 +1,13 @@
 """Routing decisions against a gold path."""
 
+import dataclasses
+
 import pytest
 
-from routerl_jax.evaluation.routing import routing_accuracy, routing_decisions
+from routerl_jax.core.types import Action, Episode
+from routerl_jax.data.trajectories import GoldenStep
+from routerl_jax.evaluation.metrics import knowledge_base_shares
+from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy, routing_decisions
 from tests.evaluation.episodes import call, episode
 
 
@@ -31,3 +36,23 @@ def test_accuracy_is_over_decisions() -> None:
     episodes = [episode(call("table", "t1"), call("text", "x1")), episode(), episode(path=None)]
     assert routing_accuracy(episodes) == pytest.approx(2 / 3)
     assert routing_accuracy([episode(path=None)]) is None
+
+
+def golden(tool: str, kind: str = "route") -> Episode:
+    """A golden step whose gold is the text retriever, at which the policy named `tool`."""
+    step = GoldenStep(kind=kind, history=(), query="q", retrievers=("text retriever",))
+    plain = episode(path=None)
+    example = dataclasses.replace(plain.example, metadata={"step": step})
+    action = Action(kind="search", tool=tool, query="q") if tool else Action(kind="invalid", error="no tags")
+    turns = [dataclasses.replace(turn, action=action, calls=[]) for turn in plain.turns[-1:]]
+    return dataclasses.replace(plain, example=example, turns=turns)
+
+
+def test_a_golden_route_counts_by_the_knowledge_base_that_it_names() -> None:
+    """It searches nothing, so that the share of each in training would be empty."""
+    episodes = [golden("text"), golden("text_image"), golden("none"), golden("")]
+    assert [asked_knowledge_bases(one) for one in episodes] == [["text"], ["text_image"], [], []]
+    assert knowledge_base_shares(episodes) == {"text": 0.5, "text_image": 0.5}
+    assert [routing_decisions(one) for one in episodes] == [(1, 1), (0, 1), (0, 1), (0, 1)]
+    assert routing_decisions(golden("text", "answer")) is None
+    assert asked_knowledge_bases(episode(call("table", "t1"))) == ["table"]
