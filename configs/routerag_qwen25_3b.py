@@ -39,7 +39,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     Questions: RouteRAG's train.parquet and dev.parquet (10,000 and 100 of HotpotQA), a test set of yours. The graph is
     HippoRAG 2's, its triples by Llama-3.1-8B-Instruct, built beforehand. `:released` after the configuration's path takes what
     the released code does where it differs: wall-clock times in stage 2, a rate that rises over the whole run, top-p 0.95, no
-    floor under deviations, 39 steps. It has not been run: no step time, no result.
+    floor under deviations, 39 steps. Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
     """
     return to_config_dict(routerag_run("Qwen/Qwen2.5-3B-Instruct", "facebook/contriever", tensor=2, variant=variant))
 

@@ -13,6 +13,6 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         --config.knowledge.passage.source=corpus.jsonl --config.knowledge.graph.directory=kb/graph
     python -m launch.compile_check --config=configs/routerag_qwen25_7b.py --topology=v5e:16x16
 
-    It has not been run: no step time, no result.
+    Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
     """
     return to_config_dict(routerag_run("Qwen/Qwen2.5-7B-Instruct", "nvidia/NV-Embed-v2", tensor=4, variant=variant))

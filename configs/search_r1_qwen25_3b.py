@@ -35,8 +35,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     Questions: Search-R1's nq_hotpotqa_train (train.parquet, test.parquet), rows of verl. Retrieval: anything that answers `POST
     /retrieve` at config.knowledge.wiki.source; a corpus file there builds a knowledge base instead, with E5-base-v2. The first
-    128 test questions validate; the test set is scored as far as config.evaluation.final_examples. Neither
-    compiled nor run so far: no step time, no result; the compile check tells whether it fits.
+    128 test questions validate; the test set is scored as far as config.evaluation.final_examples. It has
+    been compiled for v5e:8x8 (docs/accelerators.md) and not been run: no step time, no result.
     """
     return to_config_dict(
         TrainConfig(
