@@ -39,7 +39,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     are: 128 is our choice. `:released` after the configuration's path takes what that code does where it differs: rewards by
     gold length, groups of 5, a mean over tokens, entropy 1e-3.
 
-    It has been neither compiled nor run: no step time, no result.
+    Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
     """
     if variant not in ("paper", "released"):
         raise ValueError(f"variant {variant!r} of the configuration is neither 'paper' nor 'released'")
