@@ -65,12 +65,12 @@ def golden_validation() -> StepExamples:
 
 def validation_questions() -> list[Example]:
     """The questions of `golden_validation`."""
-    return atlas_questions("validation", VALIDATION)
+    return atlas_questions("validation", VALIDATION, mixed=True)
 
 
 def test_questions() -> list[Example]:
     """400 of further entities."""
-    return atlas_questions("test", {"none": 40, "single": 120, "multi": 120, "visual": 120})
+    return atlas_questions("test", {"none": 40, "single": 120, "multi": 120, "visual": 120}, mixed=True)
 
 
 def get_config(variant: str = "step_grpo") -> ml_collections.ConfigDict:

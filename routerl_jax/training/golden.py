@@ -107,16 +107,21 @@ def _searched(examples: Sequence[Example], tools: Mapping[str, SearchTool], k: i
     return found
 
 
-def atlas_questions(split: Split, counts: Mapping[str, int]) -> list[Example]:
+def atlas_questions(split: Split, counts: Mapping[str, int], mixed: bool = False) -> list[Example]:
     """So many questions of each kind, the first ones.
+
+    Args:
+      mixed: kinds alternate in proportion to their counts, so that the first few stand for all; else one comes after the other.
 
     Raises:
       ValueError: a kind has fewer.
     """
-    found: list[Example] = []
+    found: list[tuple[float, Example]] = []
     for kind, count in counts.items():
         source = AtlasExamples(split, [kind])
         if len(source) < count:
             raise ValueError(f"atlas/{split} has {len(source)} questions of kind {kind!r}, fewer than {count}")
-        found += [source[i] for i in range(count)]
-    return found
+        found += [((i + 0.5) / count, source[i]) for i in range(count)]
+    if mixed:
+        found.sort(key=lambda pair: pair[0])
+    return [example for _, example in found]

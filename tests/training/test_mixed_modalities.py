@@ -51,6 +51,15 @@ def questions() -> list[Example]:
     return [*atlas_questions("test", {"single": 2}), *atlas_questions("test", {"visual": 2})]
 
 
+def test_the_first_of_mixed_questions_stand_for_all() -> None:
+    counts = {"none": 2, "single": 6, "visual": 4}
+    mixed, apart = (atlas_questions("test", counts, mixed) for mixed in (True, False))
+    kinds = ["visual" if one.images else "search" if one.metadata["path"] else "none" for one in mixed]
+    assert {kind: kinds[:6].count(kind) for kind in set(kinds)} == {"none": 1, "search": 3, "visual": 2}
+    assert sorted(one.id for one in mixed) == sorted(one.id for one in apart)
+    assert [len(one.metadata["path"]) > 0 for one in apart] == [False] * 2 + [True] * 10
+
+
 def test_golden_files_hold_what_was_found(tmp_path: pathlib.Path) -> None:
     examples = [*atlas_questions("validation", {"none": 1, "single": 3}), *two_visual()]
     tools = {kb: GoldKB(examples) for kb in KBS}
