@@ -14,6 +14,7 @@ from typing import Any
 from routerl_jax.evaluation.paired import compare_seeds
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
+from routerl_jax.training.controls import control_directory
 
 _COLUMNS = (
     ("em", "EM %", 100),
@@ -54,10 +55,11 @@ def _agents(runs: list[dict[str, Any]]) -> None:
 
 def _pairs(workdirs: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
     print("\n| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
+    normalizer = _evaluation(workdirs[0])["normalizer"]
     for one, other in pairs:
         records = [(_records(workdir, one), _records(workdir, other)) for workdir in workdirs]
         for seed, chosen in [*enumerate([pair] for pair in records), *([("all", records)] if len(records) > 1 else [])]:
-            found = compare_seeds(chosen, normalizer=_config(workdirs[0])["evaluation"]["normalizer"])
+            found = compare_seeds(chosen, normalizer)
             em = _interval(found["em_difference"], found["em_difference_interval"])
             low, high = found["cost_reduction_interval"]
             cost = _interval(-found["cost_reduction"], [-high, -low])
@@ -66,17 +68,18 @@ def _pairs(workdirs: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
             )
 
 
-def _config(workdir: pathlib.Path) -> dict[str, Any]:
-    return json.loads((workdir / "config.json").read_text())
+def _evaluation(workdir: pathlib.Path) -> dict[str, Any]:
+    """The configuration's section."""
+    return json.loads((workdir / "config.json").read_text())["evaluation"]
 
 
 def _records(workdir: pathlib.Path, agent: str) -> list[dict[str, Any]]:
     """An agent's episodes: of the run, or of its control of that name."""
-    names = {called: name for name, called in _config(workdir)["evaluation"].get("names", {}).items()}
+    names = {called: name for name, called in _evaluation(workdir).get("names", {}).items()}
     for file in (
         workdir / "evaluation" / f"{names.get(agent, agent)}.jsonl",
         workdir / "evaluation" / f"{agent}.jsonl",
-        workdir / "controls" / agent / "evaluation" / "trained.jsonl",
+        control_directory(workdir, agent) / "evaluation" / "trained.jsonl",
     ):
         if file.exists():
             return list(read_records(file))

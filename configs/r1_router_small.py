@@ -45,7 +45,7 @@ STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 160, 48, 8, 4
 OPTIMIZER = OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
 TRAIN = {"none": 21, "single": 120, "multi": 150, "visual": 150}  # as many as the paper has: 441
 VALIDATION = {"none": 6, "single": 33, "multi": 40, "visual": 40}  # 119
-ONLINE_EXAMPLES = 6  # questions a step, whose 8 attempts sample about as many tokens as Step-GRPO's 48 x 8 chats
+ONLINE_EXAMPLES = 9  # questions a step: 72 attempts of some 70 to 80 tokens are about Step-GRPO's 384 chats of 14
 
 
 def golden_train() -> StepExamples:

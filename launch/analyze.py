@@ -75,10 +75,11 @@ def main(_: Sequence[str]) -> None:
 def _policies(config: TrainConfig, workdir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     """The episodes of the run's policies on its test questions: at its start, after its stages, at its end, of its controls."""
     from routerl_jax.evaluation.records import read_records
+    from routerl_jax.training.controls import control_directory
 
     stages = sorted(config.stages, key=lambda name: config.stages[name].start)
     places = {name: workdir / "evaluation" / f"{name}.jsonl" for name in ("warm_start", *stages, "trained")}
-    places |= {name: workdir / "controls" / name / "evaluation" / "trained.jsonl" for name in config.controls}
+    places |= {name: control_directory(workdir, name) / "evaluation" / "trained.jsonl" for name in config.controls}
     if not places["trained"].is_file():
         raise ValueError(f"{places['trained']} is not there: the run is not finished. Continue it with --resume")
     return {name: list(read_records(path)) for name, path in places.items() if path.is_file()}

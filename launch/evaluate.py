@@ -107,7 +107,7 @@ def _file_name(benchmark: str) -> str:
     from routerl_jax.data.readers import short_names
 
     name = benchmark if benchmark.startswith("atlas/") else "+".join(short_names(benchmark.split(",")))
-    return re.sub(r"[^\w.+-]+", "-", name)
+    return re.sub(r"[^\w.+-]+", "-", name) or "questions"
 
 
 if __name__ == "__main__":

@@ -178,9 +178,10 @@ def _check_format(name: str) -> None:
 
 
 def short_names(parts: Sequence[str]) -> list[str]:
-    """Of each name its file's, without directory and extensions; with the directory's where that is not enough."""
+    """Of each name its file's, without directory and extensions, or its function's; with the directory's where that is not
+    enough."""
     paths = [pathlib.Path(split_name(part.removeprefix(_PREPARED))[1]) for part in parts]
-    short = [path.name.split(".")[0] for path in paths]
+    short = [path.name.rpartition(":")[2].split(".")[0] for path in paths]
     if len(set(short)) == len(short):
         return short
     return [f"{path.parent.name}-{name}" for path, name in zip(paths, short)]

@@ -60,7 +60,8 @@ def compare_seeds(
 
     Returns:
       `em_difference` with `em_difference_interval` (95 %, paired bootstrap over questions, each with its mean over the
-      runs) and `mcnemar_p` (exact, two-sided: are the questions that only one of them answers shared out evenly?);
+      runs) and `mcnemar_p` (exact, two-sided: are the questions that only one of them answers shared out evenly? Over several
+      runs it counts a question once for each, as if they were different questions: the interval says more);
       `cost_reduction`, 1 - cost / cost, with `cost_reduction_interval`; `n`, the questions of a run.
 
     Raises:

@@ -23,7 +23,10 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.warm_start import started
 
-_DIRECTORY = "controls"
+
+def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:
+    """The workdir of a run's control."""
+    return workdir / "controls" / name
 
 
 def fork(run: Run, done: int, **extra: Any) -> None:
@@ -31,7 +34,7 @@ def fork(run: Run, done: int, **extra: Any) -> None:
     for name, control in run.config.controls.items():
         if not control.without or run.config.stages[control.without].start != done:
             continue
-        checkpoints = Checkpoints(run.workdir / _DIRECTORY / name / "checkpoints", run.config.checkpoint.keep)
+        checkpoints = Checkpoints(control_directory(run.workdir, name) / "checkpoints", run.config.checkpoint.keep)
         if checkpoints.latest() is None:  # else an earlier sitting, killed before its own next checkpoint, has left it
             run.save(done, into=checkpoints, **extra)
         checkpoints.close()
@@ -52,7 +55,7 @@ def run_controls(
     """
     comparisons = {}
     for name in config.controls:
-        directory = workdir / _DIRECTORY / name
+        directory = control_directory(workdir, name)
         gc.collect()  # the run before this one is in reference cycles; its memory is needed now
         found = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = found["agents"]["trained"]

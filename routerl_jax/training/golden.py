@@ -45,7 +45,10 @@ def atlas_golden(
     """
     examples = atlas_questions(split, counts)
     places = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
-    known = [(example.id, example.question, example.answers, str(example.metadata)) for example in examples]
+    known = [
+        (one.id, one.question, one.answers, str(one.metadata), [hashlib.sha256(i).hexdigest() for i in one.images])
+        for one in examples
+    ]
     writers = [inspect.getsource(module) for module in (golden, trajectories, sys.modules[__name__])]
     digest = hashlib.sha256(json.dumps([places, k, known, writers]).encode()).hexdigest()[:12]
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"

@@ -76,6 +76,27 @@ def test_figures_show_the_rows(tmp_path: pathlib.Path) -> None:
     assert (np.abs(first - second).max(axis=-1) > 0.3).mean() > 0.001  # other data, another picture
 
 
+def test_where_nothing_is_searched_the_curves_are_of_tokens(tmp_path: pathlib.Path) -> None:
+    def middle(searches: float, tokens: float) -> np.ndarray:
+        rows = [
+            {
+                "step": i,
+                "rollout/em": 0.5,
+                "rollout/routing_accuracy": 0.5,
+                "rollout/searches_per_question": searches,
+                "rollout/tokens_per_question": 10 + tokens * i,
+                "reward/total": 0.5,
+            }
+            for i in range(20)
+        ]
+        figures.training_figures(rows, tmp_path, ("text",))
+        picture = _pixels(tmp_path / "learning_curves.png")
+        return picture[:, picture.shape[1] // 3 : 2 * picture.shape[1] // 3]
+
+    assert np.abs(middle(0.0, 1.0) - middle(0.0, 9.0)).max() > 0.3
+    assert np.abs(middle(1.5, 1.0) - middle(1.5, 9.0)).max() == 0
+
+
 def test_no_rows_no_figures(tmp_path: pathlib.Path) -> None:
     figures.training_figures([], tmp_path / "none", ("text",))
     assert not (tmp_path / "none").exists()
