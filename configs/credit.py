@@ -36,7 +36,7 @@ def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
     if kind in ("episode_turns", "turn"):
         reward |= TURNS
     if kind == "turn":
-        learner = dataclasses.replace(learner, credit="turn", turn=TurnCreditConfig())
+        learner = dataclasses.replace(learner, credit="turn", turn=TurnCreditConfig(discount=0.9))
     if kind.startswith("counterfactual"):
         weights = "even" if kind.endswith("even") else "policy"
         learner = dataclasses.replace(

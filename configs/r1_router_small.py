@@ -25,6 +25,7 @@ from routerl_jax.training.config import (
     RolloutConfig,
     StageConfig,
     TrainConfig,
+    TurnCreditConfig,
     WarmStartConfig,
 )
 from routerl_jax.training.golden import atlas_golden, atlas_questions
@@ -103,7 +104,7 @@ def _online(run: TrainConfig) -> TrainConfig:
         rollout=dataclasses.replace(run.rollout, examples=ONLINE_EXAMPLES),
         stages={"main": StageConfig(reward=rewards)},
         controls={},
-        learner=dataclasses.replace(run.learner, credit="turn"),
+        learner=dataclasses.replace(run.learner, credit="turn", turn=TurnCreditConfig(discount=0.9)),
         evaluation=dataclasses.replace(run.evaluation, names=names),
     )
 

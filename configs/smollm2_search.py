@@ -89,7 +89,7 @@ def _on_two_cores() -> TrainConfig:
     run = _on_one_gpu()
     return dataclasses.replace(
         run,
-        steps=8,
+        steps=12,
         model=dataclasses.replace(run.model, compute_dtype="float32"),
         mesh=MeshConfig(cpu_devices=2),
         engine=EngineConfig(rows=16, max_length=1280),

@@ -257,7 +257,8 @@ class Conversation:
             return written
         left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
         longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
-        if left >= longest and text.endswith(choices.opening) and course.alone and self._rollout.spawn is not None:
+        decides = text.endswith(choices.opening) and choices.open(self._forced + text)
+        if left >= longest and decides and course.alone and self._rollout.spawn is not None:
             for other in course.others(written.tokens, self._stream):
                 self._rollout.spawn(self._rollout, other)
             return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)

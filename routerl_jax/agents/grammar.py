@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Action, Call, Passage
@@ -23,11 +23,14 @@ class RouteChoices:
       opening: what it writes right before the name, such as `<ret>`.
       stop: the stop string of turns in which it may choose.
       names: by knowledge base, what it writes after the opening to choose it, as far as no other choice begins so.
+      open: whether a turn so far, opening included, may still choose: one that has decided against a search, or can't be read
+        whatever it chooses, is not forked.
     """
 
     opening: str
     stop: str
     names: Mapping[str, str]
+    open: Callable[[str], bool] = lambda text: True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,13 +52,12 @@ def _panels(analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]]) ->
         tokens = {"rollout/tokens_per_question": "tokens"}
         panels.append(lambda axis: _training(axis, training, "Reward of sampled attempts", _rewards(training)))
         panels.append(lambda axis: _training(axis, training, "Sampled tokens per attempt", tokens))
-    for name, draw in (
-        ("single_mode", lambda axis: _em(axis, single, "EM with one mode alone")),
-        ("top_k", lambda axis: _top_k(axis, analysis["top_k"])),
-        ("retrievers", lambda axis: _em(axis, analysis["retrievers"], "EM with other retrievers")),
-    ):
-        if analysis.get(name):
-            panels.append(draw)
+    if single:
+        panels.append(lambda axis: _em(axis, single, "EM with one mode alone"))
+    if analysis.get("top_k"):
+        panels.append(lambda axis: _top_k(axis, analysis["top_k"]))
+    if analysis.get("retrievers"):
+        panels.append(lambda axis: _em(axis, analysis["retrievers"], "EM with other retrievers"))
     return panels
 
 

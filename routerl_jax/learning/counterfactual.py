@@ -5,9 +5,9 @@ At a decision the policy chooses among n alternatives with probabilities pi_r. W
     b = sum over r of pi_r V_r        A_r = V_r - b
 
 is the advantage of choosing r, without the noise of which one was drawn. The gradient of the expected value is the sum over r
-of pi_r A_r grad log pi_r. The n tries count alike in a loss, so what a try's tokens get is n pi_r A_r (`policy`): its share
-under the policy against its share among the tries. With weights `even` they get A_r itself, as if the policy chose each
-alternative as often: one that the policy hardly ever takes is then learnt about as fast as any other.
+of pi_r A_r grad log pi_r and pi_r times the gradient of what was written after r, beside that of what was written before. So
+what belongs to a try weighs pi_r (`policy`). With weights `even` it weighs 1 / n, as if the policy chose each alternative as
+often: one that the policy hardly ever takes is then learnt about as fast as any other.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ def probabilities(logprobs: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def choice_advantages(
-    values: Float[np.ndarray, " n"],
-    logprobs: Float[np.ndarray, " n"],
-    baseline: Baseline = "policy",
-    weights: Weights = "policy",
+    values: Float[np.ndarray, " n"], logprobs: Float[np.ndarray, " n"], baseline: Baseline = "policy"
 ) -> Float[np.ndarray, " n"]:
-    """What each alternative's tokens are reinforced by.
+    """A_r of each alternative.
 
     Args:
       values: V_r, what came of each.
       logprobs: of each, under the policy.
       baseline: b as above, or the plain mean of the values (`mean`).
-      weights: n pi_r or 1.
     """
     values = np.asarray(values, np.float64)
-    share = probabilities(logprobs)
-    differences = values - (share @ values if baseline == "policy" else values.mean())
-    return differences * (len(values) * share if weights == "policy" else 1.0)
+    return values - (probabilities(logprobs) @ values if baseline == "policy" else values.mean())
+
+
+def try_weights(logprobs: Float[np.ndarray, " n"], weights: Weights = "policy") -> Float[np.ndarray, " n"]:
+    """What each try counts: pi_r, or 1 / n (`even`)."""
+    return probabilities(logprobs) if weights == "policy" else np.full(len(logprobs), 1 / len(logprobs))

@@ -41,7 +41,10 @@ class R1RouterGrammar(Grammar):
     @property
     def choices(self) -> RouteChoices:
         names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
-        return RouteChoices(opening="<ret>", stop="</ret>", names=names)
+        some = next(iter(names.values()))
+        return RouteChoices(
+            opening="<ret>", stop="</ret>", names=names, open=lambda text: self.parse(text + some).kind == "search"
+        )
 
     def parse(self, text: str) -> Action:
         thought = between(text, "<think>", "</think>") or ""

@@ -66,9 +66,15 @@ class StepProtocol:
 
     @property
     def choices(self) -> RouteChoices:
-        """How a route names its knowledge base."""
+        """How a route names its knowledge base; after the sub-question none there is nothing to choose."""
         names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
-        return RouteChoices(opening="<ret>", stop="</ret>", names=names)
+        some = next(iter(names.values()))
+        return RouteChoices(
+            opening="<ret>",
+            stop="</ret>",
+            names=names,
+            open=lambda text: self.parse_route(text + some).kind == "search",
+        )
 
     # --- what is said to the policy ---
 

@@ -1,12 +1,15 @@
 """R1-Router's rewards for every turn of an attempt at a question, for training online, on the policy's own prefix.
 
 The paper rewards a golden step on its golden prefix (arXiv 2505.22095, equations 9, 10 and 18 to 24). Here the step comes after
-what the policy did itself, so that what a turn should do depends on which hops of the gold path are still open.
+what the policy did itself, so that what a turn should do depends on which hops of the gold path are still open. A hop that
+stays open is worked on again; then a turn earns what it is better by than the best one at that hop before it. So an attempt's
+sum is what the best turns at its hops are worth, and nothing is gained by doing a thing badly first, or twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Episode, Turn
@@ -16,53 +19,67 @@ from routerl_jax.recipes.r1_router_rewards import ENCODER, final_accuracy, simil
 from routerl_jax.rewards.metrics import f1_recall
 from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
 
-Judged = tuple[int, GoldHop | None]  # a turn's index, and the hop that it was to work on; None: none was open
+
+class Judged(NamedTuple):
+    """A turn by its index, and the hop that it was to work on by its place in the path; one past the end: none was open."""
+
+    turn: int
+    place: int
+    hop: GoldHop | None
 
 
 def turn_route_reward(
-    episodes: Sequence[Episode], encoder: str = ENCODER, alpha: float = 0.5, beta: float = 0.5
+    episodes: Sequence[Episode],
+    encoder: str = ENCODER,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    normalizer: str = "vqa",
 ) -> list[list[float]]:
     """r_format x (alpha r_ask + beta r_route) of each turn that routes, against the gold hop that is open next; else 0.
 
     r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked. What the gold path does not
     say is left out, and the weights of the rest are scaled to alpha + beta; of a hop that names a passage alone, what counts is
     whether the search finds it. Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a
-    gold path earns nothing.
+    gold path earns nothing. Of several routes to a hop each earns what it has beyond the best before it.
 
     Args:
       encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.
     """
-    rewards = [[0.0] * len(episode.turns) for episode in episodes]
-    judged: list[tuple[int, int, GoldHop | None]] = []
-    for i, episode in enumerate(episodes):
-        judged += [(i, k, hop) for k, hop in routes(episode) if episode.turns[k].well_formed]
+    judged = [
+        [one for one in routes(episode, normalizer) if episode.turns[one.turn].well_formed] for episode in episodes
+    ]
     asked = {
-        (i, k): (_query(episodes[i].turns[k]), hop.query.lower())
-        for i, k, hop in judged
-        if hop is not None and hop.query
+        (i, one.turn): (_query(episodes[i].turns[one.turn]), one.hop.query.lower())
+        for i, of_episode in enumerate(judged)
+        for one in of_episode
+        if one.hop is not None and one.hop.query
     }
     likeness = dict(zip(asked, similarities(list(asked.values()), lambda: shared_encoder(encoder)).tolist()))
-    for i, k, hop in judged:
-        rewards[i][k] = _route(episodes[i].turns[k], hop, likeness.get((i, k)), alpha, beta)
+    rewards = []
+    for i, (episode, of_episode) in enumerate(zip(episodes, judged)):
+        values = [
+            _route(episode.turns[one.turn], one.hop, likeness.get((i, one.turn)), alpha, beta) for one in of_episode
+        ]
+        rewards.append(_gains(len(episode.turns), of_episode, values))
     return rewards
 
 
 def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> list[list[float]]:
     """r_format x r_answer of each turn that answers; 0 of other turns.
 
-    An intermediate answer earns its F1-recall against the value of the hop that its search was for (equations 22 and 23),
-    nothing where none was open or its value is not known; the final answer 1 if it has all words of an accepted answer, else 0.
+    An intermediate answer earns its F1-recall against the value of the hop that its search was for (equations 22 and 23), less
+    the best one's before it, and nothing where none was open or its value is not known; the final answer 1 if it has all words
+    of an accepted answer, else 0.
     """
-    rewards = [[0.0] * len(episode.turns) for episode in episodes]
-    for i, episode in enumerate(episodes):
-        for k, hop in answers(episode):
-            if hop is not None and hop.value:
-                rewards[i][k] = episode.turns[k].well_formed * f1_recall(
-                    _answer(episode.turns[k]), hop.value, normalizer
-                )
+    rewards = []
+    for episode in episodes:
+        judged = [one for one in answers(episode, normalizer) if one.hop is not None and one.hop.value]
+        values = [_answers(episode.turns[one.turn], one.hop, normalizer) for one in judged]
+        of_episode = _gains(len(episode.turns), judged, values)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
-            rewards[i][last] = final_accuracy(episode.answer, episode.example.answers, normalizer)
+            of_episode[last] = final_accuracy(episode.answer, episode.example.answers, normalizer)
+        rewards.append(of_episode)
     return rewards
 
 
@@ -70,17 +87,27 @@ REWARD_TERMS.register("r1_router.turn_route")(TurnTerm(turn_route_reward))
 REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
 
 
-def routes(episode: Episode) -> list[Judged]:
+def routes(episode: Episode, normalizer: str) -> list[Judged]:
     """The turns that route and the hop that was open next when they did; none where the example has no gold path."""
-    return [(k, hop) for k, hop in _walk(episode) if episode.turns[k].action.kind == "search"]  # type: ignore[union-attr]
+    return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "search"]  # type: ignore[union-attr]
 
 
-def answers(episode: Episode) -> list[Judged]:
+def answers(episode: Episode, normalizer: str) -> list[Judged]:
     """The turns that give an intermediate answer and the hop that their search was for."""
-    return [(k, hop) for k, hop in _walk(episode) if episode.turns[k].action.kind == "answer"]  # type: ignore[union-attr]
+    return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "answer"]  # type: ignore[union-attr]
 
 
-def _walk(episode: Episode) -> Iterator[Judged]:
+def _gains(turns: int, judged: Sequence[Judged], values: Sequence[float]) -> list[float]:
+    """One number per turn: by how much its value is above the best before it at the same hop; 0 for turns without value."""
+    rewards, best = [0.0] * turns, dict[int, float]()
+    for one, value in zip(judged, values, strict=True):
+        before = best.get(one.place, 0.0)
+        rewards[one.turn] = max(value - before, 0.0)
+        best[one.place] = max(value, before)
+    return rewards
+
+
+def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
     """Routes and intermediate answers in order, each with the hop that it was to work on.
 
     A hop is closed by what the policy carries on from its search: the intermediate answer, if it holds the whole value, or
@@ -96,9 +123,9 @@ def _walk(episode: Episode) -> Iterator[Judged]:
         if kind == "invalid" or k == final:
             continue
         hop = waiting[0] if waiting else None
-        yield k, hop
+        yield Judged(k, len(path) - len(waiting), hop)
         if kind == "answer":
-            if hop is not None and _states(turn, hop):
+            if hop is not None and _states(turn, hop, normalizer):
                 waiting.pop(0)
             continue
         if not turn.asked:
@@ -108,9 +135,13 @@ def _walk(episode: Episode) -> Iterator[Judged]:
                 waiting.pop(0)
 
 
-def _states(turn: Turn, hop: GoldHop) -> bool:
+def _states(turn: Turn, hop: GoldHop, normalizer: str) -> bool:
     """Whether an intermediate answer closes its hop; one that has no value is closed by any answer."""
-    return not hop.value or f1_recall(_answer(turn), hop.value, "vqa") == 1.0
+    return not hop.value or f1_recall(_answer(turn), hop.value, normalizer) == 1.0
+
+
+def _answers(turn: Turn, hop: GoldHop | None, normalizer: str) -> float:
+    return turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer) if hop is not None else 0.0
 
 
 def _route(turn: Turn, hop: GoldHop | None, likeness: float | None, alpha: float, beta: float) -> float:

@@ -60,6 +60,7 @@ def run_controls(
         found = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = found["agents"]["trained"]
         results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
+        results["seconds"]["total"] += found["seconds"]["total"]
         records = [read_records(place / "evaluation" / "trained.jsonl") for place in (workdir, directory)]
         if multihost.is_main():
             comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)

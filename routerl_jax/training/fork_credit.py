@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Advantage
-from routerl_jax.learning.counterfactual import choice_advantages, probabilities
+from routerl_jax.learning.counterfactual import Weights, choice_advantages, probabilities, try_weights
 from routerl_jax.training.config import ForkCreditConfig
 
 Way = tuple[str, ...]  # the knowledge bases chosen so far
@@ -25,18 +25,30 @@ class Stretch:
       owner: index of the episode whose sequences hold it as the policy's own.
       ahead: the stretches after the decision at its end, with the log-probability of each; none if the attempt ends.
       value: the expected reward from here on: of what comes after, weighted by the policy's probabilities of going there.
+      weight: what its tokens count: the product of what the choices before it do (learning.counterfactual.try_weights).
     """
 
     way: Way
     owner: int
     ahead: list[tuple[Stretch, float]] = dataclasses.field(default_factory=list)
     value: float = 0.0
+    weight: float = 1.0
 
     def __iter__(self) -> Iterator[Stretch]:
         """This one and all that follow."""
         yield self
         for stretch, _ in self.ahead:
             yield from stretch
+
+    @property
+    def logprobs(self) -> Float[np.ndarray, " n"]:
+        """Of the choices at its end."""
+        return np.asarray([logprob for _, logprob in self.ahead])
+
+    @property
+    def values(self) -> Float[np.ndarray, " n"]:
+        """What comes of the choices at its end."""
+        return np.asarray([after.value for after, _ in self.ahead])
 
 
 def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list[Stretch]:
@@ -61,9 +73,16 @@ def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[in
     for tool, indices in ways.items():
         logprob = episodes[indices[0]].branches[depth].logprob
         stretch.ahead.append((_tree(episodes, rewards, indices, (*way, tool)), logprob))
-    share = probabilities(np.asarray([logprob for _, logprob in stretch.ahead]))
-    stretch.value = float(share @ np.asarray([after.value for after, _ in stretch.ahead]))
+    stretch.value = float(probabilities(stretch.logprobs) @ stretch.values)
     return stretch
+
+
+def _weigh(stretch: Stretch, weights: Weights) -> None:
+    """Sets the weights of all stretches after this one."""
+    if stretch.ahead:
+        for (after, _), share in zip(stretch.ahead, try_weights(stretch.logprobs, weights)):
+            after.weight = stretch.weight * float(share)
+            _weigh(after, weights)
 
 
 def by_forks(
@@ -78,13 +97,16 @@ def by_forks(
 
     A choice's tokens get its counterfactual advantage (learning/counterfactual.py) divided by `scale`. All others get that of
     their stretch's value among the stretches of the question (`compare="question"`), or among those that come after the same
-    choices (`"choices"`): what a stretch made of the choice that was taken for it.
+    choices (`"choices"`): what a stretch made of the choice that was taken for it. Both are weighted by how likely the policy
+    gets there, so that their sum over an attempt, grad log pi each, is the gradient of what the attempt is expected to earn.
 
     Args:
       groups: per episode, which question it is of.
       advantage: (values, groups) -> advantages.
     """
     roots = trees(episodes, rewards)
+    for root in roots:
+        _weigh(root, settings.weights)
     stretches = [stretch for root in roots for stretch in root]
     names: dict[tuple[int, Way], int] = {}
     compared = [
@@ -94,16 +116,14 @@ def by_forks(
     of_stretches = advantage(np.asarray([s.value for s in stretches]), np.asarray(compared, int))
     result = [[np.zeros(len(sequence)) for sequence in episode.sequences] for episode in episodes]
     for stretch, value in zip(stretches, of_stretches):
-        _fill(episodes[stretch.owner], len(stretch.way), float(value), result[stretch.owner])
+        _fill(episodes[stretch.owner], len(stretch.way), stretch.weight * float(value), result[stretch.owner])
     for stretch in stretches:
         if not stretch.ahead:
             continue
-        values = np.asarray([after.value for after, _ in stretch.ahead])
-        logprobs = np.asarray([logprob for _, logprob in stretch.ahead])
-        chosen = choice_advantages(values, logprobs, settings.baseline, settings.weights) / scale
+        chosen = choice_advantages(stretch.values, stretch.logprobs, settings.baseline) / scale
         for (after, _), value in zip(stretch.ahead, chosen):
             branch = episodes[after.owner].branches[len(stretch.way)]
-            result[after.owner][branch.sequence][branch.start : branch.start + branch.tokens] = value
+            result[after.owner][branch.sequence][branch.start : branch.start + branch.tokens] = after.weight * value
     return [values for of_episode in result for values in of_episode]
 
 
@@ -133,8 +153,7 @@ def fork_metrics(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) 
         return {"forks/decisions": 0.0}
     rows = []
     for stretch in decisions:
-        values = np.asarray([after.value for after, _ in stretch.ahead])
-        share = probabilities(np.asarray([logprob for _, logprob in stretch.ahead]))
+        values, share = stretch.values, probabilities(stretch.logprobs)
         best = values >= values.max() - 1e-9
         rows.append((np.ptp(values), share[best].sum(), values.max() - stretch.value, float(best.all())))
     names = ("spread", "best_rate", "regret", "even_rate")
@@ -150,7 +169,7 @@ def as_the_policy_goes(episodes: Sequence[Episode], seed: Sequence[int]) -> list
     for root in trees(episodes, np.zeros(len(episodes))):
         stretch = root
         while stretch.ahead:
-            share = probabilities(np.asarray([logprob for _, logprob in stretch.ahead]))
+            share = probabilities(stretch.logprobs)
             stretch = stretch.ahead[int(rng.choice(len(share), p=share))][0]
         chosen.append(stretch.owner)
     return chosen

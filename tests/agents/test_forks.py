@@ -129,6 +129,40 @@ def test_chats_of_their_own_are_replayed_up_to_the_fork():
     assert not engine.live
 
 
+def test_where_the_policy_needs_nothing_more_there_is_nothing_to_fork():
+    """The sub-question none, or none at all: whichever name followed, the route could not be read, or would not search."""
+
+    class Stops(Asker):
+        routes = iter(())
+
+        def step(self):
+            texts = []
+            for key in self._wanted:
+                name, stream = self._given[key]
+                text = self.tokenizer.decode(stream.ledger.tokens)
+                if name or text.endswith("<ret>"):
+                    texts.append(name or "none</ret>")
+                else:
+                    texts.append(next(self.routes) if text.rstrip().endswith("Next sub-question:") else ANSWER)
+            said = iter(texts)
+            self.script = lambda example, sample, turn: next(said)
+            return ScriptedEngine.step(self)
+
+    enough = "<think>hm</think>\n<sub-question>none</sub-question>\n<ret>none</ret>"
+    wanting = ASK + NAMES["text"]
+    engine = Stops(9)
+    engine.routes = iter([wanting, enough, enough])
+    episodes = run(STEPS, [EXAMPLE], engine, knowledge(), forks=2)
+    assert ways(episodes) == [("text",), ("table",)]
+    assert all(turn.well_formed for e in episodes for turn in e.turns if turn.asked == "route")
+    engine = Stops(9)
+    engine.routes = iter([enough])
+    (episode,) = run(STEPS, [EXAMPLE], engine, knowledge(), forks=2)
+    assert (episode.branches, episode.answer) == ((), "Accra")
+    assert not STEPS.choices.open("<think>hm</think><ret>")
+    assert STEPS.choices.open(ASK)
+
+
 def test_the_engine_s_rows_are_copied_and_log_probabilities_are_the_policy_s():
     """A real policy, made to come to the decision: each way's log-probabilities are those of a whole forward pass."""
     model = tiny.model()

@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.learning.turn_advantages import rewards_to_go
 from routerl_jax.recipes.r1_router_turns import turn_answer_reward, turn_route_reward
 from routerl_jax.rewards.terms import RewardFunction, TurnTerm
 
@@ -40,7 +42,8 @@ GOOD = ("who wrote aida", "where was verdi born")
 
 
 def test_a_growing_conversation_is_judged_by_what_it_has_found() -> None:
-    """The first search goes astray, so the second is judged by the same hop, the third by the next; the fourth is too much."""
+    """The first search goes astray, so the second is judged by the same hop, and earns what the first did not; the third by the
+    next; the fourth is too much."""
     turns = (
         route("table", GOOD[0]),
         INVALID,
@@ -49,14 +52,15 @@ def test_a_growing_conversation_is_judged_by_what_it_has_found() -> None:
         route("text", GOOD[1]),
         answer("It is Le Roncole."),
     )
-    assert turn_route_reward([episode(*turns)]) == [[0.5, 0, 1.0, 0.5, 0, 0]]
+    assert turn_route_reward([episode(*turns)]) == [[0.5, 0, 0.5, 0.5, 0, 0]]
     assert turn_answer_reward([episode(*turns)]) == [[0, 0, 0, 0, 0, 1.0]]
     weights = turn_route_reward([episode(*turns)], alpha=0.25, beta=1.0)[0]
-    assert weights == [0.25, 0, 1.25, 0.25, 0, 0]
+    assert weights == [0.25, 0, 1.0, 0.25, 0, 0]
 
 
 def test_independent_chats_are_judged_by_the_answers_that_they_carry_on() -> None:
-    """The passage was found and read wrongly: the hop stays open. Half of the value's words are half of the reward."""
+    """The passage was found and read wrongly: the hop stays open. Half of the value's words are half of the reward, the second
+    answer earns the other half, and the same route again nothing."""
     turns = (
         route("text", GOOD[0], "p1", asked="route"),
         answer("Verdi it was", asked="answer"),
@@ -67,8 +71,31 @@ def test_independent_chats_are_judged_by_the_answers_that_they_carry_on() -> Non
         route(NO_TOOL, NO_TOOL, asked="route"),
         answer("le roncole", asked="final"),
     )
-    assert turn_route_reward([episode(*turns)]) == [[1.0, 0, 1.0, 0, 1.0, 0, 1.0, 0]]
-    assert turn_answer_reward([episode(*turns)]) == [[0, 0.5, 0, 1.0, 0, 0, 0, 1.0]]
+    assert turn_route_reward([episode(*turns)]) == [[1.0, 0, 0, 0, 1.0, 0, 1.0, 0]]
+    assert turn_answer_reward([episode(*turns)]) == [[0, 0.5, 0, 0.5, 0, 0, 0, 1.0]]
+
+
+def test_nothing_is_gained_by_failing_first() -> None:
+    """The way straight through a one-hop question against a wrong answer first, a route that can't be read, a wrong knowledge
+    base, and the same search until the budget is spent: with a discount, it has the most to expect at its first turn."""
+    hop = ({"kb": "text", "passage_id": "p1", "query": GOOD[0], "value": "Giuseppe Verdi"},)
+    good, right = route("text", GOOD[0], "p1", asked="route"), answer("Giuseppe Verdi", asked="answer")
+    wrong, none = answer("Rossini", asked="answer"), route(NO_TOOL, NO_TOOL, asked="route")
+    final = answer("Le Roncole", asked="final")
+    ways = {
+        "straight": (good, right, none, final),
+        "a wrong answer first": (good, wrong, good, right, none, final),
+        "unreadable first": (INVALID, good, right, none, final),
+        "elsewhere first": (route("table", GOOD[0], asked="route"), wrong, good, right, none, final),
+        "until the budget is spent": (good, wrong, good, wrong, good, right, final),
+    }
+    episodes = [episode(*turns, path=hop) for turns in ways.values()]
+    routed, answered = turn_route_reward(episodes), turn_answer_reward(episodes)
+    rewards = [np.add(*of_turns) for of_turns in zip(routed, answered)]
+    assert rewards[0].tolist() == [1, 1, 1, 1]
+    assert all(of_turns.sum() <= 4 for of_turns in rewards)
+    first = [to_go[0] for to_go in rewards_to_go(rewards, discount=0.9)]
+    assert all(first[0] > other for other in first[1:])
 
 
 def test_stopping_early_and_bad_form_earn_nothing() -> None:

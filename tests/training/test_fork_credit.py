@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,15 +88,22 @@ def test_values_are_the_policy_s_expectations() -> None:
 
 
 def test_every_token_s_advantage_by_hand() -> None:
-    credit = assign(settings(compare="question", weights="even"), [*TREE, *OTHER], GROUPS)
+    """Each times the probability of getting there: a half after the first decision, then a fifth or four fifths of it."""
+    credit = assign(settings(compare="question"), [*TREE, *OTHER], GROUPS)
     mean = (0.55 + 0.2 + 1 + 0 + 0.9 + 0.5 + 1 + 0.25 + 0.5 + 0) / 10  # over all ten stretches of the question
     expected = [
-        [0, 0, *[0.55 - mean] * 2, -0.35, *[0.2 - mean] * 2, 0.8, *[1 - mean] * 4],
-        [*[0] * 7, -0.2, *[0 - mean] * 4],
-        [*[0] * 4, 0.35, *[0.9 - mean] * 2, -0.4, *[0.5 - mean] * 4],
-        [*[0] * 7, 0.1, *[1 - mean] * 4],
-        [0, 0, *[0.25 - mean] * 2, 0.25, *[0.5 - mean] * 7],
-        [*[0] * 4, -0.25, *[0 - mean] * 7],
+        [
+            0,
+            0,
+            *[0.55 - mean] * 2,
+            *[0.5 * x for x in (-0.35, 0.2 - mean, 0.2 - mean)],
+            *[0.1 * x for x in (0.8, *[1 - mean] * 4)],
+        ],
+        [*[0] * 7, *[0.4 * x for x in (-0.2, *[0 - mean] * 4)]],
+        [*[0] * 4, *[0.5 * x for x in (0.35, 0.9 - mean, 0.9 - mean)], *[0.1 * x for x in (-0.4, *[0.5 - mean] * 4)]],
+        [*[0] * 7, *[0.4 * x for x in (0.1, *[1 - mean] * 4)]],
+        [0, 0, *[0.25 - mean] * 2, *[0.5 * x for x in (0.25, *[0.5 - mean] * 7)]],
+        [*[0] * 4, *[0.5 * x for x in (-0.25, *[0 - mean] * 7)]],
     ]
     for found, values in zip(credit.advantages, expected):
         assert found == pytest.approx(np.asarray(values), abs=1e-6)
@@ -102,14 +111,46 @@ def test_every_token_s_advantage_by_hand() -> None:
     assert [int((a != 0).sum()) for a in credit.advantages[:4]] == [10, 5, 8, 5]
 
 
+def test_the_sum_over_a_tree_is_the_gradient_of_its_expected_reward() -> None:
+    """By the logits of the three decisions, which the choices' tokens alone depend on."""
+    credit = assign(settings(), TREE, np.zeros(4, int))
+    rewards = jnp.asarray([[1.0, 0.0], [0.5, 1.0]])
+    logits = jnp.log(
+        jnp.asarray([[0.5, 0.5], [0.2, 0.8], [0.2, 0.8]])
+    )  # the first decision, after `text`, after `table`
+
+    def expected(logits: jax.Array) -> jax.Array:
+        first, *second = jax.nn.softmax(logits)
+        return sum(first[i] * (second[i] @ rewards[i]) for i in range(2))  # type: ignore[return-value]
+
+    def weighted(logits: jax.Array) -> jax.Array:
+        log = jax.nn.log_softmax(logits)
+        text, after_text, table, after_table = credit.advantages
+        first = text[4] * log[0, 0] + table[4] * log[0, 1]
+        second = text[7] * log[1, 0] + after_text[7] * log[1, 1] + table[7] * log[2, 0] + after_table[7] * log[2, 1]
+        return first + second
+
+    np.testing.assert_allclose(jax.grad(weighted)(logits), jax.grad(expected)(logits), atol=1e-6)
+
+
+def test_ways_may_count_alike() -> None:
+    """A half at each decision, whatever the policy's probabilities."""
+    credit = assign(settings(compare="question", weights="even"), [*TREE, *OTHER], GROUPS)
+    assert credit.advantages[1][7] == pytest.approx(0.25 * -0.2)
+    assert credit.advantages[3][7] == pytest.approx(0.25 * 0.1)
+    assert credit.advantages[2][4] == pytest.approx(0.5 * 0.35)
+
+
 def test_stretches_may_be_compared_after_the_same_choices() -> None:
     """First stretches 0.55 and 0.25; after `text` 0.2 and 0.5, after `table` 0.9 and 0; all deeper ones are alone."""
     credit = assign(settings(), [*TREE, *OTHER], GROUPS)
     first, _, third, _, fifth, sixth = credit.advantages
-    assert first == pytest.approx(np.asarray([0, 0, 0.15, 0.15, -0.35, -0.15, -0.15, 0.8 * 0.4, 0, 0, 0, 0]), abs=1e-6)
-    assert third[4:8] == pytest.approx([0.35, 0.45, 0.45, -0.4 * 0.4], abs=1e-6)
-    assert fifth[2:6] == pytest.approx([-0.15, -0.15, 0.25, 0.15], abs=1e-6)
-    assert sixth[4:6] == pytest.approx([-0.25, -0.45], abs=1e-6)
+    half, fifth_of_it = 0.5, 0.1
+    after = half * np.asarray([-0.35, -0.15, -0.15])
+    assert first == pytest.approx(np.asarray([0, 0, 0.15, 0.15, *after, fifth_of_it * 0.8, 0, 0, 0, 0]), abs=1e-6)
+    assert third[4:8] == pytest.approx([half * 0.35, half * 0.45, half * 0.45, fifth_of_it * -0.4], abs=1e-6)
+    assert fifth[2:6] == pytest.approx([-0.15, -0.15, half * 0.25, half * 0.15], abs=1e-6)
+    assert sixth[4:6] == pytest.approx([half * -0.25, half * -0.45], abs=1e-6)
 
 
 def test_where_advantages_are_divided_choices_are_too() -> None:
@@ -134,7 +175,7 @@ def test_a_chat_that_is_all_past_is_not_learned_from() -> None:
     episodes[1].branches = (dataclasses.replace(episodes[1].branches[0], sequence=1),)
     credit = assign(settings(weights="even"), episodes, np.zeros(2, int))
     assert credit.keep.tolist() == [0, 2]
-    assert credit.advantages[2][4] == pytest.approx(-0.25)
+    assert credit.advantages[2][4] == pytest.approx(0.5 * -0.25)
 
 
 def test_a_question_on_which_no_way_differs_is_left_out() -> None:
