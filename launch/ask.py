@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
         open_knowledge(config, progress=not FLAGS.json),
         samples=FLAGS.samples,
         seed=FLAGS.seed,
+        tool_timeout=config.rollout.tool_timeout,
         sampling=Sampling(temperature=FLAGS.temperature),
     )
     console = Console()

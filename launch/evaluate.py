@@ -87,6 +87,7 @@ def main(_: Sequence[str]) -> None:
             engine,
             tools,
             config.evaluation.normalizer,
+            tool_timeout=config.rollout.tool_timeout,
             sampling=Sampling(temperature=FLAGS.temperature),
             seed=FLAGS.seed,
             progress=f"evaluating {name}",

@@ -360,7 +360,7 @@ def _more_tokens(engine: Engine, images: Sequence[ImageSource]) -> int:
 
 def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode_prompt(prompt)
     items = list(prompt)
     if items and isinstance(items[0], Message):
         return tokenizer.chat([item for item in items if isinstance(item, Message)])

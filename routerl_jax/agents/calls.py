@@ -23,7 +23,7 @@ async def search_calls(
 
     Args:
       k: passages per query.
-      timeout: seconds after which a batch counts as failed.
+      timeout: seconds after which a batch counts as failed; its queries one by one have as many again, all together.
 
     Returns:
       One call per query, in order; one that failed has `error` set.
@@ -31,7 +31,7 @@ async def search_calls(
     started = time.perf_counter()
     results = await _attempt(tools, tool, queries, k, timeout)
     if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
-        results = [(await _attempt(tools, tool, [query], k, timeout))[0] for query in queries]
+        results = await _one_by_one(tools, tool, queries, k, timeout)
     seconds = time.perf_counter() - started
     cost = float(getattr(tools.get(tool), "cost", 1.0))
     return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
@@ -69,6 +69,24 @@ async def _attempt(
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
     return outcome
+
+
+async def _one_by_one(
+    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
+) -> list[_Result]:
+    """As many of the queries as can be tried in time, each by itself."""
+    results: list[_Result] = []
+    ends = time.perf_counter() + timeout
+    while len(results) < len(queries) and (left := ends - time.perf_counter()) > 0:
+        results += await _attempt(tools, tool, [queries[len(results)]], k, left)
+    if untried := len(queries) - len(results):
+        why = (
+            f"TimeoutError: the batch failed, and {untried} of its {len(queries)} queries could not be tried by themselves "
+            f"within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
+        )
+        logging.warning("tool %s: %s", tool, why)
+        results += [_Failure(why)] * untried
+    return results
 
 
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:

@@ -84,12 +84,12 @@ class SearchAgent(Agent):
         """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question."""
         question = image_marker * len(example.images) + example.question
         if self.prompt is not None:
-            return tokenizer.encode(self.prompt.replace("{question}", question) + self.prompt_suffix)
+            return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
-            return tokenizer.encode(f"Question: {question}\n{self.prompt_suffix}")
+            return tokenizer.encode_prompt(f"Question: {question}\n{self.prompt_suffix}")
         if not tokenizer.has_chat_template:
             text = f"{self.grammar.instructions()}\n\nUser: {question}\nAssistant: {self.prompt_suffix}"
-            return tokenizer.encode(text)
+            return tokenizer.encode_prompt(text)
         messages = [Message(role="system", content=self.grammar.instructions()), Message(role="user", content=question)]
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 

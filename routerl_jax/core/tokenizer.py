@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from routerl_jax.core.types import Message
 
+# Texts whose ids are kept: agents ask whether a text fits before they feed it, and samples share prompts.
+_REMEMBERED = 1024
+
 
 class Tokenizer:
     """Wraps a Hugging Face fast tokenizer.
@@ -24,6 +27,7 @@ class Tokenizer:
         self._backend = hf.backend_tokenizer
         self._backend.no_padding()  # some files (MiniLM's) carry a padding and truncation set-up of their own
         self._backend.no_truncation()
+        self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Tokenizer:
@@ -43,7 +47,26 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; special tokens in the text are recognised, none are added."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return list(self._ids(text))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a conversation's beginning: those of `text`, after the token that the model was trained to begin with.
+
+        Llama 3 and Mistral have one (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that begins with it gets no second one,
+        as chat templates write it themselves.
+        """
+        ids = self.encode(text)
+        return ids if ids[: len(self._beginning)] == self._beginning else [*self._beginning, *ids]
+
+    @functools.cached_property
+    def _beginning(self) -> list[int]:
+        """What the tokenizer's own post-processor puts before a text."""
+        bare, whole = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
+        bos = self.hf.bos_token_id
+        return [bos] if whole != bare and whole[:1] == [bos] else []
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens included."""

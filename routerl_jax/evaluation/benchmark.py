@@ -21,14 +21,29 @@ def score(
     examples: Sequence[Example],
     engine: Engine,
     tools: Mapping[str, SearchTool],
-    normalizer: str = "search_r1",
+    normalizer: str,
     *,
+    tool_timeout: float,
     sampling: Sampling = GREEDY,
     seed: int = 0,
     progress: str = "",
 ) -> tuple[dict[str, Any], list[Episode]]:
-    """Runs an agent once on every example, greedily unless asked otherwise; returns metrics and episodes."""
-    episodes = run(agent, examples, engine, tools, samples=1, seed=seed, sampling=sampling, progress=progress)
+    """Runs an agent once on every example, greedily unless asked otherwise; returns metrics and episodes.
+
+    Args:
+      tool_timeout: seconds after which a search counts as failed; that of training, or the two differ.
+    """
+    episodes = run(
+        agent,
+        examples,
+        engine,
+        tools,
+        samples=1,
+        seed=seed,
+        sampling=sampling,
+        tool_timeout=tool_timeout,
+        progress=progress,
+    )
     return summarize(episodes, normalizer), episodes
 
 
@@ -37,8 +52,9 @@ def compare(
     examples: Sequence[Example],
     engine: Engine,
     tools: Mapping[str, SearchTool],
-    normalizer: str = "search_r1",
+    normalizer: str,
     *,
+    tool_timeout: float,
     progress: bool = True,
     records: pathlib.Path | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -46,7 +62,9 @@ def compare(
     table = {}
     for name, agent in agents.items():
         said = f"evaluating {name}" if progress else ""
-        table[name], episodes = score(agent, examples, engine, tools, normalizer, progress=said)
+        table[name], episodes = score(
+            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=said
+        )
         if records is not None and multihost.is_main():
             write_records(records / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
     return table

@@ -29,7 +29,13 @@ class Elsewhere:
 
 
 def canary(
-    agent: Agent, examples: Sequence[Example], engine: Engine, tools: Mapping[str, SearchTool], normalizer: str
+    agent: Agent,
+    examples: Sequence[Example],
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    normalizer: str,
+    *,
+    tool_timeout: float,
 ) -> dict[str, float]:
     """Exact match and searches per question of a policy that finds nothing of use: `canary/em`, `canary/searches_per_question`.
 
@@ -37,9 +43,8 @@ def canary(
     that searching is of no use. Both show earlier than validation does.
     """
     pool = [example.question for example in examples]
-    summary, _ = score(
-        agent, examples, engine, {name: Elsewhere(tool, pool) for name, tool in tools.items()}, normalizer
-    )
+    elsewhere = {name: Elsewhere(tool, pool) for name, tool in tools.items()}
+    summary, _ = score(agent, examples, engine, elsewhere, normalizer, tool_timeout=tool_timeout)
     return {f"canary/{name}": summary[name] for name in ("em", "searches_per_question")}
 
 

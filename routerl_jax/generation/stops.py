@@ -64,17 +64,25 @@ class StopTables:
         """
         new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
         if new:
+            if len(self._stops) + len(new) > MAX_STOPS:
+                raise ValueError(
+                    f"an engine knows at most {MAX_STOPS} different stop strings, and this one has been given "
+                    f"{len(self._stops)} before {', '.join(map(repr, new))}: use the same ones again, or another engine"
+                )
             _check(self._stops + new)
             self._stops += new
-            self._built = None
 
     def current(self) -> tuple[StopAutomaton, jax.Array, jax.Array]:
-        """The automaton, and its transition and hit tables on the devices."""
-        if self._built is None:
-            automaton = build_automaton(self._stops, self._token_bytes, self._eos_ids, self._size)
+        """The automaton, and its transition and hit tables on the devices.
+
+        Stop strings may be added meanwhile, by agents whose searches have ended: they are in the next one.
+        """
+        stops, built = self._stops, self._built
+        if built is None or built[0].stops != stops:
+            automaton = build_automaton(stops, self._token_bytes, self._eos_ids, self._size)
             tables = jax.device_put((automaton.transition, automaton.hits), self._sharding)
-            self._built = (automaton, *tables)
-        return self._built
+            built = self._built = (automaton, *tables)
+        return built
 
 
 def build_automaton(

@@ -167,9 +167,9 @@ class StepProtocol:
         """
         user = marks + said.user
         if not instruct:
-            return tokenizer.encode(user)
+            return tokenizer.encode_prompt(user)
         if not tokenizer.has_chat_template:
-            return tokenizer.encode(f"{said.system}\n\nUser: {user}Assistant: ")
+            return tokenizer.encode_prompt(f"{said.system}\n\nUser: {user}Assistant: ")
         return tokenizer.chat(
             [Message(role="system", content=said.system), Message(role="user", content=user.rstrip("\n"))]
         )

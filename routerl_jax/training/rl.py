@@ -94,17 +94,15 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             stages.restore(run_.restored["streams"])
             watch.restore(run_.restored["watch"])
 
+    judging: dict[str, Any] = {
+        "normalizer": config.evaluation.normalizer,
+        "tool_timeout": config.rollout.tool_timeout,
+    }
+
     def evaluate(agents: Mapping[str, Agent]) -> dict[str, Any]:
+        records = workdir / "evaluation"
         with clock("evaluation"):
-            return compare(
-                agents,
-                test,
-                engine,
-                tools,
-                config.evaluation.normalizer,
-                progress=multihost.is_main(),
-                records=workdir / "evaluation",
-            )
+            return compare(agents, test, engine, tools, **judging, progress=multihost.is_main(), records=records)
 
     if config.evaluation.before and run_.start == 0:
         _keep(workdir, "warm_start", evaluate({"warm_start": judged}))
@@ -125,11 +123,11 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
             with step_clock("validation"):
-                summary, _ = score(judged, validation, engine, tools, config.evaluation.normalizer)
+                summary, _ = score(judged, validation, engine, tools, **judging)
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
             if config.evaluation.canary:
                 with step_clock("canary"):
-                    metrics |= canary(judged, validation, engine, tools, config.evaluation.normalizer)
+                    metrics |= canary(judged, validation, engine, tools, **judging)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
         run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
         if config.evaluation.stages and stages.ended(done):

@@ -73,8 +73,10 @@ class Trials:
         return self._behaviour(self._agent.with_passages(k), self._tools, f"k = {k}")
 
     def _behaviour(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
-        normalizer = self._config.evaluation.normalizer
-        _, episodes = score(agent, self._questions, self._engine, tools, normalizer, progress=said)
+        normalizer, timeout = self._config.evaluation.normalizer, self._config.rollout.tool_timeout
+        _, episodes = score(
+            agent, self._questions, self._engine, tools, normalizer, tool_timeout=timeout, progress=said
+        )
         return behaviour([episode_record(episode) for episode in episodes], normalizer)
 
     @functools.cached_property

@@ -65,6 +65,23 @@ def test_one_bad_query_spoils_no_other():
     assert all(len(e.calls[0].passages) == 2 for e in episodes if e.example.id != "q3")
 
 
+def test_queries_of_a_failed_batch_share_one_more_timeout():
+    """Each takes 0.2 s to fail: of six some three are tried by themselves in 0.5 s, and the others say that they were not."""
+
+    class Slow:
+        def search(self, queries, k):
+            time.sleep(0.2)
+            raise ConnectionError("down")
+
+    episodes = run(AGENT, EXAMPLES, ScriptedEngine(script), knowledge(text=Slow()), tool_timeout=0.5)
+    errors = [e.calls[0].error for e in episodes]
+    assert errors[0] == "ConnectionError: down"
+    untried = sum("could not be tried by themselves within 0.5 s" in error for error in errors)
+    assert errors[-1].startswith(f"TimeoutError: the batch failed, and {untried} of its 6 queries")
+    assert 0 < untried < 6
+    assert [e.answer for e in episodes] == ["Accra"] * 6
+
+
 def test_a_tool_that_hangs_times_out():
     release = threading.Event()
 

@@ -194,3 +194,19 @@ def test_load_errors_name_the_place(tmp_path: pathlib.Path, content: str | None)
 def test_only_fast_tokenizers() -> None:
     with pytest.raises(TypeError, match="is not a fast tokenizer"):
         Tokenizer(object())
+
+
+def test_a_conversation_begins_as_the_model_was_trained_to() -> None:
+    """With the token that the post-processor puts there, once; and where it puts none, with the text alone."""
+    tokenizer = llama3_style()
+    begin = tokenizer.encode("<|begin|>")
+    assert tokenizer.encode_prompt("the cat") == [*begin, *tokenizer.encode("the cat")]
+    assert tokenizer.encode_prompt("<|begin|>the cat") == [*begin, *tokenizer.encode("the cat")]
+    plain = trained()
+    assert plain.encode_prompt("the cat") == plain.encode("the cat")
+
+
+def test_what_is_remembered_can_not_be_changed() -> None:
+    tokenizer = trained()
+    tokenizer.encode("the cat").clear()
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"

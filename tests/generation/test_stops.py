@@ -8,6 +8,7 @@ from routerl_jax.generation.stops import EOS_BIT, StopTables, build_automaton
 
 TOKENS = [b"a", b"b", b"ab", b"</", b"answer", b">", b"</answer>", b"x</ans", b"wer>y", b"er", b"\xc3", b"\xa9", b" "]
 STOPS = ("</answer>", "ab", "bab", "\u00e9", "> ")
+SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def run(automaton, ids, mask=None):
@@ -63,7 +64,7 @@ def test_mask_selects_stops_and_always_keeps_end_of_sequence():
 
 def test_stop_strings_may_be_added_while_turns_are_under_way():
     """A turn that has read half of its stop string reads on in the new tables, from its old state, with its old mask."""
-    tables = StopTables(TOKENS, (12,), len(TOKENS), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    tables = StopTables(TOKENS, (12,), len(TOKENS), SHARDING)
     tables.add(["bab", "</answer>"])
     old, _, _ = tables.current()
     state = int(old.transition[int(old.transition[0, 3]), 4])  # after </ and answer
@@ -83,3 +84,26 @@ def test_stop_strings_may_be_added_while_turns_are_under_way():
 def test_unusable_stop_strings_are_refused(stops):
     with pytest.raises(ValueError, match="stop strings must be distinct"):
         build_automaton(stops, TOKENS, (), len(TOKENS))
+
+
+def test_a_stop_string_that_comes_while_tables_are_built_is_in_the_next_ones(monkeypatch):
+    """Agents whose searches have ended ask for turns while the engine steps in another thread."""
+    tables = StopTables(TOKENS, (), len(TOKENS), SHARDING)
+    tables.add(["a"])
+    build = build_automaton
+
+    def build_while_another_comes(stops, *rest):
+        automaton = build(stops, *rest)
+        tables.add(["b"])
+        return automaton
+
+    monkeypatch.setattr("routerl_jax.generation.stops.build_automaton", build_while_another_comes)
+    assert tables.current()[0].stops == ("a",)
+    assert tables.current()[0].stops == ("a", "b")
+
+
+def test_too_many_stop_strings_say_whose_they_are():
+    tables = StopTables(TOKENS, (), len(TOKENS), SHARDING)
+    tables.add([f"stop {i}" for i in range(31)])
+    with pytest.raises(ValueError, match="has been given 31 before 'one more'"):
+        tables.add(["stop 1", "one more"])
