@@ -3,6 +3,8 @@ r"""Makes golden trajectories for R1-Router: a language model works on questions
     python -m launch.construct_data --config=configs/r1_router_data.py --workdir=data/golden \
         --config.data=2wiki.json,open_wikitable.jsonl --config.llm.model=NAME --config.llm.base_url=http://host:8000/v1
 
+Questions of data sets that say how they are answered need no model: `--config.teacher=annotations` (docs/data.md).
+
 Leaves train.jsonl and validation.jsonl (`trajectories:FILE` trains on them), report.md, report.json, and questions.jsonl with
 every attempt. The same command run again after a kill goes on where it was; no finished question is asked again.
 """
@@ -47,7 +49,10 @@ def main(_: Sequence[str]) -> None:
     report = construct(
         config,
         pathlib.Path(FLAGS.workdir).expanduser(),
-        lambda: (chat_model(config.llm), open_knowledge_bases(config.knowledge)),
+        lambda: (
+            chat_model(config.llm) if config.teacher == "model" else None,
+            open_knowledge_bases(config.knowledge),
+        ),
         overwrite=FLAGS.overwrite,
     )
     print(json.dumps(report.record()) if FLAGS.json else report)

@@ -25,6 +25,8 @@ Outcome = Literal[
     "unreadable route",
     "unreadable answer",
     "too few searches",
+    "no gold path",
+    "gold passage not found",
     "model failed",
     "search failed",
 ]
@@ -63,7 +65,7 @@ class Attempt:
         return sum(isinstance(step, AnswerStep) for step in self.steps)
 
 
-class _GivenUp(Exception):
+class GivenUp(Exception):
     """The attempt can't go on."""
 
     def __init__(self, outcome: Outcome, detail: str) -> None:
@@ -94,12 +96,12 @@ class Teacher:
             history = await self._gather(example, number, made)
             said = self.protocol.final(example.question, history)
             made.answer = (await self._reply("final", said, example, number, made)).answer
-        except _GivenUp as reason:
+        except GivenUp as reason:
             made.outcome, made.detail = reason.outcome, str(reason)
             return made
         if not self._right(made.answer, example):
             made.outcome = "wrong answer"
-        made.steps.append(FinalStep(answers=example.answers, system=said.system, problem=_problem(said, example)))
+        made.steps.append(FinalStep(answers=example.answers, system=said.system, problem=problem_of(said, example)))
         return made
 
     async def _gather(self, example: Example, number: int, made: Attempt) -> list[tuple[str, str]]:
@@ -110,18 +112,18 @@ class Teacher:
             actions = await self._replies("route", said, example, number, made)
             query = NONE if actions[0].tool == NO_TOOL else actions[0].query
             labels = tuple(self.protocol.label(action.tool) for action in actions)
-            problem = _problem(said, example)
+            problem = problem_of(said, example)
             made.steps.append(RouteStep(query=query, retrievers=labels, system=said.system, problem=problem))
             if query == NONE:
                 break
             documents = await self._search(actions, example, made)
             said = self.protocol.answer(query, documents)
             answer = (await self._reply("answer", said, example, number, made)).answer
-            problem = _problem(said, example)
+            problem = problem_of(said, example)
             made.steps.append(AnswerStep(answer=answer, documents=documents, system=said.system, problem=problem))
             history.append((query, answer))
         if len(history) < self.config.min_searches:
-            raise _GivenUp("too few searches", f"{len(history)} of at least {self.config.min_searches}")
+            raise GivenUp("too few searches", f"{len(history)} of at least {self.config.min_searches}")
         return history
 
     def _route(self, question: str, history: History) -> Said:
@@ -142,7 +144,7 @@ class Teacher:
         )
         for call in calls:
             if call.error is not None:
-                raise _GivenUp("search failed", f"{call.tool}: {call.error}")
+                raise GivenUp("search failed", f"{call.tool}: {call.error}")
         most = self.config.max_document
         return tuple(document_of(call.tool, passage, most) for call in calls for passage in call.passages)
 
@@ -160,7 +162,7 @@ class Teacher:
             if actions[0].kind != "invalid":
                 return actions
             asked = self.protocol.again(said, actions[0].error)
-        raise _GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
+        raise GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
     async def _ask(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> str:
         conversation = (
@@ -178,7 +180,7 @@ class Teacher:
         made.tokens += reply.tokens
         made.replies.append(reply.text)
         if reply.error is not None:
-            raise _GivenUp("model failed", reply.error)
+            raise GivenUp("model failed", reply.error)
         return reply.text
 
     def _read(self, kind: Kind, text: str) -> list[Action]:
@@ -215,6 +217,6 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     return actions
 
 
-def _problem(said: Said, example: Example) -> str:
+def problem_of(said: Said, example: Example) -> str:
     """The user's message as trajectories keep it, with the released mark of a picture."""
     return said.user + "<image>" * len(example.images)

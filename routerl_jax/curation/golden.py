@@ -1,4 +1,5 @@
-"""Golden trajectories from questions (R1-Router, arXiv 2505.22095, appendix A.2): made by a language model, kept if right.
+"""Golden trajectories from questions (R1-Router, arXiv 2505.22095, appendix A.2): made by a language model and kept if right,
+or taken from what data sets say of their questions.
 
 WORKDIR/construct.json          what the job is made of
 WORKDIR/questions.jsonl         a record per finished question: its attempts, and its trajectory if one was right
@@ -26,6 +27,7 @@ from tqdm.auto import tqdm
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
+from routerl_jax.curation.annotations import Annotations
 from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
 from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden_config import ConstructConfig
@@ -49,7 +51,7 @@ from routerl_jax.remote.background import shared_loop
 IMAGES = "images"
 _MADE = ("construct.json", "questions.jsonl", "train.jsonl", "validation.jsonl", "report.json", "report.md")
 
-OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
+OpenServices = Callable[[], tuple[ChatModel | None, Mapping[str, SearchTool]]]  # no model where none is asked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +92,9 @@ def construct(
             if job.left:
                 model, tools = open_services()
                 services = Services(model, tools, config.amount.search_timeout)
-                shared_loop().run(
-                    job.run(Teacher(protocol=protocol, config=config.attempt, services=services), progress)
-                )
+                given: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
+                teacher = Teacher(**given) if config.teacher == "model" else Annotations(**given, homes=config.home_of)
+                shared_loop().run(job.run(teacher, progress))
         finally:
             journal.close()
         return _write(config, workdir, questions, _records(journal), job.seconds)
@@ -110,6 +112,7 @@ def in_turns(source: ExampleSource, config: ConstructConfig) -> list[Question]:
         if golden_step(example) is not None:
             raise ValueError(f"config.data={config.data!r}: these are trajectories already; name questions")
         dataset = str(example.metadata.get("dataset") or example.metadata.get("data_source") or names[0])
+        example = dataclasses.replace(example, metadata={**example.metadata, "dataset": dataset})
         by_dataset.setdefault(dataset, []).append(Question(dataset=dataset, example=example))
     shuffled = []
     for number, items in enumerate(by_dataset.values()):
@@ -147,7 +150,7 @@ class _Job:
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
 
-    async def run(self, teacher: Teacher, progress: bool) -> None:
+    async def run(self, teacher: Teacher | Annotations, progress: bool) -> None:
         """Works on what is left, so many at a time.
 
         Raises:
@@ -187,10 +190,10 @@ class _Job:
     def _enough(self, dataset: str) -> bool:
         return self._accepted[dataset] >= self._config.amount.per_dataset
 
-    async def _question(self, question: Question, teacher: Teacher) -> dict[str, Any]:
+    async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:
         """A question's record, after as many attempts as it takes."""
         attempts: list[Attempt] = []
-        for number in range(self._config.attempt.attempts):
+        for number in range(self._config.attempt.attempts if self._config.teacher == "model" else 1):
             attempts.append(await teacher.attempt(question.example, number))
             outcome = attempts[-1].outcome
             if outcome in FAILED or (outcome == "accepted" and self._config.attempt.keep == "first"):

@@ -94,7 +94,11 @@ class ConstructConfig:
     """A job that makes golden trajectories."""
 
     data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
-    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # who works on them
+    # who works on them: a language model, or nobody, where data sets say how their questions are answered (data.gold_paths)
+    teacher: Literal["model", "annotations"] = "model"
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the language model
+    # annotations: the knowledge base that answers a data set's questions, where paths don't say: DATASET=NAME,DATASET=NAME
+    homes: str = ""
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
     amount: AmountConfig = AmountConfig()
@@ -105,13 +109,26 @@ class ConstructConfig:
             raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
         if not self.knowledge:
             raise ValueError("config.knowledge is empty: name at least one knowledge base")
+        for dataset, home in self.home_of.items():
+            if home not in self.knowledge:
+                raise ValueError(
+                    f"config.homes={self.homes!r}: {home!r} (of {dataset!r}) is no knowledge base of the job: "
+                    f"{', '.join(self.knowledge)}"
+                )
+
+    @property
+    def home_of(self) -> dict[str, str]:
+        """`homes` by data set."""
+        parts = [part.strip().partition("=") for part in self.homes.split(",") if part.strip()]
+        return {dataset.strip(): home.strip() for dataset, _, home in parts}
 
     def decisive(self) -> dict[str, Any]:
         """What attempts depend on beside the questions themselves: other values are another job."""
         model = dataclasses.asdict(self.llm)
+        by_model = {"llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}}
         return {
             "seed": self.seed,
-            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
+            **(by_model if self.teacher == "model" else {"homes": self.homes}),
             "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
             "attempt": dataclasses.asdict(self.attempt),
         }

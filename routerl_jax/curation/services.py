@@ -22,7 +22,7 @@ class Services:
       timeout: seconds after which a search counts as failed.
     """
 
-    def __init__(self, model: ChatModel, tools: Mapping[str, SearchTool], timeout: float) -> None:
+    def __init__(self, model: ChatModel | None, tools: Mapping[str, SearchTool], timeout: float) -> None:
         self._model, self._tools, self._timeout = model, tools, timeout
         self._waiting: dict[tuple[str, int], list[tuple[Query, asyncio.Future[Call]]]] = {}
         self._busy: set[asyncio.Task[None]] = set()
@@ -33,6 +33,7 @@ class Services:
         """The model's answer; a failure has `error` set."""
 
         def work() -> Completion:
+            assert self._model is not None
             (answer,) = self._model.complete(
                 [conversation], max_tokens=max_tokens, temperature=temperature, sample=sample
             )

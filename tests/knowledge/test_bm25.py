@@ -81,6 +81,21 @@ def test_build_again_and_damage(tmp_path: pathlib.Path) -> None:
         load_kb(tmp_path / "kb")
 
 
+def test_rows_of_tables(tmp_path: pathlib.Path) -> None:
+    table = {
+        "id": "r",
+        "title": "Rivers",
+        "header": ["River", "Length"],
+        "rows": [["Volta", "1,500"], ["Niger", "4,180"]],
+    }
+    (tmp_path / "tables.jsonl").write_text(json.dumps(table) + "\n")
+    build_bm25(Bm25Config(corpus=str(tmp_path / "tables.jsonl"), tables=True), tmp_path / "kb", progress=False)
+    kb = load_kb(str(tmp_path / "kb"))
+    (found,) = kb.search(["length of the Niger"], 1)
+    assert [(passage.id, passage.title) for passage in found] == [("r#1", "Rivers")]
+    assert "4,180" in found[0].text
+
+
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="b between 0 and 1"):
         Words(b=1.5)

@@ -22,6 +22,7 @@ from configs import (
     routerag_small,
     search_qwen25_vl_7b,
     search_r1_qwen25_3b,
+    smollm2_router,
     smollm2_search,
 )
 from routerl_jax.core.config import from_config_dict
@@ -79,6 +80,7 @@ SHIPPED = (
     atlas_warm_start,
     credit,
     smollm2_search,
+    smollm2_router,
     search_r1_qwen25_3b,
     r1_searcher_small,
     r1_searcher_qwen25_7b,
@@ -108,6 +110,10 @@ def test_variants_of_a_configuration() -> None:
     )
     assert (golden.learner.credit, online.learner.credit) == ("episode", "turn")
     assert golden.warm_start == online.warm_start
+    large, small = (from_config_dict(schema.TrainConfig, smollm2_router.get_config(m)) for m in ("gpu", "cpu"))
+    assert (small.knowledge, small.stages) == (large.knowledge, large.stages)
+    with pytest.raises(ValueError, match=r"smollm2_router\.py:tpu is neither gpu nor cpu"):
+        smollm2_router.get_config("tpu")
     with pytest.raises(ValueError, match=r"small\.py:sft is neither step_grpo nor online"):
         r1_router_small.get_config("sft")
     for variant in ("r1_router", "search_r1-tpu"):

@@ -1,0 +1,111 @@
+"""Attempts without a language model: what a data set says of its questions, looked up in the knowledge bases."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from routerl_jax.core.types import Call, Example, Passage
+from routerl_jax.curation.attempts import Attempt, GivenUp, problem_of
+from routerl_jax.curation.golden_config import AttemptConfig
+from routerl_jax.curation.services import Services
+from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.data.trajectories import NONE, AnswerStep, FinalStep, RouteStep, document_of
+from routerl_jax.knowledge.query import with_picture
+from routerl_jax.recipes.r1_router_steps import StepProtocol
+
+_SHORTEST = 3  # characters of an answer by which a passage is known: shorter ones stand everywhere
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """In the place of `attempts.Teacher`, for questions whose data sets say how they are answered.
+
+    The sub-questions are those of the gold path (data.gold_paths), the answers its values, the documents what the knowledge
+    base returns. A question without a path whose data set has a home is a path of one: it is asked itself, and what is found
+    must state an accepted answer. Nothing is guessed: where a search misses its passage, the attempt is rejected.
+
+    Attributes:
+      protocol: what is said.
+      homes: by data set, the knowledge base that answers its questions, where paths don't say.
+    """
+
+    protocol: StepProtocol
+    config: AttemptConfig
+    services: Services
+    homes: Mapping[str, str]
+
+    async def attempt(self, example: Example, number: int) -> Attempt:
+        """The gold path of a question as an attempt; all numbers are alike."""
+        made = Attempt()
+        try:
+            history = await self._gather(example, made)
+        except GivenUp as reason:
+            made.outcome, made.detail = reason.outcome, str(reason)
+            return made
+        made.answer = example.answers[0]
+        said = self.protocol.final(example.question, history)
+        made.steps.append(FinalStep(answers=example.answers, system=said.system, problem=problem_of(said, example)))
+        return made
+
+    async def _gather(self, example: Example, made: Attempt) -> list[tuple[str, str]]:
+        history: list[tuple[str, str]] = []
+        path = self._path(example)
+        if not self.config.min_searches <= len(path) <= self.config.max_searches:
+            raise GivenUp("no gold path", f"its path has {len(path)} sub-questions")
+        for hop in path:
+            said = self.protocol.route(example.question, history)
+            made.steps.append(
+                RouteStep(
+                    query=hop.query,
+                    retrievers=(self.protocol.label(hop.kb),),
+                    system=said.system,
+                    problem=problem_of(said, example),
+                )
+            )
+            passages = await self._search(hop, example, made)
+            value = hop.value or _stated(example.answers, passages)
+            if not value or (hop.value and not hop.found_in(passages)):
+                raise GivenUp("gold passage not found", f"{hop.kb}: {hop.query}")
+            most = self.config.max_document
+            documents = tuple(document_of(hop.kb, passage, most) for passage in passages)
+            said = self.protocol.answer(hop.query, documents)
+            made.steps.append(
+                AnswerStep(answer=value, documents=documents, system=said.system, problem=problem_of(said, example))
+            )
+            history.append((hop.query, value))
+        if len(history) < self.config.max_searches:
+            said = self.protocol.route(example.question, history)
+            made.steps.append(
+                RouteStep(query=NONE, retrievers=(NONE,), system=said.system, problem=problem_of(said, example))
+            )
+        return history
+
+    def _path(self, example: Example) -> list[GoldHop]:
+        """The hops with their knowledge bases and sub-questions."""
+        home = self.homes.get(str(example.metadata.get("dataset", "")), "")
+        path = gold_path(example)
+        if path is None and home:
+            return [GoldHop(query=example.question, kb=home)]
+        hops = [dataclasses.replace(hop, kb=hop.kb or home) for hop in path or ()]
+        if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
+            raise GivenUp("no gold path", "its data set does not say what to ask, or of which knowledge base")
+        return hops
+
+    async def _search(self, hop: GoldHop, example: Example, made: Attempt) -> tuple[Passage, ...]:
+        made.searches += 1
+        query = with_picture(hop.query, example.images) if hop.kb in self.config.sees else hop.query
+        call: Call = await self.services.search(hop.kb, query, self.config.k)
+        if call.error is not None:
+            raise GivenUp("search failed", f"{call.tool}: {call.error}")
+        return call.passages
+
+
+def _stated(answers: tuple[str, ...], passages: tuple[Passage, ...]) -> str:
+    """The first accepted answer that a passage states in whole words; "" if none does."""
+    for answer in answers:
+        words = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
+        if len(answer.strip()) >= _SHORTEST and any(words.search(passage.text) for passage in passages):
+            return answer.strip()
+    return ""

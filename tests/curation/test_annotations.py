@@ -1,0 +1,104 @@
+"""Golden trajectories without a language model: what data sets say, looked up."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from routerl_jax.core.types import Passage
+from routerl_jax.curation.golden import construct
+from routerl_jax.curation.golden_config import AttemptConfig, ConstructConfig
+from routerl_jax.data.trajectories import AnswerStep, FinalStep, RouteStep, Trajectory, read_trajectories
+from routerl_jax.training.config import KnowledgeConfig
+
+TRIPLES = [["Aida", "composer", "Giuseppe Verdi"], ["Giuseppe Verdi", "place of birth", "Le Roncole"]]
+TEXT = {
+    "composer of Aida": Passage(id="p1", title="Aida", text="An opera by Giuseppe Verdi."),
+    "place of birth of Giuseppe Verdi": Passage(id="p2", title="Giuseppe Verdi", text="Born in Le Roncole."),
+}
+ROW = Passage(id="t1:3", title="Rivers", text="River: Volta; Length: 1,500 km")
+
+
+class Found:
+    """Finds what it has been given for a query; else something else."""
+
+    def __init__(self, known: dict[str, Passage]) -> None:
+        self.known = known
+
+    def search(self, queries, k):
+        other = Passage(id="x", title="X", text="Nothing of use.")
+        return [[other, *([self.known[query]] if query in self.known else [])][-k:] for query in queries]
+
+
+def made(
+    tmp_path: pathlib.Path, rows: dict[str, list[dict]], **options
+) -> tuple[dict[str, Trajectory], dict[str, str]]:
+    """Trajectories by id, and the outcome of every question."""
+    for name, of_file in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_file))
+    config = ConstructConfig(
+        data=",".join(str(tmp_path / f"{name}.jsonl") for name in rows),
+        teacher="annotations",
+        knowledge={"text": KnowledgeConfig(), "table": KnowledgeConfig()},
+        attempt=AttemptConfig(k=2, **options),
+        homes="hops=text, cells=table",
+    )
+    tools = {"text": Found(TEXT), "table": Found({"How long is the Volta?": ROW})}
+    construct(config, tmp_path / "job", lambda: (None, tools), progress=False)
+    files = [tmp_path / "job" / f"{name}.jsonl" for name in ("train", "validation")]
+    found = {t.id: t for file in files for _, t in read_trajectories(file)}
+    journal = [json.loads(line) for line in (tmp_path / "job" / "questions.jsonl").read_text().splitlines()]
+    return found, {record["id"].split("/")[-1]: record["outcome"] for record in journal}
+
+
+def question(name: str, text: str, *answers: str, **more) -> dict:
+    return {"id": name, "question": text, "golden_answers": list(answers), **more}
+
+
+def test_hops_and_questions_of_one_step(tmp_path: pathlib.Path) -> None:
+    hops = [
+        question("verdi", "Where was the composer of Aida born?", "Le Roncole", evidence_triples=TRIPLES),
+        question("lost", "Who wrote Fidelio?", "Beethoven", evidence_triples=[["Fidelio", "composer", "Beethoven"]]),
+        question("too long", "?", "x", evidence_triples=[*TRIPLES, *TRIPLES]),
+    ]
+    cells = [
+        question("volta", "How long is the Volta?", "1500", "1,500 km"),
+        question("short", "How long is the Volta?", "km"),
+        question("elsewhere", "How long is the Niger?", "4,180 km"),
+    ]
+    found, outcomes = made(tmp_path, {"hops": hops, "cells": cells})
+    assert outcomes == {
+        "verdi": "accepted",
+        "lost": "gold passage not found",
+        "too long": "no gold path",
+        "volta": "accepted",
+        "short": "gold passage not found",
+        "elsewhere": "gold passage not found",
+    }
+    by_name = {trajectory.question: trajectory.steps for trajectory in found.values()}
+    steps = by_name["Where was the composer of Aida born?"]
+    assert [s.query for s in steps if isinstance(s, RouteStep)] == [*TEXT, "none"]
+    assert [s.retrievers for s in steps if isinstance(s, RouteStep)] == [("text retriever",)] * 2 + [("none",)]
+    answers = [s for s in steps if isinstance(s, AnswerStep)]
+    assert [s.answer for s in answers] == ["Giuseppe Verdi", "Le Roncole"]
+    assert "An opera by Giuseppe Verdi." in answers[0].documents[-1].text
+    assert isinstance(steps[-1], FinalStep)
+    route, answer, none, final = by_name["How long is the Volta?"]
+    assert (route.query, route.retrievers) == ("How long is the Volta?", ("table retriever",))
+    assert answer.answer == "1,500 km"
+    assert none.query == "none"
+    assert final.answers == ("1500", "1,500 km")
+
+
+def test_a_question_that_nothing_is_known_of_is_rejected(tmp_path: pathlib.Path) -> None:
+    _, outcomes = made(tmp_path, {"others": [question("volta", "How long is the Volta?", "1,500 km")]})
+    assert outcomes == {"volta": "no gold path"}
+
+
+def test_a_home_must_be_a_knowledge_base() -> None:
+    with pytest.raises(
+        ValueError, match=r"homes='cells=tables': 'tables' \(of 'cells'\) is no knowledge base of the job: table"
+    ):
+        ConstructConfig(data="x", knowledge={"table": KnowledgeConfig()}, homes="cells=tables")
