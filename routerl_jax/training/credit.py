@@ -106,11 +106,10 @@ def assign(
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
-    if settings.advantage in WHITENED:
-        counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
-        advantages = whiten(advantages, counted)
     if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
+    if settings.advantage in WHITENED:  # over what is trained on, or that would not have mean 0
+        advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
     if settings.importance_cap:
         current = _given(current, "importance_cap", "the learner's")
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
@@ -148,7 +147,11 @@ def _scale(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> 
 def _without_signal(
     settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray, advantages: Seq[np.ndarray], owner: np.ndarray
 ) -> np.ndarray:
-    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage."""
+    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage.
+
+    Args:
+      advantages: per sequence and token, before whitening, which moves those that are 0.
+    """
     _, inverse = np.unique(groups, return_inverse=True)
     if settings.credit == "episode":
         return groups_without_signal(rewards, groups)[inverse]
