@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from routerl_jax.training import rl
-from routerl_jax.training.config import WatchConfig
+from routerl_jax.training.config import EvaluationConfig, KnowledgeConfig, ModelConfig, TrainConfig, WatchConfig
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.watch import RunStopped, Watch
 from tests.training.small_run import make_config
@@ -25,10 +25,11 @@ def seen(watch: Watch, *rows: dict[str, Any]) -> list[str | None]:
     return [alarm and alarm.metric for alarm in alarms]
 
 
-def test_bad_steps_in_a_row_are_an_alarm() -> None:
+def test_bad_values_in_a_row_are_an_alarm() -> None:
     good, low, high = {"share": 0.5, "norm": 1.0}, {"share": 0.05}, {"norm": 6.0}
-    assert seen(Watch(CONFIG), low, good, high, low) == [None, None, None, "share"]
-    assert seen(Watch(CONFIG), low, {}, low) == [None, None, None]
+    assert seen(Watch(CONFIG), low, good, low, low) == [None, None, None, "share"]
+    assert seen(Watch(CONFIG), low, {"share": math.nan}) == [None, "share"]
+    assert seen(Watch(CONFIG), low, high, good, high, low, high) == [None] * 5 + ["norm"]
     assert seen(Watch(dataclasses.replace(CONFIG, patience=0)), *[low] * 5) == [None] * 5
     watch = Watch(CONFIG)
     assert [(watch.see(step, "one", row), watch.worried)[1] for step, row in enumerate((good, low, good))] == [
@@ -36,6 +37,61 @@ def test_bad_steps_in_a_row_are_an_alarm() -> None:
         True,
         False,
     ]
+
+
+def test_what_is_measured_now_and_then_is_counted_where_it_is() -> None:
+    """Validation's metrics, every third step here; between two bad ones no checkpoint is written."""
+    watch = Watch(WatchConfig(patience=2, least={"validation/em": 0.5}, most={}, falls={}))
+    values = [0.6, 0.4, 0.6, 0.4, 0.4]
+    rows = [{"validation/em": values[step // 3]} if step % 3 == 0 else {} for step in range(13)]
+    alarms, worried = [], []
+    for step, row in enumerate(rows):
+        alarms.append(watch.see(step, "one", row))
+        worried.append(watch.worried)
+    assert [alarm and alarm.metric for alarm in alarms] == [None] * 12 + ["validation/em"]
+    assert worried == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 4
+
+
+def test_a_drop_is_measured_in_the_metric_s_own_units() -> None:
+    """The likelihood of what is reinforced is below 0 throughout; means of two: -1, -0.75, -1.25, -2.75, -3.5."""
+    values = (-1.0, -0.5, -2.0, -3.5, -3.5)
+    rows = [{"actor/promoted_logprob": value} for value in values]
+    config = WatchConfig(patience=2, least={}, most={}, falls={}, drops={"actor/promoted_logprob": 1.5})
+    assert seen(Watch(config), *map(dict, rows)) == [None] * 4 + ["actor/promoted_logprob"]
+    watch, resumed = Watch(config), Watch(config)
+    assert seen(watch, *map(dict, rows[:4])) == [None] * 4
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert resumed.worried
+    assert seen(resumed, *map(dict, rows[4:])) == ["actor/promoted_logprob"]
+
+
+def test_a_checkpoint_of_before_there_were_counts_is_restored() -> None:
+    watch = Watch(CONFIG)
+    watch.restore({"stage": "one", "recent": {"format": [1.0, 0.8]}, "best": {"format": 0.9, "gone": 1.0}})
+    assert not watch.worried
+    assert seen(watch, {"format": 0.0}, {"format": 0.0}) == [None, "format"]  # means of 0.4 and 0
+
+
+def test_a_name_that_is_no_metric_is_refused_once_there_are_others_of_its_kind() -> None:
+    learned = {"ratio/mean": 1.0, "ratio/effective_sample_share": 0.9}
+    config = WatchConfig(least={"ratio/efective_sample_share": 0.1, "validation/em_": 0.1}, most={}, falls={})
+    watch = Watch(config)
+    assert watch.see(0, "one", {"reward/total": 0.0}) is None  # a step without signal
+    with pytest.raises(ValueError, match=r"bounds ratio/efec.* did you mean ratio/effective_sample_share\?"):
+        watch.see(1, "one", learned)
+    watch = Watch(dataclasses.replace(config, least={"validation/ems": 0.1}, most={"reward/f1": 2.0}))
+    assert watch.see(0, "one", learned) is None  # nothing was validated yet, and a later stage may be paid for F1
+    with pytest.raises(ValueError, match=r"bounds validation/ems, and .* did you mean validation/em\?"):
+        watch.see(1, "one", {"validation/em": 0.5})
+
+
+def test_what_is_never_measured_cannot_be_watched() -> None:
+    fields = {"model": ModelConfig(path="somewhere"), "knowledge": {"text": KnowledgeConfig()}}
+    watch = WatchConfig(least={"canary/em": 0.0})
+    for evaluation, setting in ((EvaluationConfig(every=0, canary=True), "every"), (EvaluationConfig(), "canary")):
+        with pytest.raises(ValueError, match=rf"bounds canary/em, .* set config.evaluation.{setting}"):
+            TrainConfig(watch=watch, evaluation=evaluation, **fields)
+    assert TrainConfig(watch=watch, evaluation=EvaluationConfig(canary=True), **fields).watch == watch
 
 
 def test_a_fall_is_measured_from_the_best_mean_of_its_stage() -> None:
@@ -77,7 +133,7 @@ def test_a_run_stops_with_its_last_good_checkpoint(
     watch = WatchConfig(patience=2, most={"trouble": 0.5})
     config = make_config(small_run, steps=3, watch=watch)
     with pytest.raises(
-        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad steps in a row; policy/ is that of 1 steps"
+        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad values in a row; policy/ is that of 1 steps"
     ):
         rl.train_rl(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
