@@ -126,12 +126,14 @@ class Run:
         nnx.update(self.model, self.learner.params)
         return self.model
 
-    def finish(self) -> None:
-        """Waits for checkpoints and writes the policy, an adapter merged, as a Hugging Face directory, `workdir/policy`."""
+    def finish(self, *, export: bool = True) -> None:
+        """Waits for checkpoints and, if `export`, writes the policy, an adapter merged, as a Hugging Face directory,
+        `workdir/policy`."""
         self.checkpoints.close()
         self.writer.close()
-        save_pretrained(self.policy(), self.workdir / "policy")
-        multihost.barrier("policy saved")
+        if export:
+            save_pretrained(self.policy(), self.workdir / "policy")
+            multihost.barrier("policy saved")
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.parallel import multihost
 from routerl_jax.training.config import WatchConfig
 
 # Metrics that a step may lack for good reason: those of some stages, of some questions, ..
@@ -31,7 +32,7 @@ _LEARNED = "ratio/mean"  # is of every step that has trained on a token
 
 
 class RunStopped(RuntimeError):
-    """The watch has stopped a run; its policy is that of the last checkpoint from before the trouble."""
+    """A run that went wrong was stopped; its policy is that of the last checkpoint from before the trouble, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,15 @@ class Watch:
         return any(self._bad.values())
 
     def see(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
-        """Takes note of a step's metrics.
+        """Takes note of a step's metrics. Those of the main process count on all (a collective call): times and memory differ,
+        and a process that stops alone leaves the others waiting.
 
         Raises:
           ValueError: a bound is of a metric that does not exist.
         """
         if not self._config.patience:
             return None
+        metrics = multihost.exchange(dict(metrics))[0]
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
         broken = _not_finite(metrics)

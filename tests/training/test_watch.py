@@ -11,11 +11,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from routerl_jax.core.types import Episode
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import rl
-from routerl_jax.training.config import EvaluationConfig, KnowledgeConfig, ModelConfig, TrainConfig, WatchConfig
+from routerl_jax.training.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    ModelConfig,
+    StageConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from routerl_jax.training.load import load_policy
+from routerl_jax.training.run import Run
 from routerl_jax.training.watch import RunStopped, Watch
 from tests.training.small_run import make_config
+from tests.training.test_controls import small_config
 
 CONFIG = WatchConfig(patience=2, least={"share": 0.1}, most={"norm": 5.0}, falls={"format": 0.5})
 
@@ -116,6 +129,82 @@ def test_what_was_never_above_zero_has_not_fallen() -> None:
 def test_what_is_not_finite_stops_at_once(value: float) -> None:
     assert seen(Watch(CONFIG), {"actor/loss": value}) == ["actor/loss"]
     assert seen(Watch(CONFIG), {"validation/em": value}) == [None]
+
+
+def test_all_processes_see_what_the_main_one_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two, whose host is slow: it neither worries nor stops by itself."""
+    watch = Watch(WatchConfig(patience=2, least={}, most={"timing_s/step": 5.0}, falls={}))
+    monkeypatch.setattr(multihost, "exchange", lambda own: [{"timing_s/step": seconds}, own])
+    for seconds, own, stopped in ((1.0, 9.0, False), (1.0, 9.0, False), (9.0, 1.0, False), (9.0, 1.0, True)):
+        alarm = watch.see(0, "one", {"timing_s/step": own})
+        assert (alarm is not None, watch.worried) == (stopped, seconds > 5)
+
+
+def no_number(_: Episode) -> float:
+    """A reward term that went wrong."""
+    return math.nan
+
+
+def troubled(steps: set[int]) -> Any:
+    """What measures rollouts, with `trouble` at these steps (counted from the first)."""
+    measure, calls = rl.rollout_metrics, iter(range(100))
+    return lambda *arguments: measure(*arguments) | {"trouble": float(next(calls) in steps)}
+
+
+def test_a_reward_that_is_no_number_stops_a_run_with_what_it_has(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second stage's, whether or not anything is watched: what is left is the first stage's policy, evaluated."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = small_config(tmp_path / "home", watch=WatchConfig(patience=0))
+    broken = StageConfig(start=1, reward={f"{__name__}:no_number": 1.0})
+    config = dataclasses.replace(config, stages={**config.stages, "second": broken})
+    workdir = tmp_path / "run"
+    with pytest.raises(
+        RunStopped, match=r"after step 1: the reward of attempt \d at .* is nan.*; policy/ is that of 1"
+    ):
+        rl.train_rl(config, workdir)
+    results = json.loads((workdir / "results.json").read_text())
+    assert (results["stopped"]["metric"], results["stopped"]["steps"]) == ("reward/total", 1)
+    assert results["agents"].keys() == {"first", "trained"}
+    assert results["agents"]["first"] == results["agents"]["trained"]
+
+
+def test_before_the_first_checkpoint_a_run_leaves_no_policy(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those that were stopped."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({0, 1}))
+    watch = WatchConfig(patience=2, most={"trouble": 0.5})
+    config = small_config(tmp_path / "home", watch=watch)
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, stages=False))
+    with pytest.raises(
+        RunStopped, match=r"before the first checkpoint; no policy was written\. Start again with other"
+    ):
+        rl.train_rl(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "policy").exists()
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["agents"], results["stopped"]["metric"], results["stopped"]["steps"]) == ({}, "trouble", 0)
+
+
+def test_a_checkpoint_that_was_due_at_a_bad_step_is_made_up_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Due after every second step: bad are the second and third, then the second alone."""
+    saved: list[int] = []
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda self, step, **extra: (saved.append(step), save(self, step, **extra)))
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({1, 2}))
+    config = small_config(tmp_path / "home", watch=WatchConfig(patience=3, most={"trouble": 0.5}))
+    config = dataclasses.replace(config, steps=6, checkpoint=CheckpointConfig(every=2))
+    rl.train_rl(config, tmp_path / "run")
+    assert saved == [4, 6]
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({1}))
+    saved.clear()
+    rl.train_rl(config, tmp_path / "other")
+    assert saved == [3, 4, 6]
 
 
 def test_a_run_stops_with_its_last_good_checkpoint(
