@@ -49,7 +49,7 @@ def main() -> None:
     def ours() -> None:
         for part in parts:
             chosen = [sequences[i] for i in part]
-            weights = token_weights([s.loss_mask for s in chosen], "token")
+            weights = token_weights([s.loss_mask for s in chosen], "token", 1.0)
             learner.update(layout.build(chosen, weights, advantages[part].tolist())[0])
 
     optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-5, weight_decay=0.0)

@@ -81,6 +81,7 @@ def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
         },
         learner=LearnerConfig(
             advantage="reinforce_pp_baseline",
+            drop_no_signal=False,  # the released code whitens over groups of equal rewards, and trains on them
             minibatches=4,
             aggregation="sequence",
             loss=LossConfig(clip_low=0.2, clip_high=0.2),

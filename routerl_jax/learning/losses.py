@@ -71,7 +71,7 @@ def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kin
     raise ValueError(f"unknown KL estimator {kind!r}; known: k1, k2, k3")
 
 
-def token_weights(masks: list[np.ndarray], kind: Aggregation, constant: float = 1.0) -> list[np.ndarray]:
+def token_weights(masks: list[np.ndarray], kind: Aggregation, constant: float) -> list[np.ndarray]:
     """What each token counts in the loss of a mini-batch; the loss is sum(weight * token loss), however it is sharded.
 
     Args:

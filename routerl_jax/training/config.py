@@ -255,15 +255,18 @@ STAGED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl."""
+    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl; validation/* and
+    canary/* count where they are measured, every config.evaluation.every steps."""
 
-    patience: int = 5  # bad steps in a row after which it is; 0: never
+    patience: int = 5  # bad values of a metric in a row after which it is; 0: never
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     most: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
     )
-    # Least share of its best (mean of `patience` steps) that may be left of a metric.
+    # Least share of its best in the stage (means of `patience` values) that may be left of a metric, if that is above 0.
     falls: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
+    # How far a metric of any sign may be below its best (as above), e.g. {"actor/promoted_logprob": 2.0}.
+    drops: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -383,6 +386,15 @@ class TrainConfig:
                 "'adamw'",
             ),
         ]
+        watched = {*self.watch.least, *self.watch.most, *self.watch.falls, *self.watch.drops}
+        for prefix, setting in (("validation/", "every"), ("canary/", "every"), ("canary/", "canary")):
+            name = next((name for name in sorted(watched) if name.startswith(prefix)), "")
+            checks.append(
+                (
+                    not name or bool(getattr(self.evaluation, setting)),
+                    f"config.watch bounds {name}, which is never measured: set config.evaluation.{setting}",
+                )
+            )
         for fine, message in checks:
             if not fine:
                 raise ValueError(message)

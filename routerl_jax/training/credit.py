@@ -31,6 +31,18 @@ _NO_ADVANTAGE = 1e-9
 _EPSILON = 1e-6
 
 
+class NotFinite(ValueError):
+    """A reward or an advantage is NaN or infinite.
+
+    Attributes:
+      metric: what is not: "reward/total" or "advantage".
+    """
+
+    def __init__(self, metric: str, message: str) -> None:
+        super().__init__(message)
+        self.metric = metric
+
+
 @dataclasses.dataclass(frozen=True)
 class Credit:
     """The result of `assign`.
@@ -70,13 +82,13 @@ def assign(
       current: the same of the learner, under the weights that sampled; for `importance_cap`.
 
     Raises:
-      ValueError: a reward or an advantage is not finite (names the episode), an advantage is not one number per episode, or
-        log-probabilities that a setting takes are missing.
+      NotFinite: a reward or an advantage is not finite (names the episode).
+      ValueError: an advantage is not one number per episode, or log-probabilities that a setting takes are missing.
     """
     sequences, owner = sequences_of(episodes)
     masks = [sequence.loss_mask for sequence in sequences]
     rewards = np.asarray([episode.rewards["total"] for episode in episodes], np.float64)
-    _check_finite(rewards, episodes, "reward")
+    _check_finite(rewards, episodes, "reward/total", "reward")
     metrics: dict[str, float] = {}
 
     token_kl, in_tokens = None, settings.reward_kl == "token"
@@ -97,7 +109,7 @@ def assign(
         metrics |= fork_metrics(episodes, rewards)
     else:
         of_episode = estimator(rewards, groups)
-        _check_finite(of_episode, episodes, f"advantage ({settings.advantage})")
+        _check_finite(of_episode, episodes, "advantage", f"advantage ({settings.advantage})")
         of_tokens = of_episode[owner]
     advantages = per_token(of_tokens, masks, token_kl, settings.reward_kl_coef)
 
@@ -106,11 +118,10 @@ def assign(
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
-    if settings.advantage in WHITENED:
-        counted = [mask & ~left_out[i] for mask, i in zip(masks, owner)]
-        advantages = whiten(advantages, counted)
     if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
+    if settings.advantage in WHITENED:  # over what is trained on, or that would not have mean 0
+        advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
     if settings.importance_cap:
         current = _given(current, "importance_cap", "the learner's")
         factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
@@ -148,7 +159,11 @@ def _scale(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> 
 def _without_signal(
     settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray, advantages: Seq[np.ndarray], owner: np.ndarray
 ) -> np.ndarray:
-    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage."""
+    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage.
+
+    Args:
+      advantages: per sequence and token, before whitening, which moves those that are 0.
+    """
     _, inverse = np.unique(groups, return_inverse=True)
     if settings.credit == "episode":
         return groups_without_signal(rewards, groups)[inverse]
@@ -163,20 +178,21 @@ def _given(logprobs: Seq[np.ndarray] | None, setting: str, whose: str) -> Seq[np
     return logprobs
 
 
-def _check_finite(values: np.ndarray, episodes: Seq[Episode], what: str) -> None:
+def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
     """One NaN would reach every weight: through its group's mean, the step's whitening or the gradient's sum."""
     for index in np.flatnonzero(~np.isfinite(values))[:1]:
         episode = episodes[index]
-        raise ValueError(
+        raise NotFinite(
+            metric,
             f"the {what} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its rewards "
-            f"are {episode.rewards}: give a finite number, or an error that says why there is none"
+            f"are {episode.rewards}: give a finite number, or an error that says why there is none",
         )
 
 
 def _check_finite_tokens(values: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str) -> None:
     worst = np.zeros(len(episodes))
     np.add.at(worst, owner, [of_sequence.sum() for of_sequence in values])
-    _check_finite(worst, episodes, f"advantage ({advantage})")
+    _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
 
 
 def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:

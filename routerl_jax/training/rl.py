@@ -32,7 +32,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
-from routerl_jax.training.credit import assign, attempts_of, portions, sequences_of, with_logprobs
+from routerl_jax.training.credit import NotFinite, assign, attempts_of, portions, sequences_of, with_logprobs
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -115,11 +115,16 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         disable=not multihost.is_main(),
     )
     alarm: Alarm | None = None
+    owed = False  # a checkpoint
     for step in bar:
         step_clock = _Clock()
-        with step_clock("step"):
-            stage = stages.at(step)
-            metrics = _train_step(stage, recipe.agent, run_, engine, tools, stage.stream.next(), step, step_clock)
+        stage = stages.at(step)
+        try:
+            with step_clock("step"):
+                metrics = _train_step(stage, recipe.agent, run_, engine, tools, stage.stream.next(), step, step_clock)
+        except NotFinite as error:
+            alarm = Alarm(step, error.metric, str(error))
+            break
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
             with step_clock("validation"):
@@ -136,19 +141,22 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             break
         extra = {"streams": stages.state(), "stage": stage.name, "watch": watch.state()}
         fork(run_, done, **extra)  # before the checkpoint: a sitting that begins from that one comes too late for it
-        if run_.due(done) and (done == config.steps or not watch.worried):
+        owed = owed or run_.due(done)
+        if owed and (done == config.steps or not watch.worried):
             with clock("checkpoint"):
                 run_.save(done, **extra)
+            owed = False
         bar.set_postfix_str(_headline(metrics))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
     stopped = _stop(run_, engine, alarm) if alarm else {}
-    run_.finish()
+    usable = not stopped or stopped["stopped"]["steps"] > 0  # else its weights are those of the trouble
+    run_.finish(export=usable)
     agents = {"trained": judged}
     if config.evaluation.baselines:
         agents |= routing_baselines(judged)
     names = config.evaluation.names
-    table = _kept(workdir, ["warm_start", *config.stages]) | evaluate(agents)
+    table = _kept(workdir, ["warm_start", *config.stages]) | (evaluate(agents) if usable else {})
     table = {names.get(name, name): row for name, row in table.items()}
     results = {
         "agents": table,
@@ -163,21 +171,28 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     if multihost.is_main():
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
-        print_table(table, workdir)
+        if table:
+            print_table(table, workdir)
     if alarm:
         raise RunStopped(stopped["stopped"]["message"])
     return results
 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
-    """Goes back to the last checkpoint from before the trouble; for results.json, what happened."""
+    """Goes back to the last checkpoint from before the trouble, if there is one; for results.json, what happened."""
     done = run_.back_to_checkpoint()
-    engine.update(run_.served_params(), done)
-    kept = f"policy/ is that of {done} steps" if done else "there was no checkpoint yet to go back to"
-    message = (
-        f"stopped after step {alarm.step}: {alarm.complaint}; {kept}. Start another run from it with other settings "
-        f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
-    )
+    if done:
+        engine.update(run_.served_params(), done)
+        left = (
+            f"policy/ is that of {done} steps. Start another run from it with other settings "
+            f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
+        )
+    else:
+        left = (
+            "this was before the first checkpoint; no policy was written. Start again with other settings, or a smaller "
+            "config.checkpoint.every"
+        )
+    message = f"stopped after step {alarm.step}: {alarm.complaint}; {left}"
     return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
 
 

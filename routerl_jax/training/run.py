@@ -126,12 +126,14 @@ class Run:
         nnx.update(self.model, self.learner.params)
         return self.model
 
-    def finish(self) -> None:
-        """Waits for checkpoints and writes the policy, an adapter merged, as a Hugging Face directory, `workdir/policy`."""
+    def finish(self, *, export: bool = True) -> None:
+        """Waits for checkpoints and, if `export`, writes the policy, an adapter merged, as a Hugging Face directory,
+        `workdir/policy`."""
         self.checkpoints.close()
         self.writer.close()
-        save_pretrained(self.policy(), self.workdir / "policy")
-        multihost.barrier("policy saved")
+        if export:
+            save_pretrained(self.policy(), self.workdir / "policy")
+            multihost.barrier("policy saved")
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
@@ -165,6 +167,15 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
     saved, current = json.loads(path.read_text()), _as_json(config)
     free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
+    shown = config.warm_start.demonstrations if config.kind == "sft" else ""
+    if shown and shown != "annotated":
+        free.add("data")  # is not learnt from
+    before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
+    if before != now and shown not in ("atlas", "annotated"):
+        return (
+            f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: rewards are judged with it; "
+            f"resume with the same one, or use another --workdir"
+        )
     differing = [key for key in current if key not in free and saved.get(key) != current[key]]
     if not differing:
         return None

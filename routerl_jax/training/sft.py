@@ -48,7 +48,12 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     metrics: dict[str, float] = {}
     tokens_seen, started = 0, time.perf_counter()
     for step in tqdm(
-        range(run.start, config.steps), initial=run.start, total=config.steps, desc="supervised", unit="step"
+        range(run.start, config.steps),
+        initial=run.start,
+        total=config.steps,
+        desc="supervised",
+        unit="step",
+        disable=not multihost.is_main(),
     ):
         indices = range(step * batch_size, (step + 1) * batch_size)
         sequences = [
@@ -57,9 +62,10 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
             else source[i].sequence(agent, model)
             for i in indices
         ]
-        weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation)
+        weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation, config.engine.max_length)
         if config.warm_start.observation_weight:
-            others = token_weights([~s.loss_mask for s in sequences], config.learner.aggregation)
+            fed = [~s.loss_mask for s in sequences]
+            others = token_weights(fed, config.learner.aggregation, config.engine.max_length)
             weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
         metrics, _ = run.learner.update(batch)
@@ -68,7 +74,8 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
             metrics |= _validate(run, agent, held_out)
             metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
-            tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+            if multihost.is_main():
+                tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         run.writer.write(step, metrics)
         if run.due(done):
             run.save(done)

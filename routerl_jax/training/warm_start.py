@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import DataConfig, EngineConfig, EvaluationConfig, LearnerConfig, TrainConfig
+from routerl_jax.training.config import EngineConfig, LearnerConfig, TrainConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
 
@@ -47,7 +47,8 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 
 def supervised(config: TrainConfig) -> TrainConfig:
-    """The supervised phase as a run of its own. What has no bearing on it is left out, and so may change before it resumes."""
+    """The supervised phase as a run of its own. What has no bearing on it is left out, and so may change before it resumes; but
+    launch.evaluate finds the run's questions and its normaliser there."""
     shared = ("length_buckets", "micro_tokens", "aggregation", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
     return TrainConfig(
@@ -60,9 +61,9 @@ def supervised(config: TrainConfig) -> TrainConfig:
         engine=EngineConfig(max_length=config.engine.max_length),
         agent=config.agent,
         knowledge=config.knowledge,
-        data=config.data if config.warm_start.demonstrations == "annotated" else DataConfig(),
+        data=config.data,
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
-        evaluation=EvaluationConfig(every=config.evaluation.every),
+        evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         warm_start=dataclasses.replace(config.warm_start, steps=0),
     )

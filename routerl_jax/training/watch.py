@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
+from routerl_jax.parallel import multihost
 from routerl_jax.training.config import WatchConfig
+
+# Metrics that a step may lack for good reason: those of some stages, of some questions, ..
+_SOMETIMES = (
+    "actor/decision_share",
+    "actor/entropy",
+    "actor/kl",
+    "actor/left_out/",
+    "actor/promoted_logprob",
+    "forks/",
+    "importance/",
+    "reward/",
+    "rollout/kb/",
+    "rollout/routing_accuracy",
+    "rollout/searches/",
+)
+_MEASURED = ("validation/", "canary/")  # .. and those of steps that validate
+_LEARNED = "ratio/mean"  # is of every step that has trained on a token
 
 
 class RunStopped(RuntimeError):
-    """The watch has stopped a run; its policy is that of the last checkpoint from before the trouble."""
+    """A run that went wrong was stopped; its policy is that of the last checkpoint from before the trouble, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,69 +47,113 @@ class Alarm:
 class Watch:
     """Looks at the metrics of every step.
 
-    A step is bad where a metric is out of its bounds, or has fallen too far below the best that it was in this stage. So many
-    bad steps in a row are an alarm; a loss, gradient or reward that is not finite is one at once.
+    A value of a metric is bad where it is out of its bounds or not finite, or where the metric has fallen too far below the
+    best that it was in this stage. So many bad values of one metric in a row are an alarm, however many steps without that
+    metric lie between them; a loss, gradient or reward that is not finite is one at once.
     """
 
     def __init__(self, config: WatchConfig) -> None:
         self._config = config
+        self._followed = (*config.falls, *config.drops)
         self._stage = ""
-        self._recent: dict[str, list[float]] = {name: [] for name in config.falls}
+        self._recent: dict[str, list[float]] = {}
         self._best: dict[str, float] = {}
-        self._bad = 0
+        self._bad: dict[str, int] = {}  # of each metric, bad values since the last good one
+        self._awaited = {*config.least, *config.most, *self._followed}  # that no step has had
 
     @property
     def worried(self) -> bool:
-        """The last step was bad: no time for a checkpoint, or none might be left from before the trouble."""
-        return self._bad > 0
+        """Some metric's last value was bad: no time for a checkpoint, or none might be left from before the trouble."""
+        return any(self._bad.values())
 
     def see(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
-        """Takes note of a step's metrics."""
+        """Takes note of a step's metrics. Those of the main process count on all (a collective call): times and memory differ,
+        and a process that stops alone leaves the others waiting.
+
+        Raises:
+          ValueError: a bound is of a metric that does not exist.
+        """
         if not self._config.patience:
             return None
+        metrics = multihost.exchange(dict(metrics))[0]
         if stage != self._stage:
-            self._stage, self._best = stage, {}
-            self._recent = {name: [] for name in self._config.falls}
+            self._stage, self._best, self._recent = stage, {}, {}
         broken = _not_finite(metrics)
         if broken:
             return Alarm(step, broken, f"{broken} is {metrics[broken]}")
+        self._awaited -= metrics.keys()
+        self._check_names(metrics)
         wrong = self._wrong(metrics)
-        self._bad = self._bad + 1 if wrong else 0
-        if wrong is None or self._bad < self._config.patience:
-            return None
-        name, complaint = wrong
-        return Alarm(step, name, f"{complaint}, after {self._bad} bad steps in a row")
-
-    def _wrong(self, metrics: Mapping[str, Any]) -> tuple[str, str] | None:
-        wrong: tuple[str, str] | None = None
-        for name, share in self._config.falls.items():
+        for name in (*self._config.least, *self._config.most, *self._followed):
             if name in metrics:
-                mean = self._mean(name, metrics[name])
-                best = self._best[name] = max(self._best.get(name, -math.inf), mean)
-                if best > 0 and mean < share * best:  # a share of nothing, or of a penalty, is no bound
-                    wrong = name, f"{name} has fallen to {mean:.3g} from {best:.3g} (config.watch.falls: {share:g})"
-        for name, least in self._config.least.items():
-            if name in metrics and metrics[name] < least:
-                wrong = name, f"{name} is {metrics[name]:.3g} (config.watch.least: {least:g})"
-        for name, most in self._config.most.items():
-            if name in metrics and metrics[name] > most:
-                wrong = name, f"{name} is {metrics[name]:.3g} (config.watch.most: {most:g})"
+                self._bad[name] = self._bad.get(name, 0) + 1 if name in wrong else 0
+        for name, complaint in wrong.items():
+            if self._bad[name] >= self._config.patience:
+                return Alarm(step, name, f"{complaint}, after {self._bad[name]} bad values in a row")
+        return None
+
+    def _check_names(self, metrics: Mapping[str, Any]) -> None:
+        """Complains about awaited metrics once there are others of their kind."""
+        for name in sorted(self._awaited):
+            kind = next((kind for kind in _MEASURED if name.startswith(kind)), None)
+            if not any(other.startswith(kind) for other in metrics) if kind else _LEARNED not in metrics:
+                continue
+            if name.startswith(_SOMETIMES):
+                self._awaited.remove(name)
+                logging.warning("config.watch bounds %s, which no step has had so far", name)
+                continue
+            known = sorted(other for other, value in metrics.items() if isinstance(value, int | float))
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            raise ValueError(f"config.watch bounds {name}, and there is no such metric; {hint}")
+
+    def _wrong(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """What is wrong with whichever of the watched metrics are bad."""
+        config, wrong = self._config, {}
+        finite = {}
+        for name in (*config.least, *config.most, *self._followed):
+            if name in metrics and math.isfinite(metrics[name]):
+                finite[name] = metrics[name]
+            elif name in metrics:
+                wrong[name] = f"{name} is {metrics[name]}"
+        means = {name: self._mean(name, finite[name]) for name in dict.fromkeys(self._followed) if name in finite}
+        for name, mean in means.items():
+            self._best[name] = max(self._best.get(name, -math.inf), mean)
+        for name, share in config.falls.items():
+            best = self._best.get(name, 0.0)
+            if name in means and best > 0 and means[name] < share * best:  # a share of a penalty is no bound
+                wrong[name] = f"{self._fallen(name, means)} (config.watch.falls: {share:g})"
+        for name, drop in config.drops.items():
+            if name in means and means[name] < self._best[name] - drop:
+                wrong[name] = f"{self._fallen(name, means)} (config.watch.drops: {drop:g})"
+        for name, least in config.least.items():
+            if name in finite and finite[name] < least:
+                wrong[name] = f"{name} is {finite[name]:.3g} (config.watch.least: {least:g})"
+        for name, most in config.most.items():
+            if name in finite and finite[name] > most:
+                wrong[name] = f"{name} is {finite[name]:.3g} (config.watch.most: {most:g})"
         return wrong
 
+    def _fallen(self, name: str, means: Mapping[str, float]) -> str:
+        return f"{name} has fallen to {means[name]:.3g} from {self._best[name]:.3g}"
+
     def _mean(self, name: str, value: float) -> float:
-        """Of the last `patience` steps."""
-        recent = self._recent[name] = [*self._recent[name], float(value)][-self._config.patience :]
+        """Of the last `patience` values."""
+        recent = self._recent[name] = [*self._recent.get(name, []), float(value)][-self._config.patience :]
         return sum(recent) / len(recent)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON-serialisable data."""
-        return {"stage": self._stage, "recent": self._recent, "best": self._best}
+        return {"stage": self._stage, "recent": self._recent, "best": self._best, "bad": self._bad}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what a checkpoint kept; metrics that are watched since then begin anew."""
         self._stage = state["stage"]
-        self._recent = {name: state["recent"].get(name, []) for name in self._config.falls}
-        self._best = {name: best for name, best in state["best"].items() if name in self._config.falls}
+        watched = {*self._config.least, *self._config.most, *self._followed}
+        self._recent, self._best, self._bad = (
+            {name: value for name, value in state.get(part, {}).items() if name in watched}
+            for part in ("recent", "best", "bad")
+        )
 
 
 def _not_finite(metrics: Mapping[str, Any]) -> str | None:

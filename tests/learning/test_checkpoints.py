@@ -27,7 +27,7 @@ def make_learner(devices: int = 2, fsdp: int = 1, seed: int = 0) -> Learner:
 
 
 def update(learner: Learner) -> None:
-    weights = token_weights([s.loss_mask for s in SEQUENCES], "token")
+    weights = token_weights([s.loss_mask for s in SEQUENCES], "token", 1.0)
     batch, _ = learner.layout.build(SEQUENCES, weights, [1.0, -1.0] * 3)
     learner.update(batch)
 

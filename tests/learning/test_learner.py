@@ -30,7 +30,7 @@ def learner(devices=1, buckets=(64, 128), micro_tokens=256, loss=LOSS, optimizer
 
 
 def build(made, sequences=SEQUENCES, aggregation="token", ref=True):
-    weights = token_weights([s.loss_mask for s in sequences], aggregation)
+    weights = token_weights([s.loss_mask for s in sequences], aggregation, 10.0)
     refs = [np.where(s.loss_mask, s.logprobs - 0.1, 0).astype(np.float32) for s in sequences] if ref else None
     return made.layout.build(sequences, weights, ADVANTAGES[: len(sequences)], refs)
 

@@ -36,7 +36,7 @@ def make_learner(model, lr=1e-2, loss=LOSS, **options):
 
 def train(learner, updates):
     """Every sampled token of some random conversations is made likelier; returns the loss before each update."""
-    weights = token_weights([s.loss_mask for s in SEQUENCES], "token")
+    weights = token_weights([s.loss_mask for s in SEQUENCES], "token", 1.0)
     reference = learner.logprobs(SEQUENCES, learner.reference) if learner.reference is not None else None
     batch, _ = learner.layout.build(SEQUENCES, weights, [1.0] * len(SEQUENCES), reference)
     return [learner.update(batch)[0]["loss"] for _ in range(updates)]

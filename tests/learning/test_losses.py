@@ -33,7 +33,7 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown KL estimator 'k4'"):
         kl_estimate(jnp.zeros(1), jnp.zeros(1), "k4")
     with pytest.raises(ValueError, match="unknown aggregation"):
-        token_weights([np.ones(2, bool)], "mean")
+        token_weights([np.ones(2, bool)], "mean", 1.0)
 
 
 def test_k1_and_k3_estimate_the_true_kl():

@@ -57,14 +57,16 @@ def test_groups_of_equal_rewards_are_dropped_only_where_attempts_are_compared() 
     assert assign(mine, EPISODES, GROUPS).keep.tolist() == [0, 1, 2]
 
 
-def test_reinforce_pp_baseline_is_white_over_all_tokens() -> None:
-    credit = assign(LearnerConfig(advantage="reinforce_pp_baseline"), EPISODES, GROUPS)
+@pytest.mark.parametrize(("drop", "flat"), [(True, 0), (False, 4)])
+def test_reinforce_pp_baseline_is_white_over_all_tokens_that_are_learned_from(drop: bool, flat: int) -> None:
+    credit = assign(LearnerConfig(advantage="reinforce_pp_baseline", drop_no_signal=drop), EPISODES, GROUPS)
     masks = [s.loss_mask for e in EPISODES for s in e.sequences]
     trained = np.concatenate([values[mask] for values, mask in zip(credit.advantages, masks)])
-    # Four tokens of +1/2, one of -1/2, four of 0: those of the flat group count, though it is not learned from.
-    raw = np.asarray([0.5] * 4 + [-0.5] + [0.0] * 4)
-    np.testing.assert_allclose(trained, (raw - raw.mean()) / raw.std(), rtol=1e-5)
-    assert credit.keep.tolist() == [0, 1, 2]
+    # Four tokens of +1/2, one of -1/2, and four of the flat group, which are 0 before where they are learned from.
+    raw = np.asarray([0.5] * 4 + [-0.5] + [0.0] * flat)
+    np.testing.assert_allclose(trained[: 5 + flat], (raw - raw.mean()) / raw.std(), rtol=1e-5)
+    assert not trained[5 + flat :].any()
+    assert credit.keep.tolist() == ([0, 1, 2] if drop else [*range(5)])
 
 
 def test_episodes_that_are_left_out_count_in_their_group() -> None:
@@ -127,6 +129,8 @@ def test_credit_is_that_of_the_equations(advantage: str, reward_kl: str, leave_o
             rewards[i] -= 0.1 * kl[0]
     numbers = equations.advantages(advantage, rewards, groups.tolist())
     out = {3, 11, 16} if leave_out else set()
+    if advantage != "reinforce_pp" and reward_kl != "token":
+        out |= {i for i in range(20) if np.ptp([r for r, g in zip(rewards, groups) if g == groups[i]]) == 0}
     values = {
         (i, t): numbers[owner[i]] - (0.1 * to_go[i][t] if reward_kl == "token" else 0.0)
         for i, s in enumerate(sequences)
@@ -140,8 +144,6 @@ def test_credit_is_that_of_the_equations(advantage: str, reward_kl: str, leave_o
         assert found.advantages[i][t] == pytest.approx(value * factor, rel=2e-5, abs=2e-5)
     for s, given in zip(sequences, found.advantages):
         assert not given[~s.loss_mask].any()
-    if advantage != "reinforce_pp" and reward_kl != "token":
-        out |= {i for i in range(20) if np.ptp([r for r, g in zip(rewards, groups) if g == groups[i]]) == 0}
     assert found.keep.tolist() == [i for i in range(len(sequences)) if owner[i] not in out]
 
 

@@ -110,7 +110,7 @@ def test_initial_weights_are_not_kept(config: TrainConfig, tmp_path: pathlib.Pat
         gc.collect()
         assert (initial() is not None) == bool(kl_coef)
         sequences = tiny.random_sequences(3, turns=1)
-        weights = token_weights([s.loss_mask for s in sequences], "token")
+        weights = token_weights([s.loss_mask for s in sequences], "token", 1.0)
         run.learner.update(run.layout.build(sequences, weights, [1.0, -1.0, 1.0])[0])
         assert not np.array_equal(np.asarray(run.policy().embedding[...]), values)
         if run.learner.reference is not None:

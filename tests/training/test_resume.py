@@ -104,3 +104,8 @@ def test_resuming_something_else_is_refused(small_run: pathlib.Path) -> None:
     learner = dataclasses.replace(config.learner, optimizer=OptimizerConfig(lr=1.0))
     with pytest.raises(ValueError, match="section 'learner' differs"):
         train_rl(dataclasses.replace(config, learner=learner), small_run / "whole", resume=True)
+    evaluation = dataclasses.replace(config.evaluation, normalizer="r1_searcher")
+    with pytest.raises(
+        ValueError, match=r"made with config.evaluation.normalizer='search_r1', and now it is 'r1_searcher'"
+    ):
+        train_rl(dataclasses.replace(config, evaluation=evaluation), small_run / "whole", resume=True)

@@ -16,6 +16,7 @@ from routerl_jax.learning.learner import Learner
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import sft
+from routerl_jax.training.config import EvaluationConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
@@ -74,6 +75,22 @@ def test_what_is_learnt(whole: tuple[pathlib.Path, list[list[dict[str, np.ndarra
             weights = np.where(sequence.loss_mask[1:], 1 / written, 0.3 / shown)
             np.testing.assert_allclose(one["weights"], weights, rtol=1e-5)
             assert (one["advantages"] == 1).all()
+
+
+def test_the_constant_of_a_dr_grpo_run_is_the_engine_s_length(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in reinforcement: tokens count 1 / (max_length * sequences), whatever the lengths; what is fed 0.3 of it."""
+    batches, update = [], Learner.update
+    monkeypatch.setattr(
+        Learner, "update", lambda self, batch: (batches.append(tiny.unpack(batch)), update(self, batch))[1]
+    )
+    config = make_sft_config(steps=1, evaluation=EvaluationConfig(every=0))
+    learner = dataclasses.replace(config.learner, aggregation="constant")
+    sft.train_sft(dataclasses.replace(config, learner=learner), tmp_path / "run")
+    (batch,) = batches
+    weights = np.concatenate([one["weights"] for one in batch])
+    np.testing.assert_allclose(np.unique(weights), np.asarray([0.3, 1.0]) / (1024 * len(batch)), rtol=1e-5)
 
 
 def test_a_killed_run_continues_bit_for_bit(

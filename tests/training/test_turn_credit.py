@@ -107,6 +107,27 @@ def test_a_question_on_which_no_turn_differs_is_left_out() -> None:
     ]
 
 
+@pytest.mark.parametrize("advantage", ["dr_grpo", "reinforce_pp_baseline"])
+def test_a_question_without_signal_beside_one_with(advantage: str) -> None:
+    """Whitening moves an advantage of 0: what is left out is told before it, and has no part in it."""
+    equal, _ = attempts(AGENT, lambda example, sample, turn: TURNS[0][turn], 2)
+    for episode in equal:
+        for turn in episode.turns:
+            turn.rewards = {"r": 1.0}
+        episode.rewards = {"total": 2.0}
+    unequal, _ = attempts(AGENT, lambda example, sample, turn: TURNS[sample][turn], 3)
+    episodes, groups = [*equal, *unequal], np.asarray([0, 0, 1, 1, 1])
+    credit = assign(LearnerConfig(advantage=advantage, credit="turn"), episodes, groups)
+    assert credit.keep.tolist() == [2, 3, 4]
+    sequences, _ = sequences_of(episodes)
+    assert len({int(sequence.loss_mask.sum()) for sequence in sequences}) > 2
+    trained = np.concatenate([credit.advantages[i][sequences[i].loss_mask] for i in credit.keep])
+    plain = assign(LearnerConfig(advantage="dr_grpo", credit="turn"), episodes, groups).advantages
+    raw = np.concatenate([plain[i][sequences[i].loss_mask] for i in credit.keep])
+    expected = (raw - raw.mean()) / raw.std() if advantage == "reinforce_pp_baseline" else raw
+    np.testing.assert_allclose(trained, expected, atol=1e-6)  # float32
+
+
 def test_what_is_refused() -> None:
     episodes, _ = attempts(AGENT, lambda example, sample, turn: TURNS[0][turn], 1)
     episodes[0].turns[0].start += 1

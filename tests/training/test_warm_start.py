@@ -15,7 +15,7 @@ from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import load, rl, sft, warm_start
 from routerl_jax.training.config import EvaluationConfig, RolloutConfig, TrainConfig, WarmStartConfig
-from routerl_jax.training.run import Run
+from routerl_jax.training.run import Run, _complaint
 from tests.training.small_run import make_config, make_sft_config
 from tests.training.test_resume import assert_same_run, checkpoints, metric_lines
 
@@ -48,7 +48,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
         engine=dataclasses.replace(run.engine, rows=4, max_length=640),
         rollout=RolloutConfig(examples=2, samples=2),
         learner=dataclasses.replace(run.learner, drop_no_signal=False, minibatches=1),
-        evaluation=EvaluationConfig(every=0, final_examples=1, before=False, baselines=False),
+        evaluation=EvaluationConfig(every=0, final_examples=1, before=False, baselines=False, normalizer="r1_searcher"),
         warm_start=dataclasses.replace(
             supervised.warm_start, drills=0.0, steps=WARM_STEPS, optimizer=supervised.learner.optimizer
         ),
@@ -67,6 +67,7 @@ def test_reinforcement_starts_from_the_supervised_policy(config: TrainConfig, wh
     phase = load.load_config(whole / "warm_start")
     assert (phase.kind, phase.steps) == ("sft", WARM_STEPS)
     assert phase.learner.optimizer == config.warm_start.optimizer
+    assert (phase.data, phase.evaluation) == (config.data, config.evaluation)  # launch.evaluate judges it as the run
     assert load.load_config(whole) == config  # what the user asked for, not what became of it
     assert len(metric_lines(whole / "warm_start")) == WARM_STEPS
     assert len(metric_lines(whole)) == config.steps
@@ -112,6 +113,9 @@ def test_killed_in_the_phase_and_after_it(
         ValueError, match=r"warm_start/config.json was made with another .*section 'warm_start' differs"
     ):
         rl.train_rl(other, workdir, resume=True)
+
+    elsewhere = dataclasses.replace(config, data=dataclasses.replace(config.data, test_range=(18, 19)))
+    assert _complaint(warm_start.supervised(elsewhere), workdir / "warm_start" / "config.json", True) is None
 
     started_from: list[Decoder] = []
 

@@ -11,11 +11,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from routerl_jax.core.types import Episode
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import rl
-from routerl_jax.training.config import WatchConfig
+from routerl_jax.training.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    KnowledgeConfig,
+    ModelConfig,
+    StageConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from routerl_jax.training.load import load_policy
+from routerl_jax.training.run import Run
 from routerl_jax.training.watch import RunStopped, Watch
 from tests.training.small_run import make_config
+from tests.training.test_controls import small_config
 
 CONFIG = WatchConfig(patience=2, least={"share": 0.1}, most={"norm": 5.0}, falls={"format": 0.5})
 
@@ -25,10 +38,11 @@ def seen(watch: Watch, *rows: dict[str, Any]) -> list[str | None]:
     return [alarm and alarm.metric for alarm in alarms]
 
 
-def test_bad_steps_in_a_row_are_an_alarm() -> None:
+def test_bad_values_in_a_row_are_an_alarm() -> None:
     good, low, high = {"share": 0.5, "norm": 1.0}, {"share": 0.05}, {"norm": 6.0}
-    assert seen(Watch(CONFIG), low, good, high, low) == [None, None, None, "share"]
-    assert seen(Watch(CONFIG), low, {}, low) == [None, None, None]
+    assert seen(Watch(CONFIG), low, good, low, low) == [None, None, None, "share"]
+    assert seen(Watch(CONFIG), low, {"share": math.nan}) == [None, "share"]
+    assert seen(Watch(CONFIG), low, high, good, high, low, high) == [None] * 5 + ["norm"]
     assert seen(Watch(dataclasses.replace(CONFIG, patience=0)), *[low] * 5) == [None] * 5
     watch = Watch(CONFIG)
     assert [(watch.see(step, "one", row), watch.worried)[1] for step, row in enumerate((good, low, good))] == [
@@ -36,6 +50,61 @@ def test_bad_steps_in_a_row_are_an_alarm() -> None:
         True,
         False,
     ]
+
+
+def test_what_is_measured_now_and_then_is_counted_where_it_is() -> None:
+    """Validation's metrics, every third step here; between two bad ones no checkpoint is written."""
+    watch = Watch(WatchConfig(patience=2, least={"validation/em": 0.5}, most={}, falls={}))
+    values = [0.6, 0.4, 0.6, 0.4, 0.4]
+    rows = [{"validation/em": values[step // 3]} if step % 3 == 0 else {} for step in range(13)]
+    alarms, worried = [], []
+    for step, row in enumerate(rows):
+        alarms.append(watch.see(step, "one", row))
+        worried.append(watch.worried)
+    assert [alarm and alarm.metric for alarm in alarms] == [None] * 12 + ["validation/em"]
+    assert worried == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 4
+
+
+def test_a_drop_is_measured_in_the_metric_s_own_units() -> None:
+    """The likelihood of what is reinforced is below 0 throughout; means of two: -1, -0.75, -1.25, -2.75, -3.5."""
+    values = (-1.0, -0.5, -2.0, -3.5, -3.5)
+    rows = [{"actor/promoted_logprob": value} for value in values]
+    config = WatchConfig(patience=2, least={}, most={}, falls={}, drops={"actor/promoted_logprob": 1.5})
+    assert seen(Watch(config), *map(dict, rows)) == [None] * 4 + ["actor/promoted_logprob"]
+    watch, resumed = Watch(config), Watch(config)
+    assert seen(watch, *map(dict, rows[:4])) == [None] * 4
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert resumed.worried
+    assert seen(resumed, *map(dict, rows[4:])) == ["actor/promoted_logprob"]
+
+
+def test_a_checkpoint_of_before_there_were_counts_is_restored() -> None:
+    watch = Watch(CONFIG)
+    watch.restore({"stage": "one", "recent": {"format": [1.0, 0.8]}, "best": {"format": 0.9, "gone": 1.0}})
+    assert not watch.worried
+    assert seen(watch, {"format": 0.0}, {"format": 0.0}) == [None, "format"]  # means of 0.4 and 0
+
+
+def test_a_name_that_is_no_metric_is_refused_once_there_are_others_of_its_kind() -> None:
+    learned = {"ratio/mean": 1.0, "ratio/effective_sample_share": 0.9}
+    config = WatchConfig(least={"ratio/efective_sample_share": 0.1, "validation/em_": 0.1}, most={}, falls={})
+    watch = Watch(config)
+    assert watch.see(0, "one", {"reward/total": 0.0}) is None  # a step without signal
+    with pytest.raises(ValueError, match=r"bounds ratio/efec.* did you mean ratio/effective_sample_share\?"):
+        watch.see(1, "one", learned)
+    watch = Watch(dataclasses.replace(config, least={"validation/ems": 0.1}, most={"reward/f1": 2.0}))
+    assert watch.see(0, "one", learned) is None  # nothing was validated yet, and a later stage may be paid for F1
+    with pytest.raises(ValueError, match=r"bounds validation/ems, and .* did you mean validation/em\?"):
+        watch.see(1, "one", {"validation/em": 0.5})
+
+
+def test_what_is_never_measured_cannot_be_watched() -> None:
+    fields = {"model": ModelConfig(path="somewhere"), "knowledge": {"text": KnowledgeConfig()}}
+    watch = WatchConfig(least={"canary/em": 0.0})
+    for evaluation, setting in ((EvaluationConfig(every=0, canary=True), "every"), (EvaluationConfig(), "canary")):
+        with pytest.raises(ValueError, match=rf"bounds canary/em, .* set config.evaluation.{setting}"):
+            TrainConfig(watch=watch, evaluation=evaluation, **fields)
+    assert TrainConfig(watch=watch, evaluation=EvaluationConfig(canary=True), **fields).watch == watch
 
 
 def test_a_fall_is_measured_from_the_best_mean_of_its_stage() -> None:
@@ -62,6 +131,82 @@ def test_what_is_not_finite_stops_at_once(value: float) -> None:
     assert seen(Watch(CONFIG), {"validation/em": value}) == [None]
 
 
+def test_all_processes_see_what_the_main_one_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two, whose host is slow: it neither worries nor stops by itself."""
+    watch = Watch(WatchConfig(patience=2, least={}, most={"timing_s/step": 5.0}, falls={}))
+    monkeypatch.setattr(multihost, "exchange", lambda own: [{"timing_s/step": seconds}, own])
+    for seconds, own, stopped in ((1.0, 9.0, False), (1.0, 9.0, False), (9.0, 1.0, False), (9.0, 1.0, True)):
+        alarm = watch.see(0, "one", {"timing_s/step": own})
+        assert (alarm is not None, watch.worried) == (stopped, seconds > 5)
+
+
+def no_number(_: Episode) -> float:
+    """A reward term that went wrong."""
+    return math.nan
+
+
+def troubled(steps: set[int]) -> Any:
+    """What measures rollouts, with `trouble` at these steps (counted from the first)."""
+    measure, calls = rl.rollout_metrics, iter(range(100))
+    return lambda *arguments: measure(*arguments) | {"trouble": float(next(calls) in steps)}
+
+
+def test_a_reward_that_is_no_number_stops_a_run_with_what_it_has(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second stage's, whether or not anything is watched: what is left is the first stage's policy, evaluated."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = small_config(tmp_path / "home", watch=WatchConfig(patience=0))
+    broken = StageConfig(start=1, reward={f"{__name__}:no_number": 1.0})
+    config = dataclasses.replace(config, stages={**config.stages, "second": broken})
+    workdir = tmp_path / "run"
+    with pytest.raises(
+        RunStopped, match=r"after step 1: the reward of attempt \d at .* is nan.*; policy/ is that of 1"
+    ):
+        rl.train_rl(config, workdir)
+    results = json.loads((workdir / "results.json").read_text())
+    assert (results["stopped"]["metric"], results["stopped"]["steps"]) == ("reward/total", 1)
+    assert results["agents"].keys() == {"first", "trained"}
+    assert results["agents"]["first"] == results["agents"]["trained"]
+
+
+def test_before_the_first_checkpoint_a_run_leaves_no_policy(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those that were stopped."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({0, 1}))
+    watch = WatchConfig(patience=2, most={"trouble": 0.5})
+    config = small_config(tmp_path / "home", watch=watch)
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, stages=False))
+    with pytest.raises(
+        RunStopped, match=r"before the first checkpoint; no policy was written\. Start again with other"
+    ):
+        rl.train_rl(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "policy").exists()
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["agents"], results["stopped"]["metric"], results["stopped"]["steps"]) == ({}, "trouble", 0)
+
+
+def test_a_checkpoint_that_was_due_at_a_bad_step_is_made_up_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Due after every second step: bad are the second and third, then the second alone."""
+    saved: list[int] = []
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda self, step, **extra: (saved.append(step), save(self, step, **extra)))
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({1, 2}))
+    config = small_config(tmp_path / "home", watch=WatchConfig(patience=3, most={"trouble": 0.5}))
+    config = dataclasses.replace(config, steps=6, checkpoint=CheckpointConfig(every=2))
+    rl.train_rl(config, tmp_path / "run")
+    assert saved == [4, 6]
+    monkeypatch.setattr(rl, "rollout_metrics", troubled({1}))
+    saved.clear()
+    rl.train_rl(config, tmp_path / "other")
+    assert saved == [3, 4, 6]
+
+
 def test_a_run_stops_with_its_last_good_checkpoint(
     small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +222,7 @@ def test_a_run_stops_with_its_last_good_checkpoint(
     watch = WatchConfig(patience=2, most={"trouble": 0.5})
     config = make_config(small_run, steps=3, watch=watch)
     with pytest.raises(
-        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad steps in a row; policy/ is that of 1 steps"
+        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad values in a row; policy/ is that of 1 steps"
     ):
         rl.train_rl(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
