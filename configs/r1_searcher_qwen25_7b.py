@@ -64,7 +64,7 @@ def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
             max_searches=MAX_SEARCHES,
             k=TRAIN_K,
             max_turn_tokens=512,
-            answer_tokens=64,
+            answer_tokens=512,  # the last turn may think before it answers
             prompt=BASE_PROMPT,
             prompt_suffix=PROMPT_SUFFIX,
         ),

@@ -74,7 +74,13 @@ class Grammar(abc.ABC):
     @property
     @abc.abstractmethod
     def answer_opening(self) -> str:
-        """What is fed to force a final answer."""
+        """What is fed so that the policy answers now: at the end of its budget if `forces_answer`, and in baselines."""
+
+    @property
+    def forces_answer(self) -> bool:
+        """Whether a spent budget ends in `answer_opening`; else in a turn that is all the policy's, whose search leads
+        nowhere."""
+        return True
 
     @property
     def choices(self) -> RouteChoices | None:

@@ -18,11 +18,11 @@ class SearchAgent(Agent):
 
     Attributes:
       grammar: how actions and observations are written.
-      max_searches: turns that may search (invalid turns count); after them the answer is forced.
+      max_searches: turns that may search (invalid turns count); after them comes the last turn, as the grammar has it.
       k: passages per search.
       max_turn_tokens: most tokens of one turn.
       max_observation_tokens: most tokens of what a search shows, in whole passages; 0: as many as there is room for.
-      answer_tokens: room kept for the final answer; when less than a turn and this is left, the answer is forced.
+      answer_tokens: room kept for the last turn; when no more than this is left, it comes at once.
       prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
         one and `instruct`, else `Question: ...` alone).
       instruct: tell the model the protocol (for pretrained models).
@@ -43,7 +43,7 @@ class SearchAgent(Agent):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
+        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
         for step in range(self.max_searches):
             room = chat.room - reserve
             if room < 1:
@@ -64,6 +64,11 @@ class SearchAgent(Agent):
             if not shown:
                 break
         return await self.final_answer(chat, reserve)
+
+    @property
+    def last_opening(self) -> str:
+        """What the last turn is begun with for the policy; "" if it is the policy's own."""
+        return self.grammar.answer_opening if self.grammar.forces_answer else ""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -101,8 +106,7 @@ class SearchAgent(Agent):
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             pieces.append((self.grammar.observation(call, step.passages), False))
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
-        if demonstration.forced:
-            opening = self.grammar.answer_opening
+        if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]
         return [*pieces, (answer, True)]
@@ -134,10 +138,10 @@ class SearchAgent(Agent):
         return False
 
     async def final_answer(self, chat: Conversation, reserve: int) -> Episode:
-        """Has the answer written now; `reserve` tokens are kept for it."""
+        """The last turn; `reserve` tokens are kept for it."""
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
-        chat.force(self.grammar.answer_opening)
+        chat.force(self.last_opening)
         turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
         action = self._read(turn)
         answer = action.answer if action.kind == "answer" else None

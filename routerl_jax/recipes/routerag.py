@@ -97,7 +97,11 @@ class RouteRAGGrammar(Grammar):
 
     @property
     def answer_opening(self) -> str:
-        return ""
+        return "<answer>"
+
+    @property
+    def forces_answer(self) -> bool:
+        return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         if call.error is not None:
@@ -142,8 +146,8 @@ class OpenedAnswer(RouteRAGGrammar):
     """As "routerag", but when the budget is spent `<answer>` is written for the policy: a small one would search on."""
 
     @property
-    def answer_opening(self) -> str:
-        return "<answer>"
+    def forces_answer(self) -> bool:
+        return True
 
 
 def _written(tool: str) -> str:

@@ -102,8 +102,7 @@ def test_what_a_grammar_writes_it_reads(name):
     answer = grammar.write_answer("so", "Accra")
     assert grammar.well_formed(answer)
     assert (grammar.parse(answer).answer, grammar.parse(answer).thought) == ("Accra", "so")
-    opening = grammar.answer_opening or "<answer>"  # RouteRAG's last turn is the policy's own
-    assert grammar.parse(opening + "Accra</answer>").answer == "Accra"
+    assert grammar.parse(grammar.answer_opening + "Accra</answer>").answer == "Accra"
     assert any(search.endswith(stop) for stop in grammar.stops)
     assert any(answer.endswith(stop) for stop in grammar.stops)
     for tag in re.findall(r"<[^<>]+>", search + answer + grammar.observation(Call(tool=tool, query=""), ())):

@@ -1,4 +1,4 @@
-"""The search agent's loop, step by step, with a scripted policy, in both tag protocols."""
+"""The search agent's loop, step by step, with a scripted policy, in both tag protocols and with either end of a budget."""
 
 import copy
 import dataclasses
@@ -13,6 +13,8 @@ from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.recipes.r1_searcher import STAGE_2, violations
+from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
@@ -24,6 +26,12 @@ CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfo
 
 @pytest.fixture(params=list(AGENTS))
 def agent(request):
+    return AGENTS[request.param]
+
+
+@pytest.fixture(params=[name for name, agent in AGENTS.items() if agent.grammar.forces_answer])
+def forcing(request):
+    """An agent that begins the answer when its budget is spent."""
     return AGENTS[request.param]
 
 
@@ -97,11 +105,11 @@ def test_only_what_the_policy_wrote_is_trained_on(agent):
     assert (sequence.versions >= 0).tolist() == sequence.loss_mask.tolist()
 
 
-def test_after_the_last_search_the_answer_is_forced(agent):
-    episode, _, engine = play(*[search(agent)] * 3, "Accra</answer>", agent=agent)
+def test_after_the_last_search_the_answer_is_forced(forcing):
+    episode, _, engine = play(*[search(forcing)] * 3, "Accra</answer>", agent=forcing)
     assert len(episode.calls) == 3
     assert episode.answer == "Accra"
-    assert episode.turns[-1].forced == agent.grammar.answer_opening
+    assert episode.turns[-1].forced == forcing.grammar.answer_opening
     assert all(
         turn.well_formed for turn in episode.turns
     )  # that no thought precedes the answer is not the policy's doing
@@ -111,10 +119,24 @@ def test_after_the_last_search_the_answer_is_forced(agent):
 
 
 @pytest.mark.parametrize("text", ["Accra", "Accra <think>x</think></answer>"])
-def test_a_forced_answer_must_be_closed_and_plain(agent, text):
-    episode, _, _ = play(*[search(agent)] * 3, text, agent=agent)
+def test_a_forced_answer_must_be_closed_and_plain(forcing, text):
+    episode, _, _ = play(*[search(forcing)] * 3, text, agent=forcing)
     assert episode.turns[-1].forced
     assert not episode.turns[-1].well_formed
+
+
+def test_in_r1_searcher_an_episode_with_all_its_searches_earns_what_any_may():
+    agent = AGENTS["r1_searcher"]
+    stage_2 = RewardFunction(STAGE_2, "r1_searcher")
+    answered, _, _ = play(*[search(agent)] * 3, answer(agent), agent=agent)
+    assert (len(answered.calls), answered.answer, answered.turns[-1].forced) == (3, "Accra", "")
+    assert all(turn.well_formed for turn in answered.turns)
+    assert stage_2([answered])[0]["total"] == 1.0
+    searched_on, _, _ = play(*[search(agent)] * 4, agent=agent)
+    assert (len(searched_on.turns), len(searched_on.calls), searched_on.answer) == (4, 3, None)
+    assert searched_on.turns[-1].observation == ""
+    assert "query_tags" in violations(searched_on)
+    assert stage_2([searched_on])[0]["total"] == -2.0
 
 
 @pytest.mark.parametrize(
@@ -171,10 +193,10 @@ def prompt_length(agent):
     return len(agent.opening(EXAMPLE, tiny.tokenizer()))
 
 
-def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(agent):
-    tight = prompt_length(agent) + len(spelled(tiny.tokenizer(), search(agent))) + 20
-    episode, _, _ = play(search(agent), "Accra</answer>", agent=agent, max_length=tight)
-    assert episode.turns[-1].forced == agent.grammar.answer_opening
+def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(forcing):
+    tight = prompt_length(forcing) + len(spelled(tiny.tokenizer(), search(forcing))) + 20
+    episode, _, _ = play(search(forcing), "Accra</answer>", agent=forcing, max_length=tight)
+    assert episode.turns[-1].forced == forcing.grammar.answer_opening
     assert episode.answer == "Accra"
     assert not episode.turns[0].observation
 
@@ -195,14 +217,14 @@ def test_a_turn_that_runs_into_its_limit_is_invalid_and_the_run_goes_on(agent):
 
 
 def test_demonstrations_are_written_as_rollouts_are(agent):
-    """The tokens and the mask of a demonstration equal those of a rollout that says the same, forced answer included."""
+    """The tokens and the mask of a demonstration equal those of a rollout that says the same, the last turn included."""
     passages = tuple(tiny.ScriptedKB("text").search(["capital of Ghana"], 2)[0])
     step = DemonstrationStep(thought="hm", query="capital of Ghana", tool="text", passages=passages)
     for count in (0, 1, 3):
         demonstration = Demonstration(
             example=EXAMPLE, steps=(step,) * count, thought="so", answer="Accra", forced=count == 3
         )
-        last = "Accra</answer>" if count == 3 else answer(agent)
+        last = "Accra</answer>" if count == 3 and agent.grammar.forces_answer else answer(agent)
         episode, _, engine = play(*[search(agent)] * count, last, agent=agent, canonical=True)
         written = agent.demonstrate(demonstration, engine.tokenizer)
         np.testing.assert_array_equal(written.tokens, episode.sequences[0].tokens)
@@ -272,7 +294,7 @@ def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
     """In every grammar; nothing but the answer is the policy's."""
     for name, baseline in vanilla_rag(agent).items():
         tool = name.removeprefix("vanilla_rag").removeprefix("_") or agent.grammar.tools[0]
-        opening = agent.grammar.answer_opening
+        opening = agent.last_opening
         written = agent.grammar.write_answer("", "Accra")
         said = written[written.index(opening) + len(opening) :] if opening else written
         episode, _, engine = play(said, agent=baseline)
@@ -287,7 +309,7 @@ def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
 
 
 def test_vanilla_rag_without_room_answers_all_the_same():
-    [baseline] = vanilla_rag(AGENTS["r1_searcher"]).values()
+    [baseline] = vanilla_rag(AGENTS["r1_searcher_answer"]).values()
     long = dataclasses.replace(EXAMPLE, question="Who? " * 30)
     opening = len(baseline.opening(long, tiny.tokenizer()))
     engine = ScriptedEngine(lambda example, sample, turn: "Accra</answer>", max_length=opening + 150)

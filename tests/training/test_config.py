@@ -97,7 +97,11 @@ def test_variants_of_a_configuration() -> None:
         recipe: from_config_dict(schema.TrainConfig, smollm2_search.get_config(recipe)).agent.grammar
         for recipe in ("r1_searcher", "search_r1-cpu", "routerag-cpu")
     }
-    assert grammars == {"r1_searcher": "r1_searcher", "search_r1-cpu": "search_r1", "routerag-cpu": "routerag_answer"}
+    assert grammars == {
+        "r1_searcher": "r1_searcher_answer",
+        "search_r1-cpu": "search_r1",
+        "routerag-cpu": "routerag_answer",
+    }
     for module in (r1_searcher_small, r1_searcher_qwen25_7b):
         ablation = from_config_dict(schema.TrainConfig, module.get_config("cover_em"))
         assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em"}
