@@ -69,7 +69,7 @@ class R1SearcherGrammar(Grammar):
         content = r"(?:(?!<\||<answer>|</answer>|</think>|<think>).)*"
         query = rf"{re.escape(BEGIN_QUERY)}{content}{re.escape(END_QUERY)}"
         return bool(
-            re.fullmatch(rf"{content}{query}", text, re.DOTALL)
+            re.fullmatch(rf"{content}{query}\s*", text, re.DOTALL)
             or re.fullmatch(rf"{content}</think>\s*<answer>{content}</answer>\s*", text, re.DOTALL)
         )
 

@@ -70,6 +70,8 @@ def test_r1_searcher_reads_queries_in_running_text():
     ("text", "fine"),
     [
         ("thinking <|begin_of_query|>q<|end_of_query|>", True),
+        ("thinking <|begin_of_query|>q<|end_of_query|>\n\n", True),  # Qwen and Llama have one token for ">\n\n"
+        ("thinking <|begin_of_query|>q<|end_of_query|> so", False),
         ("done</think>\n<answer>a</answer>", True),
         ("done<answer>a</answer>", False),
         ("done</think><answer>a</answer> and more", False),
