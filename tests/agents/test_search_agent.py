@@ -290,13 +290,18 @@ def test_routing_baselines_change_the_call_not_the_words():
     assert episode.answer == "Accra"
 
 
+def test_without_a_search_the_answer_is_begun_whatever_ends_the_budget(agent):
+    """A policy that may begin as it likes begins with a search, as it was trained to."""
+    baseline = routing_baselines(agent)["no_search"]
+    episode, _, _ = play("Accra</answer>", agent=baseline)
+    assert (episode.answer, episode.calls, episode.turns[0].forced) == ("Accra", [], agent.grammar.answer_opening)
+
+
 def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
-    """In every grammar; nothing but the answer is the policy's."""
+    """In every grammar and with either end of a budget; nothing but the answer is the policy's."""
     for name, baseline in vanilla_rag(agent).items():
         tool = name.removeprefix("vanilla_rag").removeprefix("_") or agent.grammar.tools[0]
-        opening = agent.last_opening
-        written = agent.grammar.write_answer("", "Accra")
-        said = written[written.index(opening) + len(opening) :] if opening else written
+        said = "Accra</answer>"
         episode, _, engine = play(said, agent=baseline)
         assert episode.answer == "Accra"
         assert [(call.tool, call.query) for call in episode.calls] == [(tool, EXAMPLE.question)]

@@ -11,6 +11,7 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes import routerag
@@ -162,6 +163,14 @@ def test_a_search_in_the_last_turn_leads_nowhere():
     assert episode.turns[4].observation == ""
     opened = play(*[search()] * 4, "Ghana</answer>", grammar=GRAMMARS.get("routerag_answer")(tools=routerag.TOOLS))
     assert (opened.answer, opened.turns[4].forced, opened.turns[4].well_formed) == ("Ghana", "<answer>", True)
+
+
+def test_its_baselines_answer_though_the_last_turn_is_the_policy_s():
+    baselines = routing_baselines(SearchAgent(grammar=GRAMMAR)) | vanilla_rag(SearchAgent(grammar=GRAMMAR))
+    engine = ScriptedEngine(lambda *_: "Ghana</answer>", max_length=6000)
+    for name, calls in (("no_search", 0), ("vanilla_rag_graph", 1)):
+        (episode,) = run(baselines[name], [EXAMPLE], engine, TOOLS)
+        assert (episode.answer, len(episode.calls), episode.turns[-1].forced) == ("Ghana", calls, "<answer>")
 
 
 def test_observations_stay_whole_within_their_budget():
