@@ -91,7 +91,7 @@ class Grammar(abc.ABC):
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        """The text fed back after a search: these passages (a prefix of `call.passages`), or the call's error."""
+        """The text fed back after a search: these passages (the first ones of `call.passages`), or the call's error."""
 
     @abc.abstractmethod
     def reminder(self, error: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from collections.abc import Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
+from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
+from routerl_jax.core.types import Sequence as TokenSequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,8 @@ class SearchAgent(Agent):
       max_searches: turns that may search (invalid turns count); after them comes the last turn, as the grammar has it.
       k: passages per search.
       max_turn_tokens: most tokens of one turn.
-      max_observation_tokens: most tokens of what a search shows, in whole passages; 0: as many as there is room for.
+      max_observation_tokens: most tokens of what a search shows, in whole passages, of which only the first may be cut, after a
+        word, where not even that fits; 0: as many whole ones as there is room for.
       answer_tokens: room kept for the last turn; when no more than this is left, it comes at once.
       prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
         one and `instruct`, else `Question: ...` alone).
@@ -47,7 +51,7 @@ class SearchAgent(Agent):
         for step in range(self.max_searches):
             room = chat.room - reserve
             if room < 1:
-                break
+                return await self.final_answer(chat, reserve, truncated=True)
             turn = await chat.generate(stop=self.grammar.stops, max_tokens=min(self.max_turn_tokens, room))
             action = self._read(turn)
             if action.kind == "answer":
@@ -62,7 +66,7 @@ class SearchAgent(Agent):
                 tool = self.routing(action.tool, self.tools, example, llm.sample, step)
                 shown = self.show(await tools[tool].search(action.query, self.k), chat, reserve)
             if not shown:
-                break
+                return await self.final_answer(chat, reserve, truncated=True)
         return await self.final_answer(chat, reserve)
 
     @property
@@ -111,7 +115,7 @@ class SearchAgent(Agent):
             answer = answer[answer.index(opening) + len(opening) :]
         return [*pieces, (answer, True)]
 
-    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> Sequence:
+    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> TokenSequence:
         """A worked example as tokens: the same prompt, tags and observations as a rollout, the same loss mask."""
         return demonstrated(self.opening(demonstration.example, tokenizer), self.pieces(demonstration), tokenizer)
 
@@ -127,25 +131,38 @@ class SearchAgent(Agent):
         return turn.action
 
     def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
-        """Shows as many passages, best first, as fit whole; False if not even an empty observation does."""
-        limit = self.max_observation_tokens or chat.room
-        for count in range(len(call.passages), -1, -1):
-            text = self.grammar.observation(call, call.passages[:count])
-            if count and chat.tokens_of(text) > limit:
-                continue
-            if _observe_if_fits(chat, text, reserve):
-                return True
-        return False
+        """Shows as many passages, best first, as fit whole, or the beginning of the first (see `max_observation_tokens`); False
+        if not even an empty observation fits."""
+        limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
-    async def final_answer(self, chat: Conversation, reserve: int) -> Episode:
-        """The last turn; `reserve` tokens are kept for it."""
+        def fits(shown: Sequence[Passage]) -> bool:
+            return chat.tokens_of(self.grammar.observation(call, shown)) <= limit
+
+        shown = next(
+            (call.passages[:count] for count in range(len(call.passages), 0, -1) if fits(call.passages[:count])), ()
+        )
+        if call.passages and not shown and self.max_observation_tokens:
+            first = call.passages[0]
+            words = bisect.bisect_left(
+                range(1, len(first.text.split())), True, key=lambda n: not fits([_cut(first, n)])
+            )
+            shown = (_cut(first, words),) if words else ()
+        return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve)
+
+    async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
+        """The last turn, for which `reserve` tokens are kept; `truncated` if the context's end brought it about."""
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
         chat.force(self.last_opening)
         turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
         action = self._read(turn)
         answer = action.answer if action.kind == "answer" else None
-        return chat.episode(answer=answer, truncated=turn.stop_reason == "length")
+        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+
+
+def _cut(passage: Passage, words: int) -> Passage:
+    """Its first words, and a sign that there are more."""
+    return dataclasses.replace(passage, text=" ".join(passage.text.split()[:words]) + " ..")
 
 
 def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:

@@ -13,6 +13,7 @@ from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.learning.masks import overlong
 from routerl_jax.recipes.r1_searcher import STAGE_2, violations
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
@@ -187,6 +188,31 @@ def test_passages_are_dropped_whole_when_room_is_short(agent):
     assert shown == agent.grammar.observation(call, call.passages[:count])
     assert episode.answer == "Accra"
     assert len(episode.sequences[0]) <= 420
+    assert not episode.truncated
+
+
+def test_a_first_passage_that_is_too_long_is_cut_after_a_word(agent):
+    """Though the second would fit: it is the best. What is shown is the longest beginning within the limit."""
+    first = Passage(id="1", title="Accra", text=" ".join(f"word{i}" for i in range(200)))
+    second = Passage(id="2", title="Togo", text="short")
+
+    class Two:
+        def search(self, queries, k):
+            return [[first, second] for _ in queries]
+
+    limit = 120
+    agent = dataclasses.replace(agent, max_observation_tokens=limit)
+    tools = {name: Two() for name in agent.grammar.tools}
+    episode, _, engine = play(search(agent), answer(agent), agent=agent, tools=tools, max_length=3000)
+    shown, (call,) = episode.turns[0].observation, episode.calls
+    words = shown.count("word")
+    beginnings = [dataclasses.replace(first, text=" ".join(first.text.split()[:n]) + " ..") for n in range(1, 200)]
+    texts = [agent.grammar.observation(call, [beginning]) for beginning in beginnings]
+    assert 1 < words < 199
+    assert shown == texts[words - 1]
+    assert len(engine.tokenizer.encode(shown)) <= limit < len(engine.tokenizer.encode(texts[words]))
+    assert call.passages == (first, second)  # what the search found is kept whole
+    assert not episode.truncated
 
 
 def prompt_length(agent):
@@ -199,6 +225,20 @@ def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(forcing):
     assert episode.turns[-1].forced == forcing.grammar.answer_opening
     assert episode.answer == "Accra"
     assert not episode.turns[0].observation
+    assert episode.truncated  # the end of the context, not of the budget
+
+
+def test_when_no_turn_fits_any_more_the_episode_is_a_truncated_one(forcing):
+    ids = len(spelled(tiny.tokenizer(), search(forcing)))
+    shown = play(search(forcing), answer(forcing), agent=forcing)[0].turns[0].observation
+    fed = len(tiny.tokenizer().encode(shown + forcing.grammar.answer_opening))
+    full = prompt_length(forcing) + ids + fed + forcing.answer_tokens
+    for more, truncated in ((0, True), (60, False)):
+        episode, _, _ = play(
+            search(forcing), "Accra</answer>" if truncated else answer(forcing), agent=forcing, max_length=full + more
+        )
+        assert (episode.answer, episode.truncated) == ("Accra", truncated)
+        assert overlong(episode) is truncated
 
 
 def test_a_prompt_that_leaves_no_room_gives_a_truncated_episode(agent):
