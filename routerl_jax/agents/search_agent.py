@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
@@ -13,6 +14,8 @@ from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
 from routerl_jax.core.types import Sequence as TokenSequence
+
+OnInvalid = Literal["remind", "end"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,8 @@ class SearchAgent(Agent):
       grammar: how actions and observations are written.
       max_searches: turns that may search (invalid turns count); after them comes the last turn, as the grammar has it.
       k: passages per search.
+      on_invalid: what follows a turn that holds neither a query nor an answer: a reminder, and the next turn, or the end of the
+        episode, without an answer.
       max_turn_tokens: most tokens of one turn.
       max_observation_tokens: most tokens of what a search shows, in whole passages, of which only the first may be cut, after a
         word, where not even that fits; 0: as many whole ones as there is room for.
@@ -37,6 +42,7 @@ class SearchAgent(Agent):
     grammar: Grammar
     max_searches: int = 4
     k: int = 3
+    on_invalid: OnInvalid = "remind"
     max_turn_tokens: int = 512
     max_observation_tokens: int = 0
     answer_tokens: int = 64
@@ -60,6 +66,8 @@ class SearchAgent(Agent):
                 return chat.episode(answer=None)
             if action.tool == NO_TOOL:
                 break
+            if action.kind == "invalid" and self.on_invalid == "end":
+                return chat.episode(answer=None, truncated=turn.stop_reason == "length")
             if action.kind == "invalid":
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:

@@ -160,6 +160,22 @@ def test_an_invalid_action_is_explained_and_costs_a_turn(protocol, text, error):
     assert episode.answer == "Accra"
 
 
+@pytest.mark.parametrize(
+    ("text", "truncated"),
+    [
+        ("x <|begin_of_query|> <|end_of_query|>", False),
+        ("na " * 60, True),
+        ("so", False),
+    ],
+)
+def test_an_invalid_action_may_end_the_episode(text, truncated):
+    agent = dataclasses.replace(AGENTS["r1_searcher"], on_invalid="end")
+    episode, _, _ = play(search(agent), text, answer(agent), agent=agent)
+    assert len(episode.turns) == 2
+    assert (episode.answer, episode.truncated, episode.turns[1].observation) == (None, truncated, "")
+    assert RewardFunction(STAGE_2, "r1_searcher")([episode])[0]["total"] == -2.0
+
+
 def test_ending_without_an_answer_ends_the_episode(agent):
     episode, _, _ = play("I give up", agent=agent)
     assert episode.answer is None
