@@ -223,8 +223,8 @@ def test_stage_1_is_exact_match():
 
 
 def test_stage_2_by_hand():
-    # costs 0, 1, 2, 5; T = 4: s = 0, 1/8, 1/4, 1/2 (5/8 clipped), mean 7/32
-    assert totals(STEP, routerag.STAGE_2, constant=4.0) == pytest.approx([1 + 7 / 32, 1 + 3 / 32, 0.0, 1 - 9 / 32])
+    # costs 0, 1, 2, 5; T = 8: s = 0, 1/8, 1/4, 1/2 (5/8 clipped), mean 7/32
+    assert totals(STEP, routerag.STAGE_2, scale=8.0) == pytest.approx([1 + 7 / 32, 1 + 3 / 32, 0.0, 1 - 9 / 32])
     # p95 of 0, 1, 2, 5 lies 0.85 of the way from 2 to 5: 4.55
     s = np.array([0, 0.5 / 4.55, 1 / 4.55, 0.5])
     assert totals(STEP, routerag.STAGE_2) == pytest.approx((np.array([1, 1, 0, 1]) * (1 + s.mean() - s)).tolist())
@@ -232,8 +232,8 @@ def test_stage_2_by_hand():
 
 def test_stage_2_by_the_clock():
     step = [episode("Ghana", 9.0, seconds=0.1), episode("Ghana", 1.0, 1.0, seconds=0.2)]
-    # seconds 0.1 and 0.4, T = 0.5: s = 0.1 and 0.4
-    assert totals(step, routerag.STAGE_2_SECONDS, constant=0.5) == pytest.approx([1.15, 0.85])
+    # seconds 0.1 and 0.4, T = 1: s = 0.1 and 0.4
+    assert totals(step, routerag.STAGE_2_SECONDS, scale=1.0) == pytest.approx([1.15, 0.85])
 
 
 def test_each_reward_belongs_to_its_row_whatever_the_order():
@@ -277,8 +277,8 @@ def test_where_hardly_anyone_searches_the_percentile_is_zero_and_nothing_is_nan(
     ("options", "message"),
     [
         ({"by": "tokens"}, "'tokens'.*neither 'cost' nor 'seconds'"),
-        ({"constant": 0}, "constant=0 .*positive number or 'p95'"),
-        ({"constant": "p90"}, "constant='p90'"),
+        ({"scale": 0}, "scale=0 .*positive number or 'p95'"),
+        ({"scale": "p90"}, "scale='p90'"),
         ({"kind": 1}, "kind"),
     ],
 )
@@ -291,8 +291,8 @@ def test_equation_9_the_mean_of_the_step_cancels_where_a_whole_group_is_right():
     """Within such a group, advantages without division by the deviation depend on costs alone."""
     group = [episode("Ghana", 1.0), episode("Ghana", 3.0)]
     for others in ([], [episode("Togo", 4.0)], [episode("Ghana")] * 3):
-        first, second = totals([*group, *others], routerag.STAGE_2, constant=10.0)[:2]
-        assert first - second == pytest.approx(0.1)
+        first, second = totals([*group, *others], routerag.STAGE_2, scale=10.0)[:2]
+        assert first - second == pytest.approx(0.2)  # the costs differ by 2
 
 
 # --- data --------------------------------------------------------------------------------------------------------------
