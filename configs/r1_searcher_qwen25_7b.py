@@ -63,8 +63,9 @@ def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
             grammar="r1_searcher",
             max_searches=MAX_SEARCHES,
             k=TRAIN_K,
+            on_invalid="end",  # as the released rollout
             max_turn_tokens=512,
-            answer_tokens=64,
+            answer_tokens=512,  # the last turn may think before it answers
             prompt=BASE_PROMPT,
             prompt_suffix=PROMPT_SUFFIX,
         ),

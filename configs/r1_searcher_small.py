@@ -42,7 +42,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
             engine=EngineConfig(rows=64, max_length=512),
-            agent=AgentConfig(grammar="r1_searcher", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
+            agent=AgentConfig(grammar="r1_searcher_answer", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
             knowledge={"atlas": KnowledgeConfig(source="atlas/all")},
             data=DataConfig(
                 train="atlas/train/single+multi",

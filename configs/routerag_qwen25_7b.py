@@ -6,7 +6,7 @@ from configs.routerag_qwen25_3b import routerag_run
 from routerl_jax.core.config import to_config_dict
 
 
-def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
+def get_config(variant: str = "stable") -> ml_collections.ConfigDict:
     """As configs/routerag_qwen25_3b.py, with the larger policy and encoder; triples by Llama-3.3-70B-Instruct.
 
     python -m launch.train --config=configs/routerag_qwen25_7b.py --distributed --workdir=/mnt/bucket/routerag_7b \

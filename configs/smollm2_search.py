@@ -113,7 +113,7 @@ def _r1_searcher(run: TrainConfig) -> TrainConfig:
     """A tenth of the steps for searching, two at least, the rest for F1."""
     return dataclasses.replace(
         run,
-        agent=dataclasses.replace(run.agent, grammar="r1_searcher", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
+        agent=dataclasses.replace(run.agent, grammar="r1_searcher_answer", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
         stages={
             "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
             "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),

@@ -74,7 +74,13 @@ class Grammar(abc.ABC):
     @property
     @abc.abstractmethod
     def answer_opening(self) -> str:
-        """What is fed to force a final answer."""
+        """What is fed so that the policy answers now: at the end of its budget if `forces_answer`, and in baselines."""
+
+    @property
+    def forces_answer(self) -> bool:
+        """Whether a spent budget ends in `answer_opening`; else in a turn that is all the policy's, whose search leads
+        nowhere."""
+        return True
 
     @property
     def choices(self) -> RouteChoices | None:
@@ -85,7 +91,7 @@ class Grammar(abc.ABC):
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        """The text fed back after a search: these passages (a prefix of `call.passages`), or the call's error."""
+        """The text fed back after a search: these passages (the first ones of `call.passages`), or the call's error."""
 
     @abc.abstractmethod
     def reminder(self, error: str) -> str:

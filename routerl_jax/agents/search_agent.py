@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from collections.abc import Sequence
+from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Sequence, Turn
+from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
+from routerl_jax.core.types import Sequence as TokenSequence
+
+OnInvalid = Literal["remind", "end"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,11 +24,14 @@ class SearchAgent(Agent):
 
     Attributes:
       grammar: how actions and observations are written.
-      max_searches: turns that may search (invalid turns count); after them the answer is forced.
+      max_searches: turns that may search (invalid turns count); after them comes the last turn, as the grammar has it.
       k: passages per search.
+      on_invalid: what follows a turn that holds neither a query nor an answer: a reminder, and the next turn, or the end of the
+        episode, without an answer.
       max_turn_tokens: most tokens of one turn.
-      max_observation_tokens: most tokens of what a search shows, in whole passages; 0: as many as there is room for.
-      answer_tokens: room kept for the final answer; when less than a turn and this is left, the answer is forced.
+      max_observation_tokens: most tokens of what a search shows, in whole passages, of which only the first may be cut, after a
+        word, where not even that fits; 0: as many whole ones as there is room for.
+      answer_tokens: room kept for the last turn; when no more than this is left, it comes at once.
       prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
         one and `instruct`, else `Question: ...` alone).
       instruct: tell the model the protocol (for pretrained models).
@@ -33,6 +42,7 @@ class SearchAgent(Agent):
     grammar: Grammar
     max_searches: int = 4
     k: int = 3
+    on_invalid: OnInvalid = "remind"
     max_turn_tokens: int = 512
     max_observation_tokens: int = 0
     answer_tokens: int = 64
@@ -43,11 +53,11 @@ class SearchAgent(Agent):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
+        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
         for step in range(self.max_searches):
             room = chat.room - reserve
             if room < 1:
-                break
+                return await self.final_answer(chat, reserve, truncated=True)
             turn = await chat.generate(stop=self.grammar.stops, max_tokens=min(self.max_turn_tokens, room))
             action = self._read(turn)
             if action.kind == "answer":
@@ -56,14 +66,21 @@ class SearchAgent(Agent):
                 return chat.episode(answer=None)
             if action.tool == NO_TOOL:
                 break
+            if action.kind == "invalid" and self.on_invalid == "end":
+                return chat.episode(answer=None, truncated=turn.stop_reason == "length")
             if action.kind == "invalid":
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:
                 tool = self.routing(action.tool, self.tools, example, llm.sample, step)
                 shown = self.show(await tools[tool].search(action.query, self.k), chat, reserve)
             if not shown:
-                break
+                return await self.final_answer(chat, reserve, truncated=True)
         return await self.final_answer(chat, reserve)
+
+    @property
+    def last_opening(self) -> str:
+        """What the last turn is begun with for the policy; "" if it is the policy's own."""
+        return self.grammar.answer_opening if self.grammar.forces_answer else ""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -101,13 +118,12 @@ class SearchAgent(Agent):
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             pieces.append((self.grammar.observation(call, step.passages), False))
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
-        if demonstration.forced:
-            opening = self.grammar.answer_opening
+        if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]
         return [*pieces, (answer, True)]
 
-    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> Sequence:
+    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> TokenSequence:
         """A worked example as tokens: the same prompt, tags and observations as a rollout, the same loss mask."""
         return demonstrated(self.opening(demonstration.example, tokenizer), self.pieces(demonstration), tokenizer)
 
@@ -123,25 +139,38 @@ class SearchAgent(Agent):
         return turn.action
 
     def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
-        """Shows as many passages, best first, as fit whole; False if not even an empty observation does."""
-        limit = self.max_observation_tokens or chat.room
-        for count in range(len(call.passages), -1, -1):
-            text = self.grammar.observation(call, call.passages[:count])
-            if count and chat.tokens_of(text) > limit:
-                continue
-            if _observe_if_fits(chat, text, reserve):
-                return True
-        return False
+        """Shows as many passages, best first, as fit whole, or the beginning of the first (see `max_observation_tokens`); False
+        if not even an empty observation fits."""
+        limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
-    async def final_answer(self, chat: Conversation, reserve: int) -> Episode:
-        """Has the answer written now; `reserve` tokens are kept for it."""
+        def fits(shown: Sequence[Passage]) -> bool:
+            return chat.tokens_of(self.grammar.observation(call, shown)) <= limit
+
+        shown = next(
+            (call.passages[:count] for count in range(len(call.passages), 0, -1) if fits(call.passages[:count])), ()
+        )
+        if call.passages and not shown and self.max_observation_tokens:
+            first = call.passages[0]
+            words = bisect.bisect_left(
+                range(1, len(first.text.split())), True, key=lambda n: not fits([_cut(first, n)])
+            )
+            shown = (_cut(first, words),) if words else ()
+        return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve)
+
+    async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
+        """The last turn, for which `reserve` tokens are kept; `truncated` if the context's end brought it about."""
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
-        chat.force(self.grammar.answer_opening)
+        chat.force(self.last_opening)
         turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
         action = self._read(turn)
         answer = action.answer if action.kind == "answer" else None
-        return chat.episode(answer=answer, truncated=turn.stop_reason == "length")
+        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+
+
+def _cut(passage: Passage, words: int) -> Passage:
+    """Its first words, and a sign that there are more."""
+    return dataclasses.replace(passage, text=" ".join(passage.text.split()[:words]) + " ..")
 
 
 def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.routing import Always, Drawn
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.vanilla_rag import OneSearch, VanillaRAG
+from routerl_jax.baselines.vanilla_rag import NoSearch, OneSearch, VanillaRAG
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 
 Searcher = SearchAgent | StepwiseAgent
@@ -31,14 +32,20 @@ def routing_baselines(agent: Agent) -> dict[str, Agent]:
         baselines = vanilla_rag(agent)
     if isinstance(agent, StepwiseAgent):
         baselines["full_budget"] = dataclasses.replace(agent, beyond=Drawn())
-    return {**baselines, "no_search": dataclasses.replace(agent, max_searches=0)}
+    direct = NoSearch if isinstance(agent, SearchAgent) else StepwiseAgent
+    return {**baselines, "no_search": direct(**{**_fields(agent), "max_searches": 0})}
 
 
 def vanilla_rag(agent: Agent) -> dict[str, Agent]:
     """The same policy given what its question finds: `vanilla_rag`, or `vanilla_rag_KB` for each of several; see above."""
     if not isinstance(agent, Searcher):
         return {}
-    fields: dict[str, Any] = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     make = VanillaRAG if isinstance(agent, SearchAgent) else OneSearch
     several = len(agent.tools) > 1
-    return {f"vanilla_rag_{tool}" if several else "vanilla_rag": make(**fields, tool=tool) for tool in agent.tools}
+    return {
+        f"vanilla_rag_{tool}" if several else "vanilla_rag": make(**_fields(agent), tool=tool) for tool in agent.tools
+    }
+
+
+def _fields(agent: Searcher) -> Mapping[str, Any]:
+    return {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}

@@ -1,4 +1,4 @@
-"""Retrieve, then read: one search for the question as it is, and the policy's answer from what that finds."""
+"""The policy's answer without a search, or after one that is made in its place: for the question as it is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VanillaRAG(SearchAgent):
-    """In one conversation: the search is written in the policy's place."""
+class NoSearch(SearchAgent):
+    """The answer is begun for the policy at once, whatever ends its budget: left alone, it would search."""
+
+    max_searches: int = 0
+
+    @property
+    def last_opening(self) -> str:
+        return self.grammar.answer_opening
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VanillaRAG(NoSearch):
+    """Retrieve, then read, in one conversation: the search is written in the policy's place."""
 
     tool: str
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.answer_tokens + chat.tokens_of(self.grammar.answer_opening)
+        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
         search = self.grammar.write_search("", example.question, self.tool)
         if chat.tokens_of(search) <= chat.room - reserve:
             turn = chat.write(search)
@@ -29,7 +40,7 @@ class VanillaRAG(SearchAgent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneSearch(StepwiseAgent):
-    """In a chat: the question is answered as a sub-question is."""
+    """Retrieve, then read, in a chat: the question is answered as a sub-question is."""
 
     tool: str
 

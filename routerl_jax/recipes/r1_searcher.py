@@ -21,7 +21,7 @@ BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"
 BEGIN_DOCUMENTS, END_DOCUMENTS = "<|begin_of_documents|>", "<|end_of_documents|>"
 TAGS = (BEGIN_QUERY, END_QUERY, BEGIN_DOCUMENTS, END_DOCUMENTS)
 
-MAX_SEARCHES = 8  # the released rollout stops the ninth
+MAX_SEARCHES = 8  # the ninth stretch of the released rollout is its last: it may answer, its query is not searched
 TRAIN_K, EVALUATION_K = 3, 5  # documents per search
 PROMPT_SUFFIX = "<think>"  # fed, so that the policy writes no <think> of its own
 
@@ -31,7 +31,8 @@ PROMPT_SUFFIX = "<think>"  # fed, so that the policy writes no <think> of its ow
 class R1SearcherGrammar(Grammar):
     """Queries between marks in running text, documents injected right after, reasoning until </think>, then the answer.
 
-    The prompt ends with `<think>`. One knowledge base, as a query names none.
+    The prompt ends with `<think>`. One knowledge base, as a query names none. When the budget is spent the policy writes one
+    more turn of its own, in which a query leads nowhere, as in the released code.
     """
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class R1SearcherGrammar(Grammar):
         content = r"(?:(?!<\||<answer>|</answer>|</think>|<think>).)*"
         query = rf"{re.escape(BEGIN_QUERY)}{content}{re.escape(END_QUERY)}"
         return bool(
-            re.fullmatch(rf"{content}{query}", text, re.DOTALL)
+            re.fullmatch(rf"{content}{query}\s*", text, re.DOTALL)
             or re.fullmatch(rf"{content}</think>\s*<answer>{content}</answer>\s*", text, re.DOTALL)
         )
 
@@ -81,6 +82,10 @@ class R1SearcherGrammar(Grammar):
     @property
     def answer_opening(self) -> str:
         return "</think>\n<answer>"
+
+    @property
+    def forces_answer(self) -> bool:
+        return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         if call.error is not None:
@@ -100,6 +105,19 @@ class R1SearcherGrammar(Grammar):
 
     def instructions(self) -> str:
         return INSTRUCTIONS
+
+
+@GRAMMARS.register("r1_searcher_answer")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class R1SearcherOpenedAnswer(R1SearcherGrammar):
+    """As "r1_searcher", but when the budget is spent the answer is begun for the policy: a small one would search on.
+
+    The tags are not the policy's then, so such an answer counts in evaluation and earns nothing from R1-Searcher's rewards.
+    """
+
+    @property
+    def forces_answer(self) -> bool:
+        return True
 
 
 # Instruct models get this as their system message (config.agent.instruct) and `<think>` behind the chat template.
@@ -151,7 +169,7 @@ def _think_tags(episode: Episode) -> bool:
 
 
 def _answer_tags(episode: Episode) -> bool:
-    """Not exactly one <answer> and one </answer>; so also an answer that had to be forced."""
+    """Not exactly one <answer> and one </answer>; so also an answer that was begun for the policy."""
     text = own_text(episode)
     return text.count("<answer>") != 1 or text.count("</answer>") != 1
 

@@ -97,7 +97,11 @@ class RouteRAGGrammar(Grammar):
 
     @property
     def answer_opening(self) -> str:
-        return ""
+        return "<answer>"
+
+    @property
+    def forces_answer(self) -> bool:
+        return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         if call.error is not None:
@@ -142,8 +146,8 @@ class OpenedAnswer(RouteRAGGrammar):
     """As "routerag", but when the budget is spent `<answer>` is written for the policy: a small one would search on."""
 
     @property
-    def answer_opening(self) -> str:
-        return "<answer>"
+    def forces_answer(self) -> bool:
+        return True
 
 
 def _written(tool: str) -> str:
@@ -162,28 +166,28 @@ def retrieval_cost(episode: Episode, by: str = "cost") -> float:
     return float(sum(getattr(call, by) for call in episode.calls))
 
 
-def scaled_costs(costs: Float[np.ndarray, " N"], constant: float | str = "p95") -> Float[np.ndarray, " N"]:
-    """s = min(t / 2T, 1/2): costs brought into [0, 1/2] for equation 4, where the paper says no more of T than that.
+def scaled_costs(costs: Float[np.ndarray, " N"], scale: float | str = "p95") -> Float[np.ndarray, " N"]:
+    """s = min(t / T, 1/2): costs brought into [0, 1/2] for equation 4, where the paper says no more of T than that.
 
     Args:
-      constant: T, or "p95" for the 95th percentile of these costs, as in the released code. Where that is 0, since
+      scale: T, or "p95" for twice the 95th percentile of these costs, as in the released code. Where that is 0, since
         hardly any episode has searched, those that have get 1/2.
 
     Raises:
       ValueError: T is not positive.
     """
     costs = np.asarray(costs, np.float64)
-    if constant != "p95" and not (isinstance(constant, int | float) and constant > 0):
-        raise ValueError(f"constant={constant!r} of routerag.efficiency must be a positive number or 'p95'")
-    if constant == "p95":
-        constant = float(np.percentile(costs, 95)) if len(costs) else 0.0
-    if not constant:
+    if scale != "p95" and not (isinstance(scale, int | float) and scale > 0):
+        raise ValueError(f"scale={scale!r} of routerag.efficiency must be a positive number or 'p95'")
+    if scale == "p95":
+        scale = 2 * float(np.percentile(costs, 95)) if len(costs) else 0.0
+    if not scale:
         return np.where(costs > 0, 0.5, 0.0)
-    return np.minimum(0.5 * costs / float(constant), 0.5)
+    return np.minimum(costs / float(scale), 0.5)
 
 
 def efficiency(
-    episodes: Sequence[Episode], by: str = "cost", constant: float | str = "p95", normalizer: str = "search_r1"
+    episodes: Sequence[Episode], by: str = "cost", scale: float | str = "p95", normalizer: str = "search_r1"
 ) -> list[float]:
     """mean_j(s_j) - s_i for the episodes with the right answer, 0 for others (equations 3, 4 and 7). In (-1/2, 1/2).
 
@@ -193,9 +197,9 @@ def efficiency(
     Args:
       by: "cost", the same in every run, or "seconds", as the paper has it: `Call.seconds`, the time of the batch that a
         search was in.
-      constant: see `scaled_costs`.
+      scale: T of equation 4, see `scaled_costs`.
     """
-    scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), constant)
+    scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), scale)
     right = [exact_match(episode.answer, episode.example.answers, normalizer) == 1.0 for episode in episodes]
     mean = float(scaled.mean()) if len(episodes) else 0.0
     return [mean - float(s) if fine else 0.0 for s, fine in zip(scaled, right)]

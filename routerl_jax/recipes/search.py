@@ -1,6 +1,6 @@
 """The plain search recipe: one agent, one growing conversation, a weighted sum of outcome rewards per stage.
 
-Common ground of Search-R1, R1-Searcher and R1-Router; grammar, budget and reward terms come from the configuration.
+Search-R1, R1-Searcher and RouteRAG are this recipe; grammar, budget and reward terms come from the configuration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from routerl_jax.agents.grammar import GRAMMARS
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.search_agent import OnInvalid, SearchAgent
 from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 
@@ -23,6 +23,8 @@ class AgentSettings(Protocol):
     def max_searches(self) -> int: ...
     @property
     def k(self) -> int: ...
+    @property
+    def on_invalid(self) -> OnInvalid: ...
     @property
     def max_turn_tokens(self) -> int: ...
     @property
@@ -61,6 +63,7 @@ def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Seq
             grammar=grammar,
             max_searches=agent.max_searches,
             k=agent.k,
+            on_invalid=agent.on_invalid,
             max_turn_tokens=agent.max_turn_tokens,
             max_observation_tokens=agent.max_observation_tokens,
             answer_tokens=agent.answer_tokens,

@@ -46,7 +46,7 @@ def worked_examples(
     Args:
       examples: with `supporting_passages`, or `supporting` and `supporting_titles`, in their metadata; others are left out.
       k: passages per search.
-      max_searches: at most, per question.
+      max_searches: at most, per question; the agent's, so that where a rollout would force the answer, it is marked so.
       seed: of the choice of knowledge bases.
     """
     drafts = [
@@ -68,7 +68,11 @@ def worked_examples(
                 _note(draft, query, purpose, tool, passages)
     return [
         Demonstration(
-            example=draft.example, steps=tuple(draft.steps), thought=draft.thought, answer=draft.example.answers[0]
+            example=draft.example,
+            steps=tuple(draft.steps),
+            thought=draft.thought,
+            answer=draft.example.answers[0],
+            forced=len(draft.steps) == max_searches,
         )
         for draft in drafts
         if not draft.missing

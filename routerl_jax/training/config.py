@@ -65,8 +65,9 @@ class AgentConfig:
     grammar: str = "r1_router"  # agents.grammar.GRAMMARS
     max_searches: int = 3
     k: int = 2  # passages per search
+    on_invalid: Literal["remind", "end"] = "remind"  # recipe "search", after a turn without query or answer
     max_turn_tokens: int = 64
-    max_observation_tokens: int = 0  # of what a search shows, whole passages; 0: as many as there is room for
+    max_observation_tokens: int = 0  # of what a search shows: whole passages, or the first's beginning; 0: all that fit
     answer_tokens: int = 24  # room kept for a forced final answer
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)

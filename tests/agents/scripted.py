@@ -10,13 +10,18 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.streams import Generated, PromptTooLong, Stream
-from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar, R1SearcherOpenedAnswer
 from tests import tiny
 
 AGENT = SearchAgent(grammar=tiny.GRAMMAR, max_searches=3, k=2, max_turn_tokens=100, answer_tokens=12)
 AGENTS = {
     "r1_router": AGENT,
-    "r1_searcher": dataclasses.replace(AGENT, grammar=R1SearcherGrammar(tools=("text",)), prompt_suffix="<think>"),
+    "r1_searcher": dataclasses.replace(
+        AGENT, grammar=R1SearcherGrammar(tools=("text",)), prompt_suffix="<think>", answer_tokens=30
+    ),
+    "r1_searcher_answer": dataclasses.replace(
+        AGENT, grammar=R1SearcherOpenedAnswer(tools=("text",)), prompt_suffix="<think>"
+    ),
 }
 SEARCH = "<think>hm</think><sub-question>capital of Ghana</sub-question><ret>{} retriever</ret>"
 ANSWER = "<think>so</think><answer>Accra</answer>"

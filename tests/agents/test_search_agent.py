@@ -1,4 +1,4 @@
-"""The search agent's loop, step by step, with a scripted policy, in both tag protocols."""
+"""The search agent's loop, step by step, with a scripted policy, in both tag protocols and with either end of a budget."""
 
 import copy
 import dataclasses
@@ -13,6 +13,9 @@ from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.learning.masks import overlong
+from routerl_jax.recipes.r1_searcher import STAGE_2, violations
+from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
@@ -24,6 +27,12 @@ CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfo
 
 @pytest.fixture(params=list(AGENTS))
 def agent(request):
+    return AGENTS[request.param]
+
+
+@pytest.fixture(params=[name for name, agent in AGENTS.items() if agent.grammar.forces_answer])
+def forcing(request):
+    """An agent that begins the answer when its budget is spent."""
     return AGENTS[request.param]
 
 
@@ -97,11 +106,11 @@ def test_only_what_the_policy_wrote_is_trained_on(agent):
     assert (sequence.versions >= 0).tolist() == sequence.loss_mask.tolist()
 
 
-def test_after_the_last_search_the_answer_is_forced(agent):
-    episode, _, engine = play(*[search(agent)] * 3, "Accra</answer>", agent=agent)
+def test_after_the_last_search_the_answer_is_forced(forcing):
+    episode, _, engine = play(*[search(forcing)] * 3, "Accra</answer>", agent=forcing)
     assert len(episode.calls) == 3
     assert episode.answer == "Accra"
-    assert episode.turns[-1].forced == agent.grammar.answer_opening
+    assert episode.turns[-1].forced == forcing.grammar.answer_opening
     assert all(
         turn.well_formed for turn in episode.turns
     )  # that no thought precedes the answer is not the policy's doing
@@ -111,10 +120,24 @@ def test_after_the_last_search_the_answer_is_forced(agent):
 
 
 @pytest.mark.parametrize("text", ["Accra", "Accra <think>x</think></answer>"])
-def test_a_forced_answer_must_be_closed_and_plain(agent, text):
-    episode, _, _ = play(*[search(agent)] * 3, text, agent=agent)
+def test_a_forced_answer_must_be_closed_and_plain(forcing, text):
+    episode, _, _ = play(*[search(forcing)] * 3, text, agent=forcing)
     assert episode.turns[-1].forced
     assert not episode.turns[-1].well_formed
+
+
+def test_in_r1_searcher_an_episode_with_all_its_searches_earns_what_any_may():
+    agent = AGENTS["r1_searcher"]
+    stage_2 = RewardFunction(STAGE_2, "r1_searcher")
+    answered, _, _ = play(*[search(agent)] * 3, answer(agent), agent=agent)
+    assert (len(answered.calls), answered.answer, answered.turns[-1].forced) == (3, "Accra", "")
+    assert all(turn.well_formed for turn in answered.turns)
+    assert stage_2([answered])[0]["total"] == 1.0
+    searched_on, _, _ = play(*[search(agent)] * 4, agent=agent)
+    assert (len(searched_on.turns), len(searched_on.calls), searched_on.answer) == (4, 3, None)
+    assert searched_on.turns[-1].observation == ""
+    assert "query_tags" in violations(searched_on)
+    assert stage_2([searched_on])[0]["total"] == -2.0
 
 
 @pytest.mark.parametrize(
@@ -135,6 +158,22 @@ def test_an_invalid_action_is_explained_and_costs_a_turn(protocol, text, error):
     assert episode.invalid_actions == 2
     assert not episode.calls
     assert episode.answer == "Accra"
+
+
+@pytest.mark.parametrize(
+    ("text", "truncated"),
+    [
+        ("x <|begin_of_query|> <|end_of_query|>", False),
+        ("na " * 60, True),
+        ("so", False),
+    ],
+)
+def test_an_invalid_action_may_end_the_episode(text, truncated):
+    agent = dataclasses.replace(AGENTS["r1_searcher"], on_invalid="end")
+    episode, _, _ = play(search(agent), text, answer(agent), agent=agent)
+    assert len(episode.turns) == 2
+    assert (episode.answer, episode.truncated, episode.turns[1].observation) == (None, truncated, "")
+    assert RewardFunction(STAGE_2, "r1_searcher")([episode])[0]["total"] == -2.0
 
 
 def test_ending_without_an_answer_ends_the_episode(agent):
@@ -165,18 +204,57 @@ def test_passages_are_dropped_whole_when_room_is_short(agent):
     assert shown == agent.grammar.observation(call, call.passages[:count])
     assert episode.answer == "Accra"
     assert len(episode.sequences[0]) <= 420
+    assert not episode.truncated
+
+
+def test_a_first_passage_that_is_too_long_is_cut_after_a_word(agent):
+    """Though the second would fit: it is the best. What is shown is the longest beginning within the limit."""
+    first = Passage(id="1", title="Accra", text=" ".join(f"word{i}" for i in range(200)))
+    second = Passage(id="2", title="Togo", text="short")
+
+    class Two:
+        def search(self, queries, k):
+            return [[first, second] for _ in queries]
+
+    limit = 120
+    agent = dataclasses.replace(agent, max_observation_tokens=limit)
+    tools = {name: Two() for name in agent.grammar.tools}
+    episode, _, engine = play(search(agent), answer(agent), agent=agent, tools=tools, max_length=3000)
+    shown, (call,) = episode.turns[0].observation, episode.calls
+    words = shown.count("word")
+    beginnings = [dataclasses.replace(first, text=" ".join(first.text.split()[:n]) + " ..") for n in range(1, 200)]
+    texts = [agent.grammar.observation(call, [beginning]) for beginning in beginnings]
+    assert 1 < words < 199
+    assert shown == texts[words - 1]
+    assert len(engine.tokenizer.encode(shown)) <= limit < len(engine.tokenizer.encode(texts[words]))
+    assert call.passages == (first, second)  # what the search found is kept whole
+    assert not episode.truncated
 
 
 def prompt_length(agent):
     return len(agent.opening(EXAMPLE, tiny.tokenizer()))
 
 
-def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(agent):
-    tight = prompt_length(agent) + len(spelled(tiny.tokenizer(), search(agent))) + 20
-    episode, _, _ = play(search(agent), "Accra</answer>", agent=agent, max_length=tight)
-    assert episode.turns[-1].forced == agent.grammar.answer_opening
+def test_when_not_even_an_empty_observation_fits_the_answer_is_forced(forcing):
+    tight = prompt_length(forcing) + len(spelled(tiny.tokenizer(), search(forcing))) + 20
+    episode, _, _ = play(search(forcing), "Accra</answer>", agent=forcing, max_length=tight)
+    assert episode.turns[-1].forced == forcing.grammar.answer_opening
     assert episode.answer == "Accra"
     assert not episode.turns[0].observation
+    assert episode.truncated  # the end of the context, not of the budget
+
+
+def test_when_no_turn_fits_any_more_the_episode_is_a_truncated_one(forcing):
+    ids = len(spelled(tiny.tokenizer(), search(forcing)))
+    shown = play(search(forcing), answer(forcing), agent=forcing)[0].turns[0].observation
+    fed = len(tiny.tokenizer().encode(shown + forcing.grammar.answer_opening))
+    full = prompt_length(forcing) + ids + fed + forcing.answer_tokens
+    for more, truncated in ((0, True), (60, False)):
+        episode, _, _ = play(
+            search(forcing), "Accra</answer>" if truncated else answer(forcing), agent=forcing, max_length=full + more
+        )
+        assert (episode.answer, episode.truncated) == ("Accra", truncated)
+        assert overlong(episode) is truncated
 
 
 def test_a_prompt_that_leaves_no_room_gives_a_truncated_episode(agent):
@@ -195,14 +273,14 @@ def test_a_turn_that_runs_into_its_limit_is_invalid_and_the_run_goes_on(agent):
 
 
 def test_demonstrations_are_written_as_rollouts_are(agent):
-    """The tokens and the mask of a demonstration equal those of a rollout that says the same, forced answer included."""
+    """The tokens and the mask of a demonstration equal those of a rollout that says the same, the last turn included."""
     passages = tuple(tiny.ScriptedKB("text").search(["capital of Ghana"], 2)[0])
     step = DemonstrationStep(thought="hm", query="capital of Ghana", tool="text", passages=passages)
     for count in (0, 1, 3):
         demonstration = Demonstration(
             example=EXAMPLE, steps=(step,) * count, thought="so", answer="Accra", forced=count == 3
         )
-        last = "Accra</answer>" if count == 3 else answer(agent)
+        last = "Accra</answer>" if count == 3 and agent.grammar.forces_answer else answer(agent)
         episode, _, engine = play(*[search(agent)] * count, last, agent=agent, canonical=True)
         written = agent.demonstrate(demonstration, engine.tokenizer)
         np.testing.assert_array_equal(written.tokens, episode.sequences[0].tokens)
@@ -268,13 +346,18 @@ def test_routing_baselines_change_the_call_not_the_words():
     assert episode.answer == "Accra"
 
 
+def test_without_a_search_the_answer_is_begun_whatever_ends_the_budget(agent):
+    """A policy that may begin as it likes begins with a search, as it was trained to."""
+    baseline = routing_baselines(agent)["no_search"]
+    episode, _, _ = play("Accra</answer>", agent=baseline)
+    assert (episode.answer, episode.calls, episode.turns[0].forced) == ("Accra", [], agent.grammar.answer_opening)
+
+
 def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
-    """In every grammar; nothing but the answer is the policy's."""
+    """In every grammar and with either end of a budget; nothing but the answer is the policy's."""
     for name, baseline in vanilla_rag(agent).items():
         tool = name.removeprefix("vanilla_rag").removeprefix("_") or agent.grammar.tools[0]
-        opening = agent.grammar.answer_opening
-        written = agent.grammar.write_answer("", "Accra")
-        said = written[written.index(opening) + len(opening) :] if opening else written
+        said = "Accra</answer>"
         episode, _, engine = play(said, agent=baseline)
         assert episode.answer == "Accra"
         assert [(call.tool, call.query) for call in episode.calls] == [(tool, EXAMPLE.question)]
@@ -287,7 +370,7 @@ def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
 
 
 def test_vanilla_rag_without_room_answers_all_the_same():
-    [baseline] = vanilla_rag(AGENTS["r1_searcher"]).values()
+    [baseline] = vanilla_rag(AGENTS["r1_searcher_answer"]).values()
     long = dataclasses.replace(EXAMPLE, question="Who? " * 30)
     opening = len(baseline.opening(long, tiny.tokenizer()))
     engine = ScriptedEngine(lambda example, sample, turn: "Accra</answer>", max_length=opening + 150)

@@ -99,7 +99,12 @@ def test_the_papers_settings() -> None:
     config = from_config_dict(schema.TrainConfig, search_r1_qwen25_3b.get_config())
     assert (config.rollout.examples, config.rollout.samples, config.learner.minibatches) == (512, 5, 10)
     assert (config.agent.max_searches, config.agent.k) == (4, 3)
-    assert config.learner.loss.kl_coef == 0.001
+    assert (config.learner.loss.kl_coef, config.learner.loss.entropy_coef) == (0.001, 0.001)
+    assert (config.agent.max_turn_tokens, config.agent.max_observation_tokens, config.engine.max_length) == (
+        500,
+        500,
+        4096,
+    )
     schedule = config.learner.optimizer.learning_rate(config.steps * config.learner.minibatches)
     assert float(schedule(1425)) == pytest.approx(1e-6)
     assert float(schedule(1424)) < 1e-6

@@ -259,7 +259,7 @@ def _turn(text: str, **fields: Any) -> Turn:
 
 
 def test_a_forced_answer_is_not_the_policy_s_format() -> None:
-    """What the agent fed it can't be rewarded for; the answer still counts in evaluation."""
+    """With "r1_searcher_answer": what it was fed can't be rewarded; the answer still counts in evaluation."""
     example = Example(id="e", question="q", answers=("Accra",))
     call = Call(tool="wiki", query="q")
     turns = [

@@ -11,6 +11,7 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes import routerag
@@ -164,6 +165,14 @@ def test_a_search_in_the_last_turn_leads_nowhere():
     assert (opened.answer, opened.turns[4].forced, opened.turns[4].well_formed) == ("Ghana", "<answer>", True)
 
 
+def test_its_baselines_answer_though_the_last_turn_is_the_policy_s():
+    baselines = routing_baselines(SearchAgent(grammar=GRAMMAR)) | vanilla_rag(SearchAgent(grammar=GRAMMAR))
+    engine = ScriptedEngine(lambda *_: "Ghana</answer>", max_length=6000)
+    for name, calls in (("no_search", 0), ("vanilla_rag_graph", 1)):
+        (episode,) = run(baselines[name], [EXAMPLE], engine, TOOLS)
+        assert (episode.answer, len(episode.calls), episode.turns[-1].forced) == ("Ghana", calls, "<answer>")
+
+
 def test_observations_stay_whole_within_their_budget():
     whole = play(search(), "<think>x</think><answer>Ghana</answer>")
     block = whole.turns[0].observation
@@ -214,8 +223,8 @@ def test_stage_1_is_exact_match():
 
 
 def test_stage_2_by_hand():
-    # costs 0, 1, 2, 5; T = 4: s = 0, 1/8, 1/4, 1/2 (5/8 clipped), mean 7/32
-    assert totals(STEP, routerag.STAGE_2, constant=4.0) == pytest.approx([1 + 7 / 32, 1 + 3 / 32, 0.0, 1 - 9 / 32])
+    # costs 0, 1, 2, 5; T = 8: s = 0, 1/8, 1/4, 1/2 (5/8 clipped), mean 7/32
+    assert totals(STEP, routerag.STAGE_2, scale=8.0) == pytest.approx([1 + 7 / 32, 1 + 3 / 32, 0.0, 1 - 9 / 32])
     # p95 of 0, 1, 2, 5 lies 0.85 of the way from 2 to 5: 4.55
     s = np.array([0, 0.5 / 4.55, 1 / 4.55, 0.5])
     assert totals(STEP, routerag.STAGE_2) == pytest.approx((np.array([1, 1, 0, 1]) * (1 + s.mean() - s)).tolist())
@@ -223,8 +232,8 @@ def test_stage_2_by_hand():
 
 def test_stage_2_by_the_clock():
     step = [episode("Ghana", 9.0, seconds=0.1), episode("Ghana", 1.0, 1.0, seconds=0.2)]
-    # seconds 0.1 and 0.4, T = 0.5: s = 0.1 and 0.4
-    assert totals(step, routerag.STAGE_2_SECONDS, constant=0.5) == pytest.approx([1.15, 0.85])
+    # seconds 0.1 and 0.4, T = 1: s = 0.1 and 0.4
+    assert totals(step, routerag.STAGE_2_SECONDS, scale=1.0) == pytest.approx([1.15, 0.85])
 
 
 def test_each_reward_belongs_to_its_row_whatever_the_order():
@@ -268,8 +277,8 @@ def test_where_hardly_anyone_searches_the_percentile_is_zero_and_nothing_is_nan(
     ("options", "message"),
     [
         ({"by": "tokens"}, "'tokens'.*neither 'cost' nor 'seconds'"),
-        ({"constant": 0}, "constant=0 .*positive number or 'p95'"),
-        ({"constant": "p90"}, "constant='p90'"),
+        ({"scale": 0}, "scale=0 .*positive number or 'p95'"),
+        ({"scale": "p90"}, "scale='p90'"),
         ({"kind": 1}, "kind"),
     ],
 )
@@ -282,8 +291,8 @@ def test_equation_9_the_mean_of_the_step_cancels_where_a_whole_group_is_right():
     """Within such a group, advantages without division by the deviation depend on costs alone."""
     group = [episode("Ghana", 1.0), episode("Ghana", 3.0)]
     for others in ([], [episode("Togo", 4.0)], [episode("Ghana")] * 3):
-        first, second = totals([*group, *others], routerag.STAGE_2, constant=10.0)[:2]
-        assert first - second == pytest.approx(0.1)
+        first, second = totals([*group, *others], routerag.STAGE_2, scale=10.0)[:2]
+        assert first - second == pytest.approx(0.2)  # the costs differ by 2
 
 
 # --- data --------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,9 @@ def test_a_title_is_asked_for_once_it_has_been_read() -> None:
     assert second.thought == '"Ew!" is a song by Jimmy Fallon. I need to read about Jimmy Fallon.'
     assert worked.thought == "He was born in Bay Ridge, Brooklyn."
     assert worked.answer == "Bay Ridge, Brooklyn"
+    assert worked.forced
+    [ahead_of_its_budget] = worked_examples([BRIDGE], {"text": Names()}, k=1, max_searches=3, seed=0)
+    assert not ahead_of_its_budget.forced
 
 
 def test_what_two_searches_would_find_one_may() -> None:
@@ -169,6 +172,19 @@ def test_a_supervised_run_on_annotated_questions(
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 4)
     metrics = sft.train_sft(config, tmp_path / "run")
     assert np.isfinite(metrics["held_out/nll"])
+
+
+@pytest.mark.parametrize(("grammar", "fed"), [("r1_searcher", ""), ("r1_searcher_answer", "</think>\n<answer>")])
+def test_an_answer_that_a_rollout_would_begin_is_not_learnt(config: TrainConfig, grammar: str, fed: str) -> None:
+    """Both searches of the budget are made."""
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, grammar=grammar))
+    training, _ = open_demonstrations(config, build_recipe(config).agent)
+    for i in range(len(training)):
+        pieces = training[i].pieces
+        learnt = "".join(text for text, own in pieces if own)
+        assert learnt.count("<answer>") == (0 if fed else 1)
+        assert not fed or pieces[-2] == (fed, False)
+        assert learnt.endswith("</answer>")
 
 
 def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,12 +99,43 @@ def test_variants_of_a_configuration() -> None:
         recipe: from_config_dict(schema.TrainConfig, smollm2_search.get_config(recipe)).agent.grammar
         for recipe in ("r1_searcher", "search_r1-cpu", "routerag-cpu")
     }
-    assert grammars == {"r1_searcher": "r1_searcher", "search_r1-cpu": "search_r1", "routerag-cpu": "routerag_answer"}
+    assert grammars == {
+        "r1_searcher": "r1_searcher_answer",
+        "search_r1-cpu": "search_r1",
+        "routerag-cpu": "routerag_answer",
+    }
     for module in (r1_searcher_small, r1_searcher_qwen25_7b):
         ablation = from_config_dict(schema.TrainConfig, module.get_config("cover_em"))
         assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em"}
         with pytest.raises(ValueError, match="metric='bleu' is not known; use one of em, cover_em"):
             module.get_config("bleu")
+    routed = {
+        variant: from_config_dict(schema.TrainConfig, module.get_config(*variant.split()))
+        for module, variant in (
+            (routerag_qwen25_3b, ""),
+            (routerag_qwen25_7b, "paper"),
+            (routerag_qwen25_3b, "released"),
+        )
+    }
+    settings = {
+        name: (
+            run.stages["stage2"].reward["routerag.efficiency"]["by"],
+            run.learner.std_floor,
+            run.learner.drop_no_signal,
+            run.learner.optimizer.warmup,
+            run.rollout.top_p,
+            run.steps,
+        )
+        for name, run in routed.items()
+    }
+    assert settings == {
+        "": ("cost", 0.1, True, 0, 1.0, 40),
+        "paper": ("seconds", 0.0, False, 0, 1.0, 40),
+        "released": ("seconds", 0.0, False, 400, 0.95, 39),
+    }
+    assert {run.learner.optimizer.b2 for run in routed.values()} == {0.999}
+    with pytest.raises(ValueError, match="variant 'cheap' of the configuration: expected stable, paper or released"):
+        routerag_qwen25_3b.get_config("cheap")
     golden, online = (
         from_config_dict(schema.TrainConfig, r1_router_small.get_config(variant)) for variant in ("step_grpo", "online")
     )
