@@ -1,5 +1,6 @@
 """Tables, figures, records and trajectories: what a person sees of a run."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from routerl_jax.core.types import Passage
 from routerl_jax.evaluation import figures, report
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record, read_records, write_records
@@ -136,4 +138,10 @@ def test_trajectory_shows_everything() -> None:
     shown = _shown(episode_record(episode(call("table", "t1"), call("text", error="KB is down"), invalid=1)))
     for part in ("Which?", "[table]", "text of t1", "0.50", "KB is down", "no tag", "answers   lion", "gold"):
         assert part in shown, part
+    seen = call("text_image")
+    given = {"f1": "data:image/png;base64,AAAA", "f2": "flags/mali.png"}
+    pictures = tuple(Passage(id=name, title="", text=f"flag {name}", image=image) for name, image in given.items())
+    shown = _shown(episode_record(episode(dataclasses.replace(seen, passages=pictures))))
+    assert "(picture f1) flag f1" in shown
+    assert "(picture flags/mali.png) flag f2" in shown
     assert "(no answer)" in _shown(episode_record(episode(answer=None)))
