@@ -2,6 +2,7 @@ r"""Asks a trained policy one question and shows what it does.
 
 python -m launch.ask --workdir=runs/quickstart "What is the capital of the country that produces the most Ruthenium?"
 python -m launch.ask --workdir=runs/quickstart --temperature=1 --samples=3 "When did Ghana become independent?"
+python -m launch.ask --workdir=runs/r1_router --image=flag.png "What is the capital of the country with this flag?"
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.", required=True)
+    flags.DEFINE_multi_string("image", [], "A file with a picture that the question is about; may be given again.")
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("samples", 1, "Attempts to show.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
@@ -41,17 +43,25 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.evaluation.records import episode_record
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.models.images import decode_image
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.rl import make_engine
-    from routerl_jax.training.setup import build_recipe, open_knowledge
+    from routerl_jax.training.setup import build_recipe, evaluated_agent, open_knowledge
 
+    images = tuple(map(pathlib.Path, FLAGS.image))
+    for image in images:
+        decode_image(image)  # an error here names the file
     workdir = pathlib.Path(FLAGS.workdir)
     config = load_config(workdir)
     split_cpu(config.mesh.cpu_devices)
     engine = make_engine(config, load_policy(workdir, config), rows=FLAGS.samples)
-    example = Example(id="question", question=argv[1].strip(), answers=())
+    if FLAGS.image and engine.images is None:
+        raise ValueError(
+            f"--image={FLAGS.image[0]}: the policy of {workdir}, a {engine.config.model_type} model, sees no pictures"
+        )
+    example = Example(id="question", question=argv[1].strip(), answers=(), images=images)
     episodes = run(
-        build_recipe(config).agent,
+        evaluated_agent(config, build_recipe(config)),
         [example],
         engine,
         open_knowledge(config, progress=not FLAGS.json),

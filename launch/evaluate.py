@@ -2,11 +2,13 @@ r"""Evaluates a policy on a benchmark, beside routing baselines with the same we
 
     python -m launch.evaluate --workdir=runs/quickstart
     python -m launch.evaluate --workdir=runs/quickstart --agents=trained,random_kb --benchmark=questions.jsonl --limit=100
+    python -m launch.evaluate --workdir=runs/mine --benchmark=hotpotqa.json,tabfact.jsonl --by=dataset
     python -m launch.evaluate --model=SmolLM2-135M-Instruct --config=configs/smollm2_search.py --output=results
 
 Writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
 each knowledge base, random_kb, vanilla_rag (one search, for the question itself; vanilla_rag_KB where there are several
-knowledge bases), no_search.
+knowledge bases), no_search; of agents that work step by step also full_budget and full_budget_random
+(always as many searches as there may be, the further ones by the policy's choice or at random).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def define_flags() -> None:
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
+    flags.DEFINE_enum("by", None, ["dataset", "kind", "type"], "Show results by this of the questions' metadata, too.")
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
 
 
@@ -47,6 +50,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.baselines.known import routing_baselines, vanilla_rag
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
+    from routerl_jax.evaluation.groups import by_group
     from routerl_jax.evaluation.records import episode_record, write_records
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.training.load import load_config, load_policy
@@ -74,6 +78,10 @@ def main(_: Sequence[str]) -> None:
     limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
     benchmark = FLAGS.benchmark or config.data.test or config.data.train
     examples = take_examples(benchmark, () if FLAGS.benchmark else config.data.test_range, "test", limit)
+    if FLAGS.by and FLAGS.by not in by_group([example.metadata for example in examples]):
+        raise ValueError(
+            f"--by={FLAGS.by}: the {len(examples)} questions of {benchmark} are not of several {FLAGS.by}s"
+        )
     mesh = build_mesh(config.mesh)
     model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     engine = make_engine(config, model)
@@ -95,12 +103,13 @@ def main(_: Sequence[str]) -> None:
         write_records(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
     results = {"agents": table, "benchmark": benchmark, "temperature": FLAGS.temperature, "seed": FLAGS.seed}
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    (output / "report.md").write_text(f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table)}")
+    groups = f"\n{report.markdown(report.grouped(table, FLAGS.by))}" if FLAGS.by else ""
+    (output / "report.md").write_text(f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table)}{groups}")
     figures.comparison_figure(table, output / "figures" / "comparison.png")
     if FLAGS.json:
         print(json.dumps(results))
     else:
-        report.print_table(table, output)
+        report.print_table(table, output, FLAGS.by or "")
 
 
 def _file_name(benchmark: str) -> str:

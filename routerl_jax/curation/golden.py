@@ -13,7 +13,6 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
-import itertools
 import json
 import pathlib
 import shutil
@@ -35,7 +34,7 @@ from routerl_jax.curation.golden_report import ConstructReport, make_report
 from routerl_jax.curation.job import Journal, alone, check_same
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots
-from routerl_jax.data.readers import ExampleSource, open_dataset, short_names
+from routerl_jax.data.readers import ExampleSource, in_turns, open_dataset, short_names
 from routerl_jax.data.trajectories import (
     Trajectory,
     golden_step,
@@ -80,7 +79,7 @@ def construct(
       ValueError: `workdir` holds a job of other settings or another process is at it, the data can't be used, or too many
         questions failed in a row.
     """
-    questions = in_turns(open_dataset(config.data), config)
+    questions = all_questions(open_dataset(config.data), config)
     protocol = StepProtocol(tools=tuple(config.knowledge))
     with alone(workdir):
         _begin(
@@ -100,7 +99,7 @@ def construct(
         return _write(config, workdir, questions, _records(journal), job.seconds)
 
 
-def in_turns(source: ExampleSource, config: ConstructConfig) -> list[Question]:
+def all_questions(source: ExampleSource, config: ConstructConfig) -> list[Question]:
     """All questions: one of each data set in turn, those of a data set shuffled by `config.seed`.
 
     Raises:
@@ -118,7 +117,7 @@ def in_turns(source: ExampleSource, config: ConstructConfig) -> list[Question]:
     for number, items in enumerate(by_dataset.values()):
         order = np.random.default_rng([config.seed, number]).permutation(len(items))
         shuffled.append([items[i] for i in order])
-    return [question for turn in itertools.zip_longest(*shuffled) for question in turn if question is not None]
+    return [shuffled[number][item] for number, item in in_turns([len(items) for items in shuffled]).tolist()]
 
 
 def _within(questions: Sequence[Question], most: int) -> list[Question]:

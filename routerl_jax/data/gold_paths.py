@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Example, Passage
@@ -26,31 +28,105 @@ class GoldHop:
     title: str = ""
 
     def found_in(self, passages: tuple[Passage, ...]) -> bool:
-        """Whether its passage is among these: by id or title or, where neither is known, a passage that states the value."""
+        """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`) or title or, where neither is
+        known, a passage that states the value. A title without an id may lack what stands in brackets at its end."""
         if not (self.passage_id or self.title):
             return bool(self.value) and any(self.value.lower() in passage.text.lower() for passage in passages)
-        named = {("id", self.passage_id), ("title", self.title)} - {("id", ""), ("title", "")}
-        return any(named & {("id", passage.id), ("title", passage.title)} for passage in passages)
+        if not self.passage_id:
+            return any(_bare(passage.title) == _bare(self.title) for passage in passages)
+        names = {name for passage in passages for name in (passage.id, passage.id.partition("#")[0])}
+        return self.passage_id in names or any(self.title == passage.title for passage in passages if self.title)
 
 
 def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
     """The hops of an example in their order; () if it needs none, None if its data set says nothing of them.
 
-    Read are Atlas's `path`, 2WikiMultihopQA's `evidence_triples` (subject, relation, object: where a subject is the title of a
-    passage) and, of any other data set, its `supporting_passages` (docs/data.md), of which only id and title are known.
+    Read are, of what there is the first: Atlas's `path`; a `decomposition` (`sub_questions`); 2WikiMultihopQA's
+    `evidence_triples` (subject, relation, object: a subject is most often the title of a passage); the gold passages of any
+    other data set, of which only id and title are known.
     """
     metadata = example.metadata
     if (path := metadata.get("path")) is not None:
         return tuple(GoldHop(**{name: str(hop.get(name, "")) for name in _NAMES}) for hop in path)
+    if hops := sub_questions(metadata):
+        return hops
     if triples := metadata.get("evidence_triples"):
-        return tuple(GoldHop(query=f"{what} of {of}", value=value, title=of) for of, what, value in triples)
-    if passages := metadata.get("supporting_passages"):
-        return tuple(map(_supporting, passages))
+        return tuple(_of_triple(triple, gold_passages(metadata)) for triple in triples)
+    if passages := gold_passages(metadata):
+        return tuple(GoldHop(passage_id=name, title=title) for name, title in passages.items())
     return None
 
 
+def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Titles of the gold passages by their ids, "" where they are not known.
+
+    Read are `supporting_passages` (`{id, title}` each), or `supporting` (ids, of tables too) with `supporting_titles`, and
+    `supporting_passages` that are ids themselves (OTT-QA).
+    """
+    passages = metadata.get("supporting_passages") or ()
+    names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
+    if not any(isinstance(passage, Mapping) for passage in passages):
+        known = dict(zip(names, titles)) if len(names) == len(titles) else {}
+        return {name: str(known.get(name, "")) for name in (*names, *passages) if isinstance(name, str)}
+    return {str(passage["id"]): str(passage["title"]) for passage in passages}
+
+
+def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
+    """The `decomposition` of a question: sub-questions in which the answers before them stand for MuSiQue's `#1`, with the
+    passages that answer them; () where there is none.
+
+    What MuSiQue calls `support` is the passage. Of 2WikiMultihopQA a triple for each sub-question says the passage and, as the
+    answers are whole sentences, the value; where there are more or fewer triples, the triples alone are the path.
+    """
+    steps = metadata.get("decomposition") or ()
+    if not all(isinstance(step, Mapping) and step.get("question") for step in steps):
+        return ()
+    passages = gold_passages(metadata)
+    aligned = [_of_triple(triple, passages) for triple in metadata.get("evidence_triples") or ()] or [GoldHop()] * len(
+        steps
+    )
+    if len(aligned) != len(steps):
+        return ()
+    answers = [str(step.get("answer") or "") for step in steps]
+    hops = []
+    for step, answer, known in zip(steps, answers, aligned):
+        name = str(step.get("support") or known.passage_id)
+        hops.append(
+            GoldHop(
+                query=_REFERENCE.sub(lambda found: _answer(answers, int(found[1])), step["question"]).replace(
+                    " >> ", ", "
+                ),
+                value=known.value or answer,
+                passage_id=name,
+                title=passages.get(name, known.title),
+            )
+        )
+    return tuple(hops)
+
+
 _NAMES = ("query", "kb", "value", "passage_id", "title")
+_ASIDE = re.compile(r"\s*\([^)]*\)$")  # of a title: "Fair Game (1995 film)"
+_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of that one
 
 
-def _supporting(passage: Any) -> GoldHop:
-    return GoldHop(passage_id=str(passage["id"]), title=str(passage["title"]))
+def without_aside(title: str) -> str:
+    """A title without what tells it from others of its name: "Fair Game" of "Fair Game (1995 film)"."""
+    return _ASIDE.sub("", title)
+
+
+def _bare(title: str) -> str:
+    return without_aside(title).casefold()
+
+
+def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:
+    """A triple's hop; its passage is the gold one whose title its subject is. Where none is, the subject is no title, and a
+    passage is known by the value that it states."""
+    subject, relation, value = map(str, triple)
+    alike = [name for name, title in passages.items() if _bare(title) == _bare(subject)]
+    name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
+    title = passages[name] if name else "" if passages else subject
+    return GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title)
+
+
+def _answer(answers: Sequence[str], number: int) -> str:
+    return answers[number - 1] if 0 < number <= len(answers) else ""

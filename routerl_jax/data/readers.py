@@ -1,18 +1,23 @@
-"""Questions by name: a file in any known format, several files as one, Atlas, or a data set of another package."""
+"""Questions by name: a file in any known format, a part of one, several as one, Atlas, or a data set of another package."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from absl import logging
+from jaxtyping import Int
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import FORMATS, read_examples, split_name
 
+_PART = re.compile(r"(.+?)\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d*):(\d*)")
 _PREPARED = "tfds/"
 _TRAJECTORIES = ("trajectories", "trajectories/text")
 
@@ -70,8 +75,8 @@ class Subset:
 
 
 class Joined:
-    """Several sources one after the other. An example's id becomes `NAME/id` and `metadata["dataset"]` that name, as data sets
-    number their questions alike.
+    """Several sources in turns: one example of each until the short ones are spent, so that the first few stand for all. An
+    example's id becomes `NAME/id` and `metadata["dataset"]` that name, as data sets number their questions alike.
 
     Raises:
       ValueError: two sources have one name.
@@ -85,21 +90,25 @@ class Joined:
                 f"two of the joined data sets are called {repeated!r}; rename a file, or join them in one file"
             )
         self._sources = list(sources)
-        self._length = sum(len(source) for _, source in sources)
+        self._turns = in_turns([len(source) for _, source in sources])
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._turns)
 
     def __getitem__(self, index: int) -> Example:
-        if not 0 <= index < self._length:
+        if not 0 <= index < len(self):
             raise IndexError(index)
-        for name, source in self._sources:
-            if index < len(source):
-                example = source[index]
-                metadata = {**example.metadata, "dataset": name}
-                return dataclasses.replace(example, id=f"{name}/{example.id}", metadata=metadata)
-            index -= len(source)
-        raise IndexError(index)
+        number, item = self._turns[index].tolist()
+        name, source = self._sources[number]
+        example = source[item]
+        return dataclasses.replace(example, id=f"{name}/{example.id}", metadata={**example.metadata, "dataset": name})
+
+
+def in_turns(sizes: Sequence[int]) -> Int[np.ndarray, "N 2"]:
+    """(list, item) for all items of lists of these sizes: the first of each, the second of each that has one, and so on."""
+    lists = np.repeat(np.arange(len(sizes)), sizes)
+    items = np.concatenate([np.arange(size) for size in (0, *sizes)])
+    return np.stack([lists, items], axis=1)[np.lexsort((lists, items))]
 
 
 def open_dataset(name: str) -> ExampleSource:
@@ -110,7 +119,8 @@ def open_dataset(name: str) -> ExampleSource:
     keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
     into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
     golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
-    Several names with commas between them are one data set (`Joined`).
+    `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of one of these. Several names with commas between them are one
+    data set (`Joined`).
 
     Raises:
       ValueError: there is no such dataset or file, or a row of it can't be used.
@@ -118,6 +128,9 @@ def open_dataset(name: str) -> ExampleSource:
     if "," in name and not pathlib.Path(name).exists():
         parts = [part.strip() for part in name.split(",")]
         return Joined(list(zip(short_names(parts), map(open_dataset, parts))))
+    whole, part = _split_part(name)
+    if part:
+        return _part_of(open_dataset(whole), name, part)
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
 
@@ -177,10 +190,28 @@ def _check_format(name: str) -> None:
     FORMATS.get(name)  # raises ValueError that lists them
 
 
+def _split_part(name: str) -> tuple[str, str]:
+    """(name, what stands in brackets after it), "" where nothing does or a file is called so."""
+    found = _PART.fullmatch(name)
+    return (found[1], found[2]) if found and not pathlib.Path(name).exists() else (name, "")
+
+
+def _part_of(source: ExampleSource, name: str, part: str) -> Subset:
+    limits = _RANGE.fullmatch(part)
+    if limits is None:
+        raise ValueError(
+            f"data set {name!r}: a part is written [0:200], [200:] or [:200], from the first to before the last"
+        )
+    try:
+        return Subset(source, int(limits[1] or 0), int(limits[2]) if limits[2] else None)
+    except ValueError as error:
+        raise ValueError(f"data set {name!r}: {error}") from error
+
+
 def short_names(parts: Sequence[str]) -> list[str]:
     """Of each name its file's, without directory and extensions, or its function's; with the directory's where that is not
     enough."""
-    paths = [pathlib.Path(split_name(part.removeprefix(_PREPARED))[1]) for part in parts]
+    paths = [pathlib.Path(split_name(_split_part(part)[0].removeprefix(_PREPARED))[1]) for part in parts]
     short = [path.name.rpartition(":")[2].split(".")[0] for path in paths]
     if len(set(short)) == len(short):
         return short

@@ -389,6 +389,24 @@ def golden_step(example: Example) -> GoldenStep | None:
     return step if isinstance(step, GoldenStep) else None
 
 
+def check_retrievers(source: Iterable[Example], tools: Sequence[str], name: str) -> None:
+    """That every golden step of a data set asks a knowledge base that there is; others can be neither learnt nor rewarded.
+
+    Raises:
+      ValueError: names the missing retrievers and counts their steps.
+    """
+    known = {label_of(tool).lower() for tool in (*tools, NONE)}
+    steps = [step for example in source if (step := golden_step(example)) is not None and step.kind == "route"]
+    missing = collections.Counter(step.retrievers[0] for step in steps if step.retrievers[0] not in known)
+    if missing:
+        counts = ", ".join(f"{retriever!r} ({number})" for retriever, number in missing.most_common())
+        raise ValueError(
+            f"{name}: {missing.total()} of {len(steps)} golden routes name retrievers that config.knowledge lacks: {counts}; "
+            f"there are {', '.join(map(label_of, tools))}. Add their knowledge bases (text_image is 'text image retriever'), "
+            "or leave their trajectories out (trajectories/text:FILE leaves out those with images)"
+        )
+
+
 def _examples(trajectory: Trajectory, images: tuple[pathlib.Path, ...]) -> Iterator[Example]:
     for number, step in enumerate(golden_steps(trajectory), 1):
         yield Example(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.paired import Record, by_question, record_cost, record_em
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
@@ -20,7 +21,8 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
 
     Returns:
       By agent: `behaviour`, and EM by number of turns and by sampled tokens, the latter in quartiles of all agents' episodes
-      so that they can be compared.
+      so that they can be compared. Where questions are of several data sets, kinds or types, `by` has `em`, `mode_by_step`,
+      `searches_of_correct` and `n` for each such key and value.
 
     Raises:
       ValueError: an agent has no episodes, or was asked other questions than the first.
@@ -33,6 +35,7 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
         | {
             "em_by_turns": _em_by_turns(rows, normalizer),
             "em_by_tokens": _em_by_tokens(rows, edges, normalizer),
+            "by": _by_group(rows, normalizer),
         }
         for name, rows in records.items()
     }
@@ -55,6 +58,23 @@ def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[
         "tokens": float(np.mean([_tokens(record) for record in records])),
         "retrieval_cost": float(np.mean([record_cost(record) for record in records])),
         "mode_usage": _shares(modes),
+        "mode_by_step": _mode_by_step(records),
+        "searches_of_correct": _searches_of_correct(records, em),
+        "n": len(records),
+    }
+
+
+def _by_group(records: Sequence[Record], normalizer: str) -> dict[str, dict[str, Any]]:
+    return {
+        key: {value: _of_group([records[i] for i in numbers], normalizer) for value, numbers in values.items()}
+        for key, values in by_group([record.get("metadata", {}) for record in records]).items()
+    }
+
+
+def _of_group(records: Sequence[Record], normalizer: str) -> dict[str, Any]:
+    em = np.asarray([record_em(record, normalizer) for record in records])
+    return {
+        "em": float(em.mean()),
         "mode_by_step": _mode_by_step(records),
         "searches_of_correct": _searches_of_correct(records, em),
         "n": len(records),

@@ -45,9 +45,10 @@ def _panels(analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]]) ->
         lambda axis: _by(axis, policies, "em_by_turns", "EM by number of turns"),
         lambda axis: _by(axis, policies, "em_by_tokens", "EM by sampled tokens, in quartiles"),
     ]
-    right = {name: row["searches_of_correct"] for name, row in policies.items() if row["searches_of_correct"]["share"]}
-    if right:
-        panels.append(lambda axis: _searches_of_correct(axis, right))
+    panels += _searches_panels(policies, "")
+    for key, groups in policies["trained"].get("by", {}).items():
+        panels.append(lambda axis, key=key, groups=groups: _modes_by_step(axis, groups, f", by {key}"))
+        panels += _searches_panels(groups, f", by {key}")
     if training:
         tokens = {"rollout/tokens_per_question": "tokens"}
         panels.append(lambda axis: _training(axis, training, "Reward of sampled attempts", _rewards(training)))
@@ -59,6 +60,11 @@ def _panels(analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]]) ->
     if analysis.get("retrievers"):
         panels.append(lambda axis: _em(axis, analysis["retrievers"], "EM with other retrievers"))
     return panels
+
+
+def _searches_panels(rows: Rows, by: str) -> list[Callable[[Any], None]]:
+    right = {name: row["searches_of_correct"] for name, row in rows.items() if row["searches_of_correct"]["share"]}
+    return [lambda axis: _searches_of_correct(axis, right, by)] if right else []
 
 
 def _turns(axis: Any, policies: Rows) -> None:
@@ -88,18 +94,18 @@ def _stacked(axis: Any, names: list[str], shares: Sequence[Mapping[str, float]],
     axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(modes), 4), 1))
 
 
-def _modes_by_step(axis: Any, policies: Rows) -> None:
-    """A bar for every search of every policy that another policy's same search can be held against."""
+def _modes_by_step(axis: Any, policies: Rows, by: str = "") -> None:
+    """A bar for every search of every policy, or group of questions, that another one's same search can be held against."""
     steps = [(name, row) for name, policy in policies.items() for row in policy["mode_by_step"]]
     steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
     names = [f"{row['step']}. {title(name)} ({row['n']})" for name, row in steps]
     modes = sorted({mode for _, row in steps for mode in row["mode_usage"]})
     _stacked(axis, names, [row["mode_usage"] for _, row in steps], modes)
-    axis.set(title="Share of each search by mode (searches)", xlim=(0, 1))
+    axis.set(title=f"Share of each search by mode (searches){by}", xlim=(0, 1))
     axis.tick_params(axis="y", labelsize=8)
 
 
-def _searches_of_correct(axis: Any, found: Rows) -> None:
+def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
     """Distributions over numbers of searches, the mean in the legend."""
     numbers = sorted({int(count) for row in found.values() for count in row["share"]})
     width = 0.8 / len(found)
@@ -107,7 +113,7 @@ def _searches_of_correct(axis: Any, found: Rows) -> None:
         places = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]
         axis.bar(places, heights, width, color=_color(i), label=f"{title(name)}: {row['mean']:.2f}")
-    axis.set(title="Searches of questions answered rightly", xlabel="searches", ylabel="share", ylim=(0, 1))
+    axis.set(title=f"Searches of questions answered rightly{by}", xlabel="searches", ylabel="share", ylim=(0, 1))
     axis.set_xticks(numbers)
     axis.legend(frameon=False, fontsize=8, loc="best", title="mean", title_fontsize=8)
 

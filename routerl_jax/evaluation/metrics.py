@@ -10,11 +10,13 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
+from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
 _ANSWER = ("em", "f1", "cover_em", "f1_recall")
+_OF_GROUPS = ("em", "f1", "f1_recall", "routing_accuracy", "searches_per_question")
 
 
 def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
@@ -22,7 +24,8 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
 
     Returns:
       The entries of `averages`, and besides the intervals of its first four, `em_interval` and so on (95 %, bootstrap),
-      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for) and `n`.
+      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `n` and, where the examples are of
+      several data sets, kinds or types, `by`: for each such key and value some of these entries.
 
     Raises:
       ValueError: no episodes.
@@ -30,13 +33,24 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     scores = _answer_scores(episodes, normalizer)
     intervals = bootstrap_intervals(scores)
     share = knowledge_base_shares(episodes)
+    groups = by_group([episode.example.metadata for episode in episodes])
+    by = {
+        key: {value: _of_group([episodes[i] for i in numbers], scores[numbers]) for value, numbers in values.items()}
+        for key, values in groups.items()
+    }
     return {
         **_averages(episodes, scores),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
         "kb_share": share,
         "mode_usage": share,
         "n": len(episodes),
+        **({"by": by} if by else {}),
     }
+
+
+def _of_group(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, Any]:
+    found = _averages(episodes, scores)
+    return {"n": len(episodes), **{name: found[name] for name in _OF_GROUPS if name in found}}
 
 
 def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, float]:

@@ -10,15 +10,17 @@ from typing import Any
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
+from routerl_jax.evaluation.groups import group_fields
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out)."""
+    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`."""
     return {
         "id": episode.example.id,
         "sample": episode.sample,
         "question": episode.example.question,
         "golden_answers": list(episode.example.answers),
+        "metadata": group_fields(episode.example.metadata),
         "prediction": episode.answer,
         "prompt": episode.prompt,
         "turns": [dataclasses.asdict(turn) for turn in episode.turns],
@@ -32,7 +34,12 @@ def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
 def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
     """The episode of a record, without token sequences. Raises ValueError that names the row if it is none."""
     try:
-        example = Example(id=str(record["id"]), question=record["question"], answers=tuple(record["golden_answers"]))
+        example = Example(
+            id=str(record["id"]),
+            question=record["question"],
+            answers=tuple(record["golden_answers"]),
+            metadata=record.get("metadata", {}),
+        )
         return Episode(
             example=example,
             sample=record["sample"],

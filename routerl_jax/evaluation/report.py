@@ -56,6 +56,15 @@ def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[s
     return headings, cells
 
 
+def grouped(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
+    """A table of agents as one of their groups of questions, by what `key` ("dataset", "kind", "type") says of them."""
+    return {
+        f"{title(agent)}, {value}": row
+        for agent, metrics in table.items()
+        for value, row in metrics.get("by", {}).get(key, {}).items()
+    }
+
+
 def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
     """The table in Markdown."""
     headings, cells = rows(table)
@@ -63,14 +72,20 @@ def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells]) + "\n"
 
 
-def print_table(table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path) -> None:
-    """Prints the table and says where the files are."""
+def print_table(table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, by: str = "") -> None:
+    """Prints the table, with `by` that of groups as well, and says where the files are."""
+    console = Console()
+    console.print(_printed("Held-out questions", table))
+    if by:
+        console.print(_printed(f"By {by}", grouped(table, by)))
+    console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", highlight=False)
+
+
+def _printed(heading: str, table: Mapping[str, Mapping[str, Any]]) -> Table:
     headings, cells = rows(table)
-    printed = Table(title="Held-out questions", header_style="bold")
+    printed = Table(title=heading, header_style="bold")
     for i, heading in enumerate(headings):
         printed.add_column(heading, justify="left" if i == 0 else "right")
     for row in cells:
         printed.add_row(*row, style="bold green" if row[0] == "after RL" else None)
-    console = Console()
-    console.print(printed)
-    console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", highlight=False)
+    return printed

@@ -60,5 +60,7 @@ def _findings(call: dict[str, Any]) -> RenderableType:
         lines.append(f"{passage['score']:.2f} ", "dim")
         if passage["title"] and passage["title"] not in passage["text"]:
             lines.append(f"{passage['title']}: ", "bold")
+        if image := passage.get("image"):
+            lines.append(f"(picture {passage['id'] if image.startswith('data:') else image}) ", "magenta")
         lines.append(passage["text"].strip() + ("\n" if i + 1 < len(call["passages"]) else ""))
     return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")

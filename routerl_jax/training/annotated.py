@@ -10,16 +10,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_aside
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
-_ASIDE = re.compile(r"\s*\([^)]*\)$")  # of a title: "Fair Game (1995 film)"
-_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of that one
 _LONGEST = 40  # words of evidence that a thought quotes
 
 
@@ -44,7 +42,7 @@ def worked_examples(
     each), else the title of a gold passage if the question or a passage read before names it, else the question as it is.
 
     Args:
-      examples: with `supporting_passages`, or `supporting` and `supporting_titles`, in their metadata; others are left out.
+      examples: with gold passages in their metadata (`data.gold_paths.gold_passages`); others are left out.
       k: passages per search.
       max_searches: at most, per question; the agent's, so that where a rollout would force the answer, it is marked so.
       seed: of the choice of knowledge bases.
@@ -52,7 +50,7 @@ def worked_examples(
     drafts = [
         _Draft(example=example, missing=gold, known=example.question)
         for example in examples
-        if (gold := _gold(example.metadata)) and example.answers
+        if (gold := gold_passages(example.metadata)) and example.answers
     ]
     rng = np.random.default_rng([3, seed])
     for _ in range(max_searches):
@@ -79,25 +77,15 @@ def worked_examples(
     ]
 
 
-def _gold(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Titles of the gold passages by their ids."""
-    if passages := metadata.get("supporting_passages"):
-        return {passage["id"]: passage["title"] for passage in passages}
-    names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
-    return dict(zip(names, titles)) if len(names) == len(titles) else dict.fromkeys(names, "")
-
-
 def _next_query(draft: _Draft) -> tuple[str, str]:
     """What to search for, and why, in words."""
-    steps = draft.example.metadata.get("decomposition") or ()
-    for step in steps:
-        if step.get("support") in draft.missing:
-            query = _REFERENCE.sub(lambda found: _answer(steps, int(found[1])), step["question"]).replace(" >> ", ", ")
-            return query, f"I need to know: {query}"
+    for hop in sub_questions(draft.example.metadata):
+        if hop.passage_id in draft.missing:
+            return hop.query, f"I need to know: {hop.query}"
     named = {
         found.start(): name
         for title in draft.missing.values()
-        if (name := _ASIDE.sub("", title)) and (found := _mention(name).search(draft.known))
+        if (name := without_aside(title)) and (found := _mention(name).search(draft.known))
     }
     if named:
         name = named[min(named)]
@@ -108,10 +96,6 @@ def _next_query(draft: _Draft) -> tuple[str, str]:
 def _mention(name: str) -> re.Pattern[str]:
     """A name as whole words, in any case."""
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-
-
-def _answer(steps: Sequence[Mapping[str, Any]], number: int) -> str:
-    return str(steps[number - 1]["answer"]) if 0 < number <= len(steps) else ""
 
 
 def _note(draft: _Draft, query: str, purpose: str, tool: str, passages: Sequence[Passage]) -> None:
@@ -129,7 +113,7 @@ def _note(draft: _Draft, query: str, purpose: str, tool: str, passages: Sequence
 def _evidence(passage: Passage, wanted: Sequence[str]) -> str:
     """The sentence of a passage that has the first of these names that it has, or else its first sentence."""
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
-    names = [_mention(name) for text in wanted if (name := _ASIDE.sub("", text))]
+    names = [_mention(name) for text in wanted if (name := without_aside(text))]
     chosen = next((s for name in names for s in sentences if name.search(s)), sentences[0])
     words = chosen.split(" ")
     return chosen if len(words) <= _LONGEST else " ".join(words[:_LONGEST]) + " .."

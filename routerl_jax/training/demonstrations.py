@@ -23,7 +23,7 @@ from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
-from routerl_jax.data.trajectories import golden_step
+from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -234,6 +234,7 @@ def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Wor
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
+    check_retrievers(examples, agent.protocol.tools, source)
     return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(steps)} golden steps"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from routerl_jax.data.trajectories import check_retrievers
 from routerl_jax.recipes.recipe import Recipe, Reward
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.data import ExampleStream
@@ -26,7 +27,8 @@ class Stages:
     """All stages of a run. Those that train on the same questions go on with one stream of them.
 
     Raises:
-      ValueError: some stage's questions can't be read, or are fewer than it takes in a step.
+      ValueError: some stage's questions can't be read, are fewer than it takes in a step, or are golden steps of a knowledge
+        base that there is not.
     """
 
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
@@ -40,6 +42,11 @@ class Stages:
             owner = owners.setdefault((data.train, data.train_range, examples), stage.name)
             if owner == stage.name:
                 questions = open_examples(data.train, data.train_range, "train")
+                check_retrievers(
+                    (questions[i] for i in range(len(questions))),
+                    tuple(config.knowledge),
+                    f"config.data.train={data.train}",
+                )
                 self._streams[owner] = ExampleStream(questions, examples, config.seed)
             self._stages.append(
                 RunStage(

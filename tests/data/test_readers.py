@@ -1,15 +1,17 @@
 """Questions from files: both formats, real files, and errors that lead to the line."""
 
 import gzip
+import itertools
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from routerl_jax.core.types import Example
-from routerl_jax.data.readers import DATASETS, FileExamples, Subset, open_dataset
+from routerl_jax.data.readers import DATASETS, FileExamples, Subset, in_turns, open_dataset
 
 ROWS = [
     {"id": "dev_0", "question": "Who wrote 1984?", "golden_answers": ["George Orwell", "Eric Blair"], "hops": 1},
@@ -122,6 +124,66 @@ def test_subset(tmp_path: pathlib.Path) -> None:
     for limits in [(3, 3), (4, 2), (0, 6), (-1, 3), (5, None)]:
         with pytest.raises(ValueError, match=r"items .* were asked for, but the source has 5"):
             Subset(source, *limits)
+
+
+def numbered(path: pathlib.Path, count: int) -> pathlib.Path:
+    return write(path, jsonl(*({"id": i, "question": f"{i}?", "answer": "x"} for i in range(count))))
+
+
+def ids(name: str) -> list[str]:
+    source = open_dataset(name)
+    return [source[i].id for i in range(len(source))]
+
+
+def test_joined_sources_take_turns(tmp_path: pathlib.Path) -> None:
+    """The first few of a mix are of all its data sets: those are what an evaluation takes."""
+    long, short, one = (numbered(tmp_path / f"{name}.jsonl", n) for name, n in (("long", 4), ("short", 2), ("one", 1)))
+    mixed = ["long/0", "short/0", "one/0", "long/1", "short/1", "long/2", "long/3"]
+    assert ids(f"{long},{short}, {one}") == mixed
+    joined = open_dataset(f"{long},{short},{one}")
+    assert [joined[i].metadata["dataset"] for i in range(3)] == ["long", "short", "one"]
+    for index in (-1, 7):
+        with pytest.raises(IndexError):
+            joined[index]
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (0, 2), (2, 0, 5), (1, 1, 1), (4, 6, 1, 3)])
+def test_turns(sizes: tuple[int, ...]) -> None:
+    """Beside the standard library's way of dealing out."""
+    piles = [[(number, item) for item in range(size)] for number, size in enumerate(sizes)]
+    expected = [card for turn in itertools.zip_longest(*piles) for card in turn if card is not None]
+    assert list(map(tuple, in_turns(sizes).tolist())) == expected
+
+
+def test_parts_by_name(tmp_path: pathlib.Path) -> None:
+    path, other = numbered(tmp_path / "q.jsonl", 5), numbered(tmp_path / "r.jsonl", 3)
+    assert ids(f"{path}[1:3]") == ids(f"flashrag:{path}[1:3]") == ["1", "2"]
+    assert ids(f"{path}[:2]") == ["0", "1"]
+    assert ids(f"{path}[3:]") == ["3", "4"]
+    assert ids(f"{path}[:2],{other}[2:]") == ["q/0", "r/2", "q/1"]
+    atlas = open_dataset("atlas/test")
+    assert open_dataset("atlas/test/single+multi+none[7:9]")[1] == open_dataset("atlas/test/single+multi+none")[8]
+    assert len(open_dataset("atlas/test[10:]")) == len(atlas) - 10
+    odd = numbered(tmp_path / "q[0:1]", 2)  # a file of that name
+    assert ids(str(odd)) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("[0:9]", r"items 0:9 were asked for, but the source has 5"),
+        ("[3:3]", r"items 3:3 were asked for"),
+        ("[5:]", r"items 5:5 were asked for"),
+        ("[-2:]", r"a part is written \[0:200\], \[200:\] or \[:200\]"),
+        ("[2]", r"a part is written"),
+        ("[0:4:2]", r"a part is written"),
+    ],
+)
+def test_bad_parts(tmp_path: pathlib.Path, part: str, message: str) -> None:
+    path = numbered(tmp_path / "q.jsonl", 5)
+    for name in (f"{path}{part}", f"atlas/test,{path}{part}"):
+        with pytest.raises(ValueError, match=rf"^data set '{re.escape(f'{path}{part}')}': {message}"):
+            open_dataset(name)
 
 
 class ThreeQuestions:

@@ -6,6 +6,7 @@ from routerl_jax.data.readers import short_names
 
 def test_names_tell_data_sets_apart() -> None:
     assert short_names(["a/dev.jsonl.gz", "musique:b/test.json"]) == ["dev", "test"]
+    assert short_names(["a/dev.json[0:50]", "musique:b/test.json[50:]"]) == ["dev", "test"]
     assert short_names(["a/dev.json", "b/dev.json"]) == ["a-dev", "b-dev"]
     assert short_names(["configs.r1_router_small:train_questions", "configs.r1_router_small:test_questions"]) == [
         "train_questions",

@@ -1,7 +1,10 @@
 """Summaries of episodes whose numbers can be counted by hand."""
 
+import dataclasses
+
 import pytest
 
+from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.metrics import summarize
 from tests.evaluation.episodes import call, episode
 
@@ -26,6 +29,40 @@ def test_summary() -> None:
     assert summary["kb_share"] == {"table": 0.25, "text": 0.75}
     assert summary["routing_accuracy"] == pytest.approx((2 + 0 + 0 + 0) / 5)
     assert summary["em_interval"] == [0, 1]  # four wrong draws, or four right ones: each 1/16 > 2.5 %
+
+
+def of(episode: Episode, **metadata: str) -> Episode:
+    example = dataclasses.replace(episode.example, metadata={**episode.example.metadata, **metadata})
+    return dataclasses.replace(episode, example=example)
+
+
+def test_groups() -> None:
+    """By what the examples say and tell apart: two data sets; one kind tells nothing, and one question has no type."""
+    one = of(episode(call("table", "t1"), call("text", "x1")), dataset="wiki", kind="multi", type="bridge")
+    two = of(episode(call("text", "x2"), answer="king"), dataset="wiki", kind="multi", type="bridge")
+    three = of(episode(path=None, answer="no"), dataset="popqa", kind="multi", type="author")
+    four = of(episode(path=None), dataset="popqa", kind="multi")
+    summary = summarize([one, two, three, four])
+    assert summary["by"].keys() == {"dataset", "type"}
+    wiki, popqa = summary["by"]["dataset"]["wiki"], summary["by"]["dataset"]["popqa"]
+    assert wiki == pytest.approx(
+        {
+            "n": 2,
+            "em": 0.5,
+            "f1": (1 + 2 / 3) / 2,
+            "f1_recall": wiki["f1_recall"],
+            "routing_accuracy": 2 / 3,
+            "searches_per_question": 1.5,
+        }
+    )
+    assert wiki["f1_recall"] == summarize([one, two])["f1_recall"]
+    assert (popqa["n"], popqa["em"], popqa["searches_per_question"]) == (2, 0.5, 0)
+    assert "routing_accuracy" not in popqa
+    assert {value: row["n"] for value, row in summary["by"]["type"].items()} == {"author": 1, "bridge": 2}
+    assert "by" not in summarize([one, two])
+    assert summarize([of(one, data_source="nq", dataset=""), two])["by"]["dataset"].keys() == {"nq", "wiki"}
+    many = [of(episode(), type=str(i)) for i in range(25)]  # such a type is each question's own
+    assert "by" not in summarize(many)
 
 
 def test_no_gold_path_no_routing() -> None:

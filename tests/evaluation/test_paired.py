@@ -115,6 +115,7 @@ def test_an_analysis_by_hand(tmp_path):
     assert found["warm_start"]["searches_of_correct"] == {"mean": 0.5, "share": {"0": 0.5, "1": 0.5}}
     for rows in found.values():  # every episode is in one bin
         assert sum(row["n"] for row in rows["em_by_tokens"]) == 3
+    assert found["trained"]["by"] == {}
     path = tmp_path / "figures" / "analysis.png"
     trials = {"top_k": {"1": found["trained"], "2": found["trained"]}, "single_mode": found, "retrievers": found}
     training = [
@@ -126,6 +127,16 @@ def test_an_analysis_by_hand(tmp_path):
     less = matplotlib.image.imread(path)
     assert drawn(everything, rows=3) == 12
     assert drawn(less, rows=2) == 7  # what was not tried has no panel
+    kinds = [{**row, "metadata": {"kind": kind}} for row, kind in zip(before, ("table", "text", "text"))]
+    found = analyse({"trained": kinds})
+    by = found["trained"]["by"]["kind"]
+    assert (by["table"]["n"], by["table"]["em"], by["text"]["n"], by["text"]["em"]) == (1, 0, 2, 1)
+    assert [step["mode_usage"] for step in by["table"]["mode_by_step"]] == [{"graph": 1.0}] * 2
+    assert by["text"]["searches_of_correct"] == {"mean": 0.5, "share": {"0": 0.5, "1": 0.5}}
+    analysis_figure({"policies": found}, path)
+    assert (
+        drawn(matplotlib.image.imread(path), rows=3) == 7 + 2
+    )  # what each kind was asked, and how often the right ones were
     with pytest.raises(ValueError, match="trained has no episodes"):
         analyse({"warm_start": before, "trained": []})
     with pytest.raises(ValueError, match=r"warm_start and trained were not asked the same questions; .*\['2'\]"):

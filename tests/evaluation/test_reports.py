@@ -1,5 +1,6 @@
 """Tables, figures, records and trajectories: what a person sees of a run."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Passage
 from routerl_jax.evaluation import figures, report
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.evaluation.records import episode_record, read_records, write_records
+from routerl_jax.evaluation.records import episode_of, episode_record, read_records, write_records
 from routerl_jax.evaluation.trajectory import render
 from tests.evaluation.episodes import call, episode
 
@@ -41,6 +44,17 @@ def test_printed_table(table: dict, tmp_path: pathlib.Path, capsys: pytest.Captu
     assert "before RL" in output
     assert "after RL" in output
     assert "results.json" in output
+
+
+def test_tables_of_groups(table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by = {"dataset": {"nq": {"n": 2, "em": 0.5, "searches_per_question": 1.0}, "wiki": {"n": 1, "em": 1.0}}}
+    several = {name: {**metrics, "by": by} for name, metrics in table.items()}
+    lines = report.markdown(report.grouped(several, "dataset")).splitlines()
+    assert lines[0] == "| agent | EM % | searches | n |"
+    assert lines[2:4] == ["| before RL, nq | 50.0 | 1.00 | 2 |", "| before RL, wiki | 100.0 | - | 1 |"]
+    assert len(lines) == 2 + 3 * 2
+    report.print_table(several, tmp_path, "dataset")
+    assert "always text, wiki" in capsys.readouterr().out
 
 
 def _pixels(path: pathlib.Path) -> np.ndarray:
@@ -108,7 +122,10 @@ def test_comparison_figure(table: dict, tmp_path: pathlib.Path) -> None:
 
 
 def test_records_round_trip(tmp_path: pathlib.Path) -> None:
-    record = episode_record(episode(call("table", "t1"), answer="Côte d'Ivoire"), step=3)
+    done = episode(call("table", "t1"), answer="Côte d'Ivoire")
+    told = {**done.example.metadata, "dataset": "nq", "level": "hard"}
+    done = dataclasses.replace(done, example=dataclasses.replace(done.example, metadata=told))
+    record = episode_record(done, step=3)
     path = tmp_path / "episodes" / "step.jsonl"
     write_records(path, [record, record])
     found = list(read_records(path))
@@ -116,6 +133,8 @@ def test_records_round_trip(tmp_path: pathlib.Path) -> None:
     assert found[0] == json.loads(json.dumps(record))
     assert found[0]["prediction"] == "Côte d'Ivoire"
     assert found[0]["step"] == 3
+    assert found[0]["metadata"] == {"dataset": "nq"}  # what groups need, and no more
+    assert episode_of(found[0], Place(path, "line", 1)).example.metadata == {"dataset": "nq"}
     assert not list(path.parent.glob("*.tmp"))
 
 
@@ -136,4 +155,10 @@ def test_trajectory_shows_everything() -> None:
     shown = _shown(episode_record(episode(call("table", "t1"), call("text", error="KB is down"), invalid=1)))
     for part in ("Which?", "[table]", "text of t1", "0.50", "KB is down", "no tag", "answers   lion", "gold"):
         assert part in shown, part
+    seen = call("text_image")
+    given = {"f1": "data:image/png;base64,AAAA", "f2": "flags/mali.png"}
+    pictures = tuple(Passage(id=name, title="", text=f"flag {name}", image=image) for name, image in given.items())
+    shown = _shown(episode_record(episode(dataclasses.replace(seen, passages=pictures))))
+    assert "(picture f1) flag f1" in shown
+    assert "(picture flags/mali.png) flag f2" in shown
     assert "(no answer)" in _shown(episode_record(episode(answer=None)))

@@ -97,6 +97,8 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     assert (directory / "figures" / "comparison.png").stat().st_size > 5000
     assert "unknown agent 'best'; known: trained" in refusal("evaluate", f"--workdir={workdir}", "--agents=best")
     assert "give either --workdir or --model" in refusal("evaluate")
+    told = "questions of .* are not of several datasets"
+    assert re.search(f"--by=dataset: the 4 {told}", refusal("evaluate", f"--workdir={workdir}", "--by=dataset"))
 
 
 def test_ask(workdir: pathlib.Path) -> None:

@@ -198,7 +198,7 @@ def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: 
 
     few = names(config)
     assert len(few) == 3
-    assert few != {"q0", "q1", "q2"}  # drawn: files that are joined lie one after the other
+    assert few != {"q0", "q1", "q2"}  # drawn: the first of a file need not stand for all
     assert names(dataclasses.replace(config, steps=3)) > few  # two portions
     assert names(dataclasses.replace(config, steps=100)) == {f"q{i}" for i in range(12)}
 

@@ -29,7 +29,9 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_recipe, evaluated_agent
+from routerl_jax.training.stages import Stages
 from routerl_jax.training.writer import read_metrics
+from tests.data.trajectories import CAPITAL, RIVER, write
 from tests.training.small_run import make_config, make_sft_config
 
 
@@ -92,9 +94,10 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
         log_episodes=99,
     )
     results = rl.train_rl(config, tmp_path / "run")
-    routed = ["only_text", "only_table", "only_elements", "random_kb", "full_budget"]
+    routed = ["only_text", "only_table", "only_elements", "random_kb", "full_budget", "full_budget_random"]
     assert list(results["agents"]) == ["trained", *routed, "no_search"]
-    assert results["agents"]["full_budget"]["searches_per_question"] == 2
+    for name in ("full_budget", "full_budget_random"):
+        assert results["agents"][name]["searches_per_question"] == 2
     assert results["agents"]["no_search"]["searches_per_question"] == 0
     rows = read_metrics(tmp_path / "run")
     assert len(rows) == 2
@@ -145,6 +148,33 @@ def test_demonstrations_go_with_their_agents(trajectories: pathlib.Path) -> None
     config = make_sft_config(recipe="r1_router", warm_start=schema.WarmStartConfig(demonstrations="atlas/validation"))
     with pytest.raises(ValueError, match="holds questions"):
         open_demonstrations(config, build_recipe(config).agent)
+
+
+def test_golden_steps_need_their_knowledge_bases(tmp_path: pathlib.Path) -> None:
+    """Without them a retriever that does not exist would be learnt, and never be rewarded."""
+    path = write(tmp_path / "golden.jsonl", RIVER, CAPITAL)
+    picture = tmp_path / "volta.png"
+    picture.write_bytes(b"")
+    settings = {"recipe": "r1_router", "knowledge": {kb: schema.KnowledgeConfig() for kb in ("text", "text_image")}}
+    config = make_sft_config(**settings, warm_start=schema.WarmStartConfig(demonstrations=f"trajectories:{path}"))
+    missing = (
+        r"1 of 4 golden routes name retrievers that config.knowledge lacks: 'table retriever' \(1\); there are text"
+    )
+    with pytest.raises(ValueError, match=rf"config.warm_start.demonstrations=.*{missing}"):
+        open_demonstrations(config, build_recipe(config).agent)
+    reinforced = make_config(
+        tmp_path / "home",
+        **settings,
+        data=schema.DataConfig(train=f"trajectories:{path}"),
+        stages={"main": schema.StageConfig(reward=REWARD)},
+    )
+    with pytest.raises(ValueError, match=rf"^config.data.train=trajectories:.*{missing}"):
+        Stages(reinforced, build_recipe(reinforced))
+    text = dataclasses.replace(reinforced, data=schema.DataConfig(train=f"trajectories/text:{path}"))
+    with pytest.raises(ValueError, match=r"1 of 3 golden routes"):
+        Stages(text, build_recipe(text))
+    whole = {**settings["knowledge"], "table": schema.KnowledgeConfig()}
+    Stages(dataclasses.replace(reinforced, knowledge=whole), build_recipe(reinforced))
 
 
 def test_the_paper_s_settings() -> None:
