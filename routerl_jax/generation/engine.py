@@ -25,7 +25,7 @@ from routerl_jax.generation.cache import CacheKind, allocate
 from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache
-from routerl_jax.generation.rows import Placement, RowTable, ladder, round_up
+from routerl_jax.generation.rows import Placement, RowTable, in_parts, ladder, most_rows, prefill_rows, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
@@ -103,7 +103,7 @@ class Engine:
         self._table = RowTable(shards, rows_per_shard)
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-        self._extend_rows = ladder(min(8, rows_per_shard), rows_per_shard, 4)
+        self._extend_rows = prefill_rows(rows_per_shard)
         self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
         self._fork_spans = ladder(min(256, max_length), max_length, 2)
         kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
@@ -401,7 +401,8 @@ class Engine:
                 missing = min(len(stream.ledger) - 1 - stream.cached, longest)
                 groups.setdefault(round_up(missing, self._extend_steps), []).append(stream)
             for steps, streams in sorted(groups.items()):
-                self._run_extend(streams, steps, images)
+                for part in in_parts(streams, most_rows(self._extend_rows, steps)):
+                    self._run_extend(part, steps, images)
             pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
 
     def _encode(self, streams: Sequence[Stream]) -> EncodedImages:

@@ -13,6 +13,7 @@ from routerl_jax.generation import programs
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.rows import most_rows, prefill_rows
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
@@ -29,7 +30,7 @@ def lower_programs(
     max_length: int,
     segment: int = 32,
     layout: str = "tensor",
-    prompt_rows: int = 8,
+    prompt_rows: int | None = None,
     prompt_tokens: int = 512,
     truncate: bool = False,
     cache: CacheKind = "auto",
@@ -40,7 +41,8 @@ def lower_programs(
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
       rows, max_length, segment, layout, cache: as the Engine's. Without a layout the model's shapes must carry shardings.
-      prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are.
+      prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are; None: as many as the
+        engine does with so many tokens of each.
       prompt_tokens: tokens of each in one call, at most max_length.
       truncate: whether some rows sample with top-p or top-k.
 
@@ -62,8 +64,9 @@ def lower_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(graph, mesh, stored)
-    some = (shards, min(prompt_rows, per_shard))
-    fed = (*some, min(prompt_tokens, max_length))
+    steps = min(prompt_tokens, max_length)
+    some = (shards, most_rows(prefill_rows(per_shard), steps) if prompt_rows is None else min(prompt_rows, per_shard))
+    fed = (*some, steps)
     seen: dict[str, Any] = {}
     lowered = {}
     if isinstance(model, VisionLanguageModel):

@@ -8,6 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+PREFILL_TOKENS = 16_384  # of a shard in one call: more of them are no faster, but scores and copied keys grow with them
+
 
 class HoldsRow(Protocol):
     """Anything that may hold a row, (shard, local index)."""
@@ -90,8 +92,32 @@ def ladder(low: int, high: int, factor: int = 2) -> tuple[int, ...]:
     return (*sizes, high)
 
 
+def prefill_rows(rows_per_shard: int) -> tuple[int, ...]:
+    """How many rows of a shard a prefill call may feed: every size is a program."""
+    return ladder(min(8, rows_per_shard), rows_per_shard, 4)
+
+
+def most_rows(sizes: tuple[int, ...], steps: int) -> int:
+    """The largest of `sizes` for which rows of `steps` new tokens stay within PREFILL_TOKENS; the smallest if none does."""
+    return max((size for size in sizes if size * steps <= PREFILL_TOKENS), default=sizes[0])
+
+
+def in_parts(holders: Sequence[S], most: int) -> list[list[S]]:
+    """Row holders, in order, in as few groups as have at most `most` of any shard."""
+    seen: collections.Counter[int] = collections.Counter()
+    parts: list[list[S]] = []
+    for holder in holders:
+        assert holder.row is not None
+        part = seen[holder.row[0]] // most
+        seen[holder.row[0]] += 1
+        if part == len(parts):
+            parts.append([])
+        parts[part].append(holder)
+    return parts
+
+
 def round_up(value: int, sizes: tuple[int, ...]) -> int:
-    """The smallest size that holds `value`."""
+    """The smallest size that holds `value`. Raises ValueError if none does."""
     for size in sizes:
         if size >= value:
             return size

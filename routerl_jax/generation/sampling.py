@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 _BLOCK = 128  # the cumulative distribution is searched in two levels: which block of ids, then which id in it
 
@@ -62,7 +63,7 @@ def sample_tokens(
       logits: float32.
       keys: row keys; the draw at `positions[b]` uses fold_in(keys[b], positions[b]).
       temperature: 0 means greedy.
-      top_p, top_k: both given, or both None for no truncation (then no sort is compiled).
+      top_p, top_k: both given, or both None for no truncation (then none is compiled).
 
     Returns:
       Token ids, and their log-probabilities under the full softmax at the row's temperature (1 for greedy rows): what
@@ -96,18 +97,37 @@ def token_logprobs(
 def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]) -> Float[Array, "B V"]:
     """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept).
 
-    p = 1 keeps all of the rest, whatever the sums' rounding says: a row without truncation stays exactly as it is.
+    p = 1 keeps all of the rest, whatever the sums' rounding says: a row without truncation stays exactly as it is. Nothing is
+    sorted: non-negative floats order like their bits, which are found one by one, so a vocabulary that is split stays so.
     """
     size = weights.shape[-1]
-    descending = -jnp.sort(-weights, axis=-1)
-    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
-    kth = jnp.take_along_axis(descending, k[:, None] - 1, axis=-1)
-    descending = jnp.where(descending >= kth, descending, 0.0)
-    mass = descending.sum(axis=-1, keepdims=True)
-    before = jnp.cumsum(descending, axis=-1) - descending
-    needed = ((before < top_p[:, None] * mass) | (top_p >= 1)[:, None]) & (descending > 0)
-    lowest = jnp.min(jnp.where(needed, descending, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(weights >= jnp.maximum(lowest, kth), weights, 0.0)
+    bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)[:, None]
+
+    def enough(least: Int[Array, "B 1"]) -> Bool[Array, "B 1"]:
+        return (bits >= least).sum(axis=-1, keepdims=True) >= k
+
+    def mass(least: Int[Array, "B 1"]) -> Float[Array, "B 1"]:
+        return jnp.where(bits >= jnp.maximum(least, kth), weights, 0.0).sum(axis=-1, keepdims=True)
+
+    nothing = jnp.zeros_like(k)
+    kth = _largest(enough, nothing, (top_k > 0).any())
+    needed = top_p[:, None] * mass(nothing)
+    lowest = _largest(lambda least: mass(least) >= needed, nothing, (top_p < 1).any())
+    lowest = jnp.where((top_p >= 1)[:, None], 0, lowest)
+    return jnp.where(bits >= jnp.maximum(lowest, kth), weights, 0.0)
+
+
+def _largest(
+    holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], wanted: Bool[Array, ""]
+) -> Int[Array, "B 1"]:
+    """Bits of the largest float for which `holds`, as it does from `start`, 0, up to some float; `start` if not wanted."""
+
+    def bit(i: Int[Array, ""], found: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
+        trial = found | (1 << (30 - i))
+        return jnp.where(holds(trial), trial, found)
+
+    return jax.lax.fori_loop(0, jnp.where(wanted, 31, 0), bit, start)
 
 
 def _inverse_cdf(weights: Float[Array, "B V"], uniforms: Float[Array, "B 2"]) -> Int[Array, " B"]:

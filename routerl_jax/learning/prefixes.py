@@ -1,7 +1,7 @@
 """Sequences that begin alike, computed once: their tokens as a tree in one row.
 
-Sequences of a bundle share tokens as a trie does. Each has slots of its own from the last token on that it has in common: that
-one is computed again, as it predicts another token here. Where a token lies in the row says nothing of its rotary position,
+Sequences of a bundle share tokens as a trie does. A sequence's own slots begin at the last common token: its prediction differs
+between branches, so that token is computed once per branch. Where a token lies in the row says nothing of its rotary position,
 which goes on along its own sequence. What a token sees are the tokens of its own sequence: the tree's stretches are numbered
 in the order of a visit, so that those from a stretch's `id` up to its `end` lie at or below it, and a query q sees the keys k
 before it with id[k] <= id[q] < end[k]. For sequences that share nothing this is the equality of segment ids.
@@ -87,33 +87,60 @@ class Bundle:
 def bundles(
     sequences: Seq[Sequence], weights: Seq[np.ndarray], longest: int, least: int = LEAST_SHARED
 ) -> list[Bundle]:
-    """Puts every sequence into a bundle, with the one that it shares most with; those with images stay alone.
+    """Puts every sequence into a bundle; those that share most are put together first, those with images stay alone.
+
+    In the order of their tokens, what a sequence shares most with is its neighbour: two comparisons per sequence.
 
     Args:
       weights: per sequence, of each of its tokens in the loss; not 0 where it is trained.
       longest: slots of a bundle, at most.
       least: tokens that must be shared.
     """
-    made: list[Bundle] = []
-    alike: dict[bytes, list[Bundle]] = {}
-    for index, sequence in enumerate(sequences):
-        trained = np.asarray(weights[index]) != 0
-        near = [] if sequence.images else alike.setdefault(sequence.tokens[:least].tobytes(), [])
-        best, into, parent = 0, None, -1
-        for bundle in near:
-            for place, member in enumerate(bundle.members):
-                enough = max(least, best + 1) + 1  # tokens that must be equal for more to be shared than so far
-                if not np.array_equal(sequence.tokens[:enough], sequences[member].tokens[:enough]):
-                    continue
-                start = _shared(sequence, sequences[member], trained, bundle.trained[bundle.slots[place][:-1]])
-                if start >= max(least, best + 1) and len(bundle) + len(sequence) - start <= longest:
-                    best, into, parent = start, bundle, place
-        if into is None:
-            into = Bundle()
-            made.append(into)
-            near.append(into)
-        into.add(index, trained, parent, best)
+    trained = [np.asarray(weight) != 0 for weight in weights]
+    seen = [i for i, sequence in enumerate(sequences) if sequence.images]
+    order = sorted(
+        set(range(len(sequences))) - set(seen),
+        key=lambda i: (sequences[i].tokens.astype(">u4").tobytes(), sequences[i].positions.tobytes()),
+    )
+    shared = [0] + [
+        _shared(sequences[i], sequences[before], trained[i], trained[before][1:])
+        for before, i in itertools.pairwise(order)
+    ]
+    made = [Bundle() for _ in seen]
+    for bundle, index in zip(made, seen):
+        bundle.add(index, trained[index])
+    for run in _runs([len(sequences[i]) for i in order], shared, longest, least):
+        bundle = Bundle()
+        for index in [order[place] for place in run]:
+            start = 0
+            if bundle.members:
+                taken = bundle.trained[bundle.slots[-1][:-1]]  # by any member, not the neighbour alone
+                start = _shared(sequences[index], sequences[bundle.members[-1]], trained[index], taken)
+                if start < least or len(bundle) + len(sequences[index]) - start > longest:
+                    made.append(bundle)
+                    bundle, start = Bundle(), 0
+            bundle.add(index, trained[index], len(bundle.members) - 1, start)
+        made.append(bundle)
     return made
+
+
+def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list[range]:
+    """Cuts a row of sequences into runs that fit, joining neighbours in the order of how much they share.
+
+    Args:
+      shared: tokens that each shares with the one before it.
+    """
+    first, last, size = list(range(len(lengths))), list(range(len(lengths))), list(lengths)
+    for place in sorted(range(1, len(lengths)), key=lambda place: -shared[place]):
+        begin, end = first[place - 1], last[place]
+        together = size[begin] + size[place] - shared[place]
+        if shared[place] >= least and together <= longest:
+            first[end], last[begin], size[begin] = begin, end, together
+    runs, begin = [], 0
+    while begin < len(lengths):
+        runs.append(range(begin, last[begin] + 1))
+        begin = last[begin] + 1
+    return runs
 
 
 def _shared(one: Sequence, other: Sequence, trained: np.ndarray, taken: np.ndarray) -> int:

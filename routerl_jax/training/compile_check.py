@@ -166,7 +166,6 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         max_length=engine.max_length,
         segment=engine.segment,
         layout=engine.layout,
-        prompt_rows=-(-engine.rows // batch_shards(mesh)),
         truncate=config.rollout.top_p < 1 or config.rollout.top_k > 0,
     )
     copied = 0

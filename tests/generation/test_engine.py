@@ -1,5 +1,6 @@
 """The engine against generation by whole forward passes, and its books."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.rows import RowTable, ladder, round_up
+from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.streams import EngineStats, Generated
 from tests import tiny
@@ -159,6 +160,29 @@ def test_result_does_not_depend_on_schedule_or_company():
         for a, b in zip(together, other):
             np.testing.assert_array_equal(a.tokens, b.tokens)
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
+    """Ten prompts of 32 new tokens on each of two shards: in one call, or eight and two of a shard; the same turns."""
+
+    def run(most):
+        monkeypatch.setattr("routerl_jax.generation.rows.PREFILL_TOKENS", most)
+        engine = Engine(tiny.model(2), rows=64, max_length=64)
+        fed, extend = [], engine._programs.extend
+
+        def counted(**inputs):
+            fed.append((inputs["tokens"].shape, (inputs["counts"] > 0).sum(axis=1).tolist()))
+            return extend(**inputs)
+
+        engine._programs = dataclasses.replace(engine._programs, extend=counted)
+        turns = engine.generate(prompts(20, shortest=33, longest=34), max_tokens=5, sampling=FREE)
+        return [turn.tokens for turn in turns], fed
+
+    whole, calls = run(16_384)
+    assert calls == [((2, 32, 32), [10, 10])]
+    split, calls = run(8 * 32)
+    assert calls == [((2, 8, 32), [8, 8]), ((2, 8, 32), [2, 2])]
+    assert split == whole
 
 
 def test_stop_strings_end_turns_and_stay_in_the_text():
@@ -345,5 +369,6 @@ def test_row_table_and_ladders():
         table.release((1, 0))
     assert ladder(8, 100) == (8, 16, 32, 64, 100)
     assert round_up(17, (8, 32)) == 32
+    assert [most_rows(prefill_rows(100), steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 8]
     with pytest.raises(ValueError, match="exceeds the largest"):
         round_up(33, (8, 32))

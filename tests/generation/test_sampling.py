@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from routerl_jax.generation.sampling import Sampling, _truncate, row_keys, sample_tokens
 
@@ -78,6 +79,64 @@ def test_truncation_keeps_exactly_the_right_support(top_p, top_k):
     inside = np.where(np.isin(np.arange(40), list(allowed)), p, 0.0)
     check_frequencies(tokens, inside / inside.sum())  # renormalised
     np.testing.assert_allclose(logprobs, np.log(p)[np.asarray(tokens)], atol=1e-5)  # of the full distribution
+
+
+def sorted_truncation(weights, top_p, top_k):
+    """The same by sorting, in float64: ids of at least the k-th weight, of them those with less than p of the mass above."""
+    kept = np.zeros_like(weights)
+    for row, p, k, out in zip(weights.astype(np.float64), top_p, top_k, kept):
+        descending = np.sort(row)[::-1]
+        kth = descending[min(k, len(row)) - 1] if k else 0.0
+        descending = np.where(descending >= kth, descending, 0.0)
+        before = np.cumsum(descending) - descending
+        needed = (descending > 0) & ((before < np.float64(p) * descending.sum()) | (p >= 1))
+        lowest = max(descending[needed].min(), kth)
+        out[row >= lowest] = row[row >= lowest]
+    return kept
+
+
+@pytest.mark.parametrize("size", [1, 7, 3000])
+def test_truncation_without_sorting_keeps_what_sorting_keeps(size):
+    """Whole numbers, whose float32 sums are exact: with many ties, with zeros, one weight alone, all equal, all sizes."""
+    rng = np.random.default_rng(size)
+    kinds = [
+        rng.integers(0, 2000, (64, size)),
+        rng.integers(0, 3, (64, size)),
+        rng.geometric(0.01, (64, size)) * rng.integers(0, 2, (64, size)),
+        np.eye(1, size).repeat(64, axis=0) * 7,
+        np.ones((64, size)),
+    ]
+    weights = np.concatenate(kinds).astype(np.float32)
+    weights[:, 0] += weights.sum(axis=1) == 0
+    top_p = rng.choice(np.float32([1, 0.5, 0.25, 0.875, 2**-20]), len(weights))  # products with sums are exact
+    top_k = rng.choice([0, 1, 2, 5, 2000, 5000], len(weights)).astype(np.int32)
+    kept = jax.jit(_truncate)(jnp.asarray(weights), jnp.asarray(top_p), jnp.asarray(top_k))
+    np.testing.assert_array_equal(kept, sorted_truncation(weights, top_p, top_k))
+
+
+def test_truncation_of_real_weights_lies_between_masses_that_differ_by_rounding():
+    """float32 sums of 20,000 weights are good to 1e-5: what is kept lies between the sets of p - 1e-5 and p + 1e-5."""
+    rng = np.random.default_rng(9)
+    weights = np.exp(rng.normal(size=(16, 20_000)) * 3 - 8).astype(np.float32)
+    weights[:, :50] = np.float32(1e-40)  # subnormal
+    top_p, top_k = rng.uniform(0.05, 0.99, 16).astype(np.float32), rng.integers(0, 2, 16).astype(np.int32) * 900
+    kept = np.asarray(jax.jit(_truncate)(jnp.asarray(weights), jnp.asarray(top_p), jnp.asarray(top_k))) > 0
+    less, more = (sorted_truncation(weights, top_p + shift, top_k) > 0 for shift in (-1e-5, 1e-5))
+    assert (less <= kept).all()
+    assert (kept <= more).all()
+    assert (kept == less).mean() > 0.999
+
+
+def test_no_sort_is_compiled_and_a_split_vocabulary_stays_split():
+    """Truncation on eight devices that share the vocabulary: no result of a collective is larger than a number per row."""
+    mesh = jax.make_mesh((8,), ("tensor",), devices=jax.devices()[:8])
+    split = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    logits = jax.ShapeDtypeStruct((4, 4096), jnp.float32, sharding=split)
+    per_row = [jax.ShapeDtypeStruct((4,), dtype) for dtype in (jnp.float32, jnp.int32)]
+    text = jax.jit(_truncate, out_shardings=split).lower(logits, *per_row).compile().as_text()
+    assert " sort(" not in text
+    assert "all-gather" not in text
+    assert "all-reduce" in text
 
 
 def test_truncation_of_other_rows_leaves_a_row_exactly_alone():

@@ -1,6 +1,7 @@
 """Sequences whose beginnings are computed once: who sees whom, and equality with sequences that are computed apart."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence
+from routerl_jax.learning import prefixes
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig
 from routerl_jax.learning.prefixes import Bundle, bundles
@@ -94,6 +96,58 @@ def test_what_is_shared() -> None:
     assert len(bundles([pair[0], moved], nothing, longest=64)) == 2
     (whole,) = bundles([pair[0], of_tokens(long[:10])], [np.zeros(20), np.zeros(10)], longest=64)
     assert (whole.starts, len(whole)) == ([0, 9], 21)
+
+
+def groups(questions: int, samples: int, system: int = 40) -> list[Sequence]:
+    """Samples of several questions under one system prompt, in random order; token 40 names the question."""
+    rng = np.random.default_rng(5)
+    common = rng.integers(0, tiny.VOCABULARY, system).tolist()
+    result = []
+    for question in range(questions):
+        for _ in range(samples):
+            ledger = Ledger()
+            ledger.feed([*common, question, *range(12)])
+            answer = rng.integers(0, tiny.VOCABULARY, rng.integers(10, 20)).tolist()
+            ledger.sample(answer, [-1.0] * len(answer), 0)
+            result.append(ledger.sequence())
+    return [result[i] for i in rng.permutation(len(result))]
+
+
+def test_siblings_stay_together_under_a_common_system_prompt() -> None:
+    """Four attempts fit a row, twenty questions begin alike: a row has one question's, its prompt once."""
+    sequences = groups(questions=20, samples=4)
+    made = bundles(sequences, [s.loss_mask for s in sequences], longest=53 + 4 * 20)
+    assert sorted(i for bundle in made for i in bundle.members) == list(range(80))
+    assert [len({int(sequences[i].tokens[40]) for i in bundle.members}) for bundle in made] == [1] * 20
+    for bundle in made:
+        assert len(bundle) == 52 + sum(len(sequences[i]) - 52 for i in bundle.members)
+    everything = bundles(sequences, [s.loss_mask for s in sequences], longest=10_000)
+    assert len(everything) == 1
+    assert len(everything[0]) == 39 + 20 * 13 + sum(len(s) - 52 for s in sequences)
+
+
+def test_a_row_that_other_training_fills_is_cut() -> None:
+    """Neighbours could share, but not with all of a row: what does not fit then begins a row of its own."""
+    first, middle, last = (of_tokens(np.append(np.arange(30), end)) for end in (50, 51, 52))
+    weights = [np.where(np.arange(31) >= 12, one, 0.0) for one in (1.0, 0.0, 1.0)]
+    (whole,) = bundles([first, middle, last], weights, longest=64)
+    assert (whole.starts, len(whole)) == ([0, 29, 11], 31 + 2 + 20)
+    assert [len(bundle) for bundle in bundles([first, middle, last], weights, longest=52)] == [33, 31]
+
+
+def test_comparisons_grow_with_the_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, shared = [], prefixes._shared
+
+    def counted(*args: Any) -> int:
+        compared.append(args)
+        return shared(*args)
+
+    monkeypatch.setattr(prefixes, "_shared", counted)
+    for questions in (16, 64):
+        sequences = groups(questions, samples=8)
+        compared.clear()
+        bundles(sequences, [s.loss_mask for s in sequences], longest=256)
+        assert len(compared) <= 2 * len(sequences)
 
 
 def test_log_probabilities_and_gradients_are_those_of_sequences_apart() -> None:
