@@ -71,7 +71,7 @@ def _on_one_gpu() -> TrainConfig:
         agent=AgentConfig(max_searches=3, k=3, max_turn_tokens=96, answer_tokens=32, max_observation_tokens=512),
         knowledge={
             "text": KnowledgeConfig(source="corpus.jsonl", kind="bm25"),
-            "table": KnowledgeConfig(source="tables.jsonl", kind="bm25", settings={"tables": True}),
+            "table": KnowledgeConfig(source="tables.jsonl", kind="bm25"),
         },
         data=DataConfig(train=GOLDEN, validation="trajectories:golden/validation.jsonl", test="questions.jsonl"),
         rollout=RolloutConfig(examples=64, samples=8),

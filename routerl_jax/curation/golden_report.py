@@ -82,10 +82,9 @@ class ConstructReport:
         lines += ["", *(f"- {name}: {_listed(counts)}" for name, counts in counted.items())]
         left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
         lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
-        lines.append(
-            f"- {self.model}: {self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
-            + (f", cost {self.cost:,.2f}" if self.cost else "")
-        )
+        if self.model:
+            asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
+            lines.append(f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""))
         lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting")
         return "\n".join(lines)
 
@@ -114,7 +113,7 @@ def make_report(
     attempts = [attempt for record in records for attempt in record["attempts"]]
     read, written = (sum(attempt[key] for attempt in attempts) for key in ("prompt_tokens", "tokens"))
     return ConstructReport(
-        model=config.llm.model,
+        model=config.llm.model if config.teacher == "model" else "",
         datasets={
             name: _row(count, [o for dataset, o in outcomes.values() if dataset == name], *parts.get(name, ([], [])))
             for name, count in datasets.items()

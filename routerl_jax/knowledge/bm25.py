@@ -22,7 +22,7 @@ from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.store import FORMAT, INDEX, Manifest, Store, StoredPassages
-from routerl_jax.knowledge.tables import read_tables, table_passages
+from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
 _BLOCK = 8192  # passages read at a time
@@ -62,9 +62,10 @@ class Words:
 class Bm25Config:
     """What `build_bm25` makes."""
 
-    corpus: str = ""  # passages or tables: a file or a directory of files (knowledge.corpus, knowledge.tables)
+    corpus: str = (
+        ""  # passages (knowledge.corpus), a file or a directory; or tables (knowledge.tables), whose rows are passages
+    )
     kind: str = "bm25"
-    tables: bool = False  # the corpus holds tables, whose rows are the passages, at most 200 words each
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     passage_words: int = (
         0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
@@ -75,7 +76,7 @@ class Bm25Config:
 
     def changes(self) -> dict[str, Any]:
         """What makes this another knowledge base than the defaults would, under dotted keys."""
-        plain = {key: getattr(self, key) for key in ("kind", "name", "tables", "passage_words", "least_words")}
+        plain = {key: getattr(self, key) for key in ("kind", "name", "passage_words", "least_words")}
         defaults = {key: getattr(Bm25Config, key) for key in plain} | {"kind": "dense_text"}
         words = {f"words.{key}": value for key, value in vars(self.words).items() if value != getattr(Words, key)}
         return {key: value for key, value in plain.items() if value != defaults[key]} | words
@@ -179,7 +180,7 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     split = split_of(config.passage_words, config.least_words)
 
     def read() -> Iterator[Passage]:
-        if not config.tables:
+        if not holds_tables(path):
             yield from read_corpus(path, split=split)
             return
         for table in read_tables(path):

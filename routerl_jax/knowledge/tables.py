@@ -49,6 +49,14 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
+def holds_tables(path: pathlib.Path) -> bool:
+    """Whether a file of JSON lines begins with a table and no passage: with a row that has a header."""
+    if not path.is_file() or not plain_name(path).endswith(".jsonl"):
+        return False
+    first = next(iter(read_rows(path)), None)
+    return first is not None and "header" in first[1]
+
+
 def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
     """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed.
 

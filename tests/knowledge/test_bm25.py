@@ -89,7 +89,7 @@ def test_rows_of_tables(tmp_path: pathlib.Path) -> None:
         "rows": [["Volta", "1,500"], ["Niger", "4,180"]],
     }
     (tmp_path / "tables.jsonl").write_text(json.dumps(table) + "\n")
-    build_bm25(Bm25Config(corpus=str(tmp_path / "tables.jsonl"), tables=True), tmp_path / "kb", progress=False)
+    build_bm25(Bm25Config(corpus=str(tmp_path / "tables.jsonl")), tmp_path / "kb", progress=False)
     kb = load_kb(str(tmp_path / "kb"))
     (found,) = kb.search(["length of the Niger"], 1)
     assert [(passage.id, passage.title) for passage in found] == [("r#1", "Rivers")]
