@@ -7,6 +7,7 @@ buffer, in plain XLA; `PagedCache` (pages.py) writes them in place and attends w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, Self
 
 import jax
@@ -86,13 +87,12 @@ class KVCache(Protocol):
         ...
 
 
-def allocate(abstract: Any) -> Any:
-    """A cache of zeros from an abstract one."""
-    make = jax.jit(
+def allocator(abstract: Any) -> Callable[[], Any]:
+    """Makes a cache of zeros, of the shapes and shardings of an abstract one; compiled once, however often it is called."""
+    return jax.jit(
         lambda: jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
     )
-    return make()
 
 
 def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:

@@ -21,7 +21,7 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
 from routerl_jax.generation import programs
-from routerl_jax.generation.cache import CacheKind, allocate
+from routerl_jax.generation.cache import CacheKind, allocator
 from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache
@@ -108,7 +108,8 @@ class Engine:
         self._fork_spans = ladder(min(256, max_length), max_length, 2)
         kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
         abstract = kind.abstract(self.config, self.mesh, shards, rows_per_shard, max_length, model.compute_dtype)
-        self._cache = allocate(abstract)
+        self._allocate = allocator(abstract)
+        self._cache = self._allocate()
         any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
         self._decode_spans = (max_length,) if any_span else self._fork_spans
         self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
@@ -283,11 +284,29 @@ class Engine:
         self.version = version
         for stream in self._streams:
             self._evict(stream)
+        if self._cache is None:
+            self._cache = self._allocate()
+
+    def rest(self) -> None:
+        """Lets go of the cache and the weights until the next `update`: room for what the learner does meanwhile.
+
+        Conversations stay open, and may be fed and asked for turns; they are fed anew when the engine steps again.
+        """
+        self._shared = []
+        for stream in self._streams:
+            self._evict(stream)
+        self._cache = self._params = None
 
     # --- running -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[tuple[Stream, Generated]]:
-        """Feeds what is new, decodes one segment, and returns the turns that finished in it."""
+        """Feeds what is new, decodes one segment, and returns the turns that finished in it.
+
+        Raises:
+          RuntimeError: the engine rests.
+        """
+        if self._params is None:
+            raise RuntimeError("the engine rests: give it weights with `update` before its next step")
         self._clock += 1
         self._copy_shared()
         running = self._schedule()

@@ -59,9 +59,10 @@ class Checkpoints:
         lora: dict[str, Any] | None = None,
         frozen: str = "",
     ) -> tuple[LearnerState, nnx.State | None, dict[str, Any]]:
-        """Restores a step into the shardings of `like` (and `reference`).
+        """Restores a step into the shardings of `like` (and `reference`), of which nothing else is needed than shapes.
 
         Args:
+          like, reference: arrays, or jax.ShapeDtypeStruct with shardings: beside arrays, the state exists twice for a while.
           model, lora, frozen: what the weights belong to: the architecture and, with an adapter, `models.lora.lora_fields`,
             with frozen parts, their `models.lora.digest`.
 

@@ -175,10 +175,10 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     cache = cache_kind(model.config, mesh, model.compute_dtype).abstract(
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
-    learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))
+    learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))  # shared with the engine
     beside = dict.fromkeys(("encode", "prefill", "decode"), learner)
     beside["encode"] += _bytes(cache)
-    return lowered, beside | {"update": reference + copied + _bytes(cache)}
+    return lowered, beside | {"update": reference}  # the engine rests
 
 
 def _bytes(tree: Any) -> int:

@@ -89,6 +89,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         loss = stages.at(0).config.learner.loss
         run_ = Run(config, workdir, model, mesh, loss, stages.updates, resume, stages.has_reference)
         engine = make_engine(config, model)
+        engine.rest()  # a merged adapter's weights exist once
         engine.update(run_.served_params(), run_.start)
         if run_.restored:
             stages.restore(run_.restored["streams"])
@@ -180,6 +181,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
     """Goes back to the last checkpoint from before the trouble, if there is one; for results.json, what happened."""
+    engine.rest()
     done = run_.back_to_checkpoint()
     if done:
         engine.update(run_.served_params(), done)
@@ -253,6 +255,7 @@ def _train_step(
             stats=stats,
             forks=config.rollout.forks,
         )
+    engine.rest()
     for episode, rewards in zip(episodes, stage.reward(episodes)):
         episode.rewards = rewards
     place = {example.id: i for i, example in enumerate(examples)}

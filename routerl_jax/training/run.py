@@ -105,10 +105,13 @@ class Run:
         if latest is None:
             return 0
         self.checkpoints.wait()
-        state, reference, self.restored = self.checkpoints.restore(
-            latest, self.learner.state, self.learner.reference, self.model.config, self._lora, self._frozen
+        learner = self.learner
+        learner.state, learner.reference = jax.tree.map(_shape, (learner.state, learner.reference))
+        self.policy()  # the model lets go of its weights, too: what is restored needs their room
+        learner.state, learner.reference, self.restored = self.checkpoints.restore(
+            latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
         )
-        self.learner.state, self.learner.reference = state, reference
+        self.policy()
         return latest
 
     def due(self, step: int) -> bool:
@@ -134,6 +137,10 @@ class Run:
         if export:
             save_pretrained(self.policy(), self.workdir / "policy")
             multihost.barrier("policy saved")
+
+
+def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from routerl_jax.generation import programs
-from routerl_jax.generation.cache import allocate
+from routerl_jax.generation.cache import allocator
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache, page_length
@@ -72,7 +72,7 @@ def test_rotary_positions_are_apart_from_places_in_the_cache(kind, interpreted):
     positions = np.sort(rng.integers(0, 40, (1, 2, 16)), axis=-1).astype(np.int32)
     offsets = np.asarray([[-3, 25]], np.int32)
     rows = np.asarray([[2, 0]], np.int32)
-    cache, starts = allocate(abstract), np.zeros((1, 2), np.int32)
+    cache, starts = allocator(abstract)(), np.zeros((1, 2), np.int32)
     for part in (fed // 2, fed - fed // 2):  # in two calls
         take = starts[..., None] + np.arange(8)
         cache = jitted.extend(

@@ -1,12 +1,14 @@
 """The engine against generation by whole forward passes, and its books."""
 
 import dataclasses
+import gc
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, round_up
@@ -264,8 +266,6 @@ def test_a_fork_continues_like_its_source():
 
 
 def test_new_weights_take_effect_and_are_recorded():
-    from flax import nnx
-
     engine = Engine(tiny.model(), rows=2, max_length=128)
     stream = engine.open(prompts(1)[0])
     engine.request(stream, max_tokens=4)
@@ -277,6 +277,41 @@ def test_new_weights_take_effect_and_are_recorded():
     assert turn.tokens == greedy_reference(other, stream.ledger.tokens[:-4], 4)[-4:]
     sequence = stream.ledger.sequence()
     assert sequence.versions[sequence.loss_mask].tolist() == [0] * 4 + [5] * 4
+
+
+def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
+    """Its cache and its own weights are gone, the model's are not; conversations go on as if it had not rested."""
+    model = tiny.model(dtype=jnp.bfloat16)
+    model.compute_dtype = jnp.dtype(jnp.float32)
+    params = nnx.state(model, nnx.Param)
+
+    def held():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def converse(rests):
+        engine = Engine(model, rows=4, max_length=128, layout="replicated")
+        streams = [engine.open(prompt, str(i)) for i, prompt in enumerate(prompts(3))]
+        for turn in range(2):
+            if turn:
+                engine.fork(streams[0], sample=1)  # its row would be copied before the next step
+            for stream in streams:
+                engine.request(stream, max_tokens=6, sampling=FREE)
+            if turn and rests:
+                before = held()
+                engine.rest()
+                copy = sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
+                cache = 4 * 128 * 2 * 2 * 8 * 4 * 2  # rows, tokens, k and v of 2 heads of 8 in float32, layers
+                assert before - held() == copy + cache
+                with pytest.raises(RuntimeError, match="the engine rests: give it weights"):
+                    engine.step()
+            if turn:
+                engine.update(params, version=1)
+            finish(engine)
+        return [stream.ledger.tokens for stream in streams]
+
+    assert converse(rests=True) == converse(rests=False)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
 
 
 def test_compilations_are_counted_and_stop_after_warm_up():

@@ -1,18 +1,28 @@
 """kill -9 at the worst moments, and --resume continues bit for bit."""
 
 import dataclasses
+import gc
 import json
 import pathlib
 import signal
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
+from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import config as schema
 from routerl_jax.training.rl import train_rl
+from routerl_jax.training.run import Run
+from tests import tiny
 from tests.programs import finish, start
 from tests.training.small_run import STEPS, make_config
+from tests.training.test_rl import make_run
 
 # What a clock or the memory of the process says may differ; all the rest must not.
 TIMED = (
@@ -95,6 +105,37 @@ def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path,
     assert_same_run(home / "whole", workdir)
     results = [json.loads((path / "results.json").read_text())["agents"] for path in (home / "whole", workdir)]
     assert results[0] == results[1]
+
+
+def test_what_is_restored_takes_the_place_of_what_there_was(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a checkpoint is read, the run holds no weights, neither when it resumes nor when it goes back to one."""
+    restore, found = Checkpoints.restore, []
+
+    def held() -> int:
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def watched(self: Checkpoints, *args: Any) -> Any:
+        found.append(held() - before)
+        return restore(self, *args)
+
+    learner = schema.LearnerConfig(micro_tokens=256, reward_kl_coef=0.1)
+    _, _, first, _ = make_run(tmp_path, "given", learner)
+    first.learner.logprobs(tiny.random_sequences(1))
+    first.save(1, streams={}, stage="main")
+    first.checkpoints.wait()
+    expected = jax.device_get((first.learner.state, first.learner.reference))
+    config = first.config
+    del first
+    monkeypatch.setattr(Checkpoints, "restore", watched)
+    before = held()
+    run_ = Run(config, tmp_path, tiny.model(seed=1), single_device_mesh(), config.learner.loss, 4, resume=True)
+    assert (run_.start, run_.back_to_checkpoint()) == (1, 1)
+    assert max(found) < 1000  # bytes; the weights are 100,000
+    jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get((run_.learner.state, run_.learner.reference)))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(run_.policy(), nnx.Param), run_.learner.params)
 
 
 def test_resuming_something_else_is_refused(small_run: pathlib.Path) -> None:

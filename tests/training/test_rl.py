@@ -90,6 +90,7 @@ def take_step(
     update = Learner.update
 
     def recorded(self: Learner, batch: Any) -> Any:
+        assert engine._params is engine._cache is None  # both are dead by now, and memory is short
         batches.append(tiny.unpack(batch))
         return update(self, batch)
 
