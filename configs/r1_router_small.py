@@ -166,6 +166,7 @@ def _step_grpo() -> TrainConfig:
                 "trained": "step_grpo",
                 "random_kb": "step_grpo_random_routing",
                 "full_budget": "step_grpo_fixed_three",
+                "full_budget_random": "step_grpo_fixed_three_random",
             },
         ),
         checkpoint=CheckpointConfig(every=20),

@@ -17,7 +17,9 @@ Searcher = SearchAgent | StepwiseAgent
 
 def routing_baselines(agent: Agent) -> dict[str, Agent]:
     """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; and `no_search`. For an
-    agent that works in steps also `full_budget`: always as many searches as there may be.
+    agent that works in steps also always as many searches as there may be: `full_budget`, where the policy says what the
+    further ones are for, so that only its stopping is taken away; `full_budget_random`, where they put the question itself to a
+    drawn knowledge base.
 
     There are none of an agent that is neither a SearchAgent nor a StepwiseAgent.
     """
@@ -31,7 +33,8 @@ def routing_baselines(agent: Agent) -> dict[str, Agent]:
     else:
         baselines = vanilla_rag(agent)
     if isinstance(agent, StepwiseAgent):
-        baselines["full_budget"] = dataclasses.replace(agent, beyond=Drawn())
+        baselines["full_budget"] = dataclasses.replace(agent, beyond="own")
+        baselines["full_budget_random"] = dataclasses.replace(agent, beyond=Drawn())
     direct = NoSearch if isinstance(agent, SearchAgent) else StepwiseAgent
     return {**baselines, "no_search": direct(**{**_fields(agent), "max_searches": 0})}
 

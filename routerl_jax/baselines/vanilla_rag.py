@@ -40,14 +40,14 @@ class VanillaRAG(NoSearch):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneSearch(StepwiseAgent):
-    """Retrieve, then read, in a chat: the question is answered as a sub-question is."""
+    """Retrieve, then read, in a chat: what was found, and the question, whose answer is asked for in the words of the final one."""
 
     tool: str
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
         chats: list[Conversation] = []
-        answer = await self._answer(self.read(example.question, call, example, llm), example, llm, chats)
+        answer = await self._answer(self.read(example.question, call, example, llm, last=True), example, llm, chats)
         episode = chats[-1].episode(answer=answer)
         episode.turns[0].calls.append(call)  # it was made before there was a turn
         return episode

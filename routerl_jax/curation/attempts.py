@@ -18,6 +18,7 @@ from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.recipes.r1_router_rewards import final_accuracy
 from routerl_jax.recipes.r1_router_steps import History, Said, StepProtocol
 from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.ranges import accepted_answers
 
 Outcome = Literal[
     "accepted",
@@ -196,7 +197,7 @@ class Teacher:
     def _right(self, answer: str, example: Example) -> bool:
         """Equation 17's condition."""
         metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
-        return metric(answer, example.answers, self.config.normalizer) >= 1.0
+        return metric(answer, accepted_answers(example, answer), self.config.normalizer) >= 1.0
 
 
 def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:

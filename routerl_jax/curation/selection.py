@@ -21,6 +21,7 @@ from routerl_jax.evaluation.figures import difficulty_figure
 from routerl_jax.evaluation.records import read_records, write_records
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.ranges import accepted_answers
 
 Difficulty = Literal["easy", "medium", "hard"]
 LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
@@ -145,7 +146,7 @@ def _attempt(
     metric = ANSWER_METRICS[config.metric]
     records = []
     for example, predictions in zip(examples, attempt(examples, samples, number), strict=True):
-        correct = [metric(text, example.answers, config.normalizer) >= 1.0 for text in predictions]
+        correct = [metric(text, accepted_answers(example, text), config.normalizer) >= 1.0 for text in predictions]
         records.append({"id": example.id, "predictions": list(predictions), "correct": correct})
     if multihost.is_main():
         write_records(path, records)

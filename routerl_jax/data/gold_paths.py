@@ -66,7 +66,7 @@ def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:
     passages = metadata.get("supporting_passages") or ()
     names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
     if not any(isinstance(passage, Mapping) for passage in passages):
-        known = dict(zip(names, titles)) if len(names) == len(titles) else {}
+        known: dict[Any, Any] = dict(zip(names, titles)) if len(names) == len(titles) else {}
         return {name: str(known.get(name, "")) for name in (*names, *passages) if isinstance(name, str)}
     return {str(passage["id"]): str(passage["title"]) for passage in passages}
 

@@ -7,6 +7,10 @@ import pathlib
 from routerl_jax.core.rows import Place
 
 
+class MissingPictureError(ValueError):
+    """A row names a picture that is not there."""
+
+
 def picture_beside(name: str, place: Place, otherwise: str) -> pathlib.Path:
     """The picture that a row names by its path: beside the row's file, or in `images` beside it.
 
@@ -14,10 +18,11 @@ def picture_beside(name: str, place: Place, otherwise: str) -> pathlib.Path:
       otherwise: what else to do about a picture that is not there, for the message.
 
     Raises:
-      ValueError: it is in neither place; names the row.
+      MissingPictureError: it is in neither place; names the row.
     """
     beside = place.path.parent
     for path in (beside / name, beside / "images" / name):
         if path.is_file():
             return path
-    raise place.error(f"image {name!r} is neither in {beside} nor in {beside / 'images'}; put it there, or {otherwise}")
+    problem = f"image {name!r} is neither in {beside} nor in {beside / 'images'}; put it there, or {otherwise}"
+    raise MissingPictureError(str(place.error(problem)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -39,14 +40,15 @@ class FileExamples:
     A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG); `.tsv` and `.csv` name
     their columns (PopQA); all may be compressed. `.parquet` holds verl's rows. Which data set a row is of is told by its keys
     (data.formats), unless `form` names it. Rows without an answer are left out where a data set has such (MuSiQue-Full, test
-    sets), and an error elsewhere. An answer that is repeated is kept once.
+    sets), and an error elsewhere. An answer that is repeated is kept once. With `pictures`, rows that have none, or name one
+    that is not there, are left out.
 
     Raises:
       ValueError: names the file and the line or item that cannot be used, and why.
     """
 
-    def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
-        self._examples = list(distinct_examples(path, form))
+    def __init__(self, path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> None:
+        self._examples = list(distinct_examples(path, form, pictures=pictures))
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -72,6 +74,28 @@ class Subset:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self._source[self._start + index]
+
+
+class WithPictures:
+    """The examples of another source that have a picture.
+
+    Raises:
+      ValueError: none has.
+    """
+
+    def __init__(self, source: ExampleSource) -> None:
+        self._source = source
+        self._items = [i for i in range(len(source)) if source[i].images]
+        if not self._items:
+            raise ValueError(f"none of the {len(source)} examples has a picture")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._source[self._items[index]]
 
 
 class Joined:
@@ -119,8 +143,8 @@ def open_dataset(name: str) -> ExampleSource:
     keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
     into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
     golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
-    `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of one of these. Several names with commas between them are one
-    data set (`Joined`).
+    `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of one of these, `NAME[pictures]` what has a picture. Several names
+    with commas between them are one data set (`Joined`).
 
     Raises:
       ValueError: there is no such dataset or file, or a row of it can't be used.
@@ -130,7 +154,7 @@ def open_dataset(name: str) -> ExampleSource:
         return Joined(list(zip(short_names(parts), map(open_dataset, parts))))
     whole, part = _split_part(name)
     if part:
-        return _part_of(open_dataset(whole), name, part)
+        return _part_of(whole, part)
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
 
@@ -163,27 +187,33 @@ def open_dataset(name: str) -> ExampleSource:
     return FileExamples(path, form)
 
 
-def distinct_examples(path: str | pathlib.Path, form: str = "") -> Iterator[Example]:
-    """The questions of a file that have answers; logs how many have none.
+def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> Iterator[Example]:
+    """The questions of a file that have answers, with `pictures` those that have a picture too; logs how many have none.
 
     Raises:
       ValueError: while reading: a row that cannot be used, an id that was used before, no question with an answer.
     """
     numbers: dict[str, int] = {}
-    left_out = 0
+    left_out = collections.Counter[str]()
     for place, example in read_examples(path, form):
         if example is None:
-            left_out += 1
+            left_out["answer"] += 1
             continue
+        if pictures and (isinstance(example, ValueError) or not example.images):
+            left_out["picture"] += 1
+            continue
+        if isinstance(example, ValueError):
+            raise example
         first = numbers.setdefault(example.id, place.number)
         if first != place.number:
             raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
         yield example
+    told = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
     if not numbers:
-        why = f" ({left_out} rows have no answer)" if left_out else ""
-        raise ValueError(f"questions file {path} holds no questions{why}")
-    if left_out:
-        logging.warning("%s: %d of %d rows have no answer and are left out", path, left_out, left_out + len(numbers))
+        raise ValueError(f"questions file {path} holds no questions{told and f' ({told})'}")
+    rows = len(numbers) + left_out.total()
+    for what, count in left_out.items():
+        logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)
 
 
 def _check_format(name: str) -> None:
@@ -191,18 +221,31 @@ def _check_format(name: str) -> None:
 
 
 def _split_part(name: str) -> tuple[str, str]:
-    """(name, what stands in brackets after it), "" where nothing does or a file is called so."""
+    """(name, what stands in the last brackets after it), "" where nothing does or a file is called so."""
     found = _PART.fullmatch(name)
     return (found[1], found[2]) if found and not pathlib.Path(name).exists() else (name, "")
 
 
-def _part_of(source: ExampleSource, name: str, part: str) -> Subset:
+def _whole(name: str) -> str:
+    """A name without the parts in brackets after it."""
+    shorter, part = _split_part(name)
+    return _whole(shorter) if part else name
+
+
+def _part_of(whole: str, part: str) -> ExampleSource:
+    name = f"{whole}[{part}]"
+    form, path = split_name(whole)
+    if part == "pictures" and pathlib.Path(path).is_file():
+        return FileExamples(path, form, pictures=True)
     limits = _RANGE.fullmatch(part)
-    if limits is None:
+    if limits is None and part != "pictures":
         raise ValueError(
             f"data set {name!r}: a part is written [0:200], [200:] or [:200], from the first to before the last"
         )
+    source = open_dataset(whole)
     try:
+        if limits is None:
+            return WithPictures(source)
         return Subset(source, int(limits[1] or 0), int(limits[2]) if limits[2] else None)
     except ValueError as error:
         raise ValueError(f"data set {name!r}: {error}") from error
@@ -211,7 +254,7 @@ def _part_of(source: ExampleSource, name: str, part: str) -> Subset:
 def short_names(parts: Sequence[str]) -> list[str]:
     """Of each name its file's, without directory and extensions, or its function's; with the directory's where that is not
     enough."""
-    paths = [pathlib.Path(split_name(_split_part(part)[0].removeprefix(_PREPARED))[1]) for part in parts]
+    paths = [pathlib.Path(split_name(_whole(part).removeprefix(_PREPARED))[1]) for part in parts]
     short = [path.name.rpartition(":")[2].split(".")[0] for path in paths]
     if len(set(short)) == len(short):
         return short

@@ -13,6 +13,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
 _ANSWER = ("em", "f1", "cover_em", "f1_recall")
@@ -78,8 +79,9 @@ def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
 def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 4"]:
     if not episodes:
         raise ValueError("there are no episodes to summarise")
+    golds = [accepted_answers(episode.example, episode.answer) for episode in episodes]
     return np.asarray(
-        [[ANSWER_METRICS[name](e.answer, e.example.answers, normalizer) for name in _ANSWER] for e in episodes]
+        [[ANSWER_METRICS[name](e.answer, of, normalizer) for name in _ANSWER] for e, of in zip(episodes, golds)]
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
 from routerl_jax.evaluation.groups import group_fields
+from routerl_jax.rewards.ranges import accepted_answers
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
         "id": episode.example.id,
         "sample": episode.sample,
         "question": episode.example.question,
-        "golden_answers": list(episode.example.answers),
+        "golden_answers": list(accepted_answers(episode.example, episode.answer)),
         "metadata": group_fields(episode.example.metadata),
         "prediction": episode.answer,
         "prompt": episode.prompt,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices
@@ -44,7 +46,7 @@ class StepAgent(Agent):
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
         if step.kind == "answer":
-            said = self._with_documents(step.query, step.documents, example, llm)
+            said = self._with_documents(partial(self.protocol.answer, step.query), step.documents, example, llm)
         else:
             said = self.protocol.golden(example.question, step)
         chat, turn = await self._turn(said, example, llm)
@@ -109,18 +111,18 @@ class StepAgent(Agent):
         return chat, turn
 
     def _with_documents(
-        self, query: str, documents: Sequence[Document], example: Example, llm: LLM, trouble: str = ""
+        self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], example: Example, llm: LLM
     ) -> Said:
-        """The chat with as many documents, best first, as fit whole and leave room for a turn."""
+        """What is said with as many documents, best first, as fit whole and leave room for a turn."""
 
         def room(said: Said) -> int:
             return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
-        bare = self.protocol.answer(query, (), trouble)
+        bare = say(())
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
         for count in range(len(documents), 0, -1):
-            said = self.protocol.answer(query, documents[:count], trouble)
+            said = say(documents[:count])
             if room(said) >= least:
                 return said
         return bare
@@ -140,8 +142,9 @@ class StepwiseAgent(StepAgent):
       answer_tokens: most tokens of an answer so begun.
       sees: knowledge bases that are asked with the question's picture beside the sub-question, where it has one.
       routing: who chooses the knowledge base that is called; the policy, but for baselines.
-      beyond: who chooses the one that is asked the question itself where the policy would stop before the budget is spent;
-        None: nobody, it stops.
+      beyond: what is searched for where the policy would stop before the budget is spent. "own": what it writes when the
+        sub-question is begun for it, and if that is none again, the question itself, of the retriever that it then names; a
+        routing: the question itself, of the knowledge base that this chooses; None: nothing, it stops.
     """
 
     max_searches: int = 3
@@ -150,7 +153,7 @@ class StepwiseAgent(StepAgent):
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
     routing: Routing = AsNamed()
-    beyond: Routing | None = None
+    beyond: Routing | Literal["own"] | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         if golden_step(example) is not None:
@@ -170,24 +173,19 @@ class StepwiseAgent(StepAgent):
         """Names of the knowledge bases."""
         return self.protocol.tools
 
-    def _next_search(self, action: Action | None, example: Example, sample: int, step: int) -> Action | None:
-        """What is searched for, given what the policy wrote (None: nothing that could be read); None ends the search."""
-        if action is not None and action.tool != NO_TOOL:
-            return action
-        if self.beyond is None:
-            return None
-        tool = self.beyond(NO_TOOL, self.tools, example, sample, step)
-        return Action(kind="search", tool=tool, query=example.question)
-
     async def _gather(
         self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
     ) -> list[tuple[str, str]]:
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
+        named = self.tools[0]  # by the policy, in its last search
         for step in range(self.max_searches):
-            action = self._next_search(await self._route(example, history, llm, chats), example, llm.sample, step)
+            action = await self._route(example, history, llm, chats)
+            if not _searches(action):
+                action = await self._beyond(example, history, llm, chats, named)
             if action is None:
                 break
+            named = action.tool
             tool = self.routing(action.tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
@@ -198,11 +196,12 @@ class StepwiseAgent(StepAgent):
         """What a knowledge base is asked."""
         return with_picture(text, example.images) if tool in self.sees else text
 
-    def read(self, query: str, call: Call, example: Example, llm: LLM) -> Said:
-        """The chat in which a sub-question is answered from what was found."""
+    def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> Said:
+        """The chat in which a sub-question is answered from what was found, or, as the last one, the question."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
-        return self._with_documents(query, documents, example, llm, trouble)
+        asked = self.protocol.direct if last else self.protocol.answer
+        return self._with_documents(lambda shown: asked(query, shown, trouble), documents, example, llm)
 
     async def _route(
         self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation]
@@ -217,6 +216,23 @@ class StepwiseAgent(StepAgent):
             asked = self.protocol.again(said, turn.action.error)
         return None
 
+    async def _beyond(
+        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], named: str
+    ) -> Action | None:
+        """What is searched for where the policy would stop; None ends the search."""
+        if self.beyond is None:
+            return None
+        if self.beyond != "own":
+            tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
+            return Action(kind="search", tool=tool, query=example.question)
+        said = self.protocol.route(example.question, history)
+        for begun in (self.protocol.route_opening(), self.protocol.route_opening(example.question)):
+            chat, turn = await self._turn(said, example, llm, forced=begun)
+            chats.append(chat)
+            if _searches(turn.action):
+                return turn.action
+        return Action(kind="search", tool=named, query=example.question)
+
     async def _answer(self, said: Said, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
         asked = said
         for attempt in range(self.attempts):
@@ -230,3 +246,7 @@ class StepwiseAgent(StepAgent):
                 return turn.action.answer
             asked = self.protocol.again(said, turn.action.error)
         return None
+
+
+def _searches(action: Action | None) -> bool:
+    return action is not None and action.kind == "search" and action.tool != NO_TOOL

@@ -89,10 +89,13 @@ class StepProtocol:
 
     def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
         """Asks for the answer to a sub-question from documents (equation 6); `trouble` says why there are none."""
-        lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
-        shown = "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
-        user = f"{shown}Question: {query}\nAnswer:\n"
+        user = f"{_shown(documents, trouble)}Question: {query}\nAnswer:\n"
         return Said(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
+
+    def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> Said:
+        """Asks for the answer to the question from documents, as `final` does from sub-questions: what vanilla RAG asks."""
+        user = f"{_shown(documents, trouble)}Question: {question}\nFinal answer:\n"
+        return Said(system=_DIRECT_SYSTEM, user=user, stop="</answer>", asked="final")
 
     def final(self, question: str, history: History) -> Said:
         """Asks for the answer to the question (equation 8)."""
@@ -117,6 +120,11 @@ class StepProtocol:
     def write_route(self, thought: str, query: str, tool: str) -> str:
         """A well-formed route, for demonstrations."""
         return f"<think>{thought}</think>\n<sub-question>{query}</sub-question>\n<ret>{self.label(tool)}</ret>"
+
+    def route_opening(self, query: str = "") -> str:
+        """How a well-formed route begins, up to its sub-question, or up to its retriever where the sub-question is given."""
+        opening = "<think></think>\n<sub-question>"
+        return f"{opening}{query}</sub-question>\n<ret>" if query else opening
 
     def write_answer(self, thought: str, answer: str) -> str:
         """A well-formed answer, for demonstrations."""
@@ -190,16 +198,23 @@ class StepProtocol:
         )
 
 
-_ANSWER_SYSTEM = (
+_FINDINGS = (
     "You are given what a search has found, and a question. Think inside <think> and </think> about which of the findings bear "
-    "on it; some may not. Then answer in one sentence inside <answer> and </answer>. If nothing of it helps, answer with what "
-    "you know. Write nothing else."
+    "on it; some may not. "
 )
+_SHORT = "Then write the answer to the question alone, in as few words as it takes, inside <answer> and </answer>. "
+_HELPLESS = "If nothing of it helps, answer with what you know. Write nothing else."
+_ANSWER_SYSTEM = f"{_FINDINGS}Then answer in one sentence inside <answer> and </answer>. {_HELPLESS}"
+_DIRECT_SYSTEM = f"{_FINDINGS}{_SHORT}{_HELPLESS}"
 _FINAL_SYSTEM = (
     "You are given a question, and sub-questions with their answers that were worked out for it. Put them together inside "
-    "<think> and </think>. Then write the answer to the question alone, in as few words as it takes, inside <answer> and "
-    "</answer>. Write nothing else."
+    f"<think> and </think>. {_SHORT}Write nothing else."
 )
+
+
+def _shown(documents: Sequence[Document], trouble: str) -> str:
+    lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
+    return "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
 
 
 def _so_far(question: str, history: History) -> str:

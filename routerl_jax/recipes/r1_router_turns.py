@@ -17,6 +17,7 @@ from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes.r1_router_rewards import ENCODER, final_accuracy, similarities
 from routerl_jax.rewards.metrics import f1_recall
+from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
 
 
@@ -78,7 +79,9 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
         of_episode = _gains(len(episode.turns), judged, values)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
-            of_episode[last] = final_accuracy(episode.answer, episode.example.answers, normalizer)
+            of_episode[last] = final_accuracy(
+                episode.answer, accepted_answers(episode.example, episode.answer), normalizer
+            )
         rewards.append(of_episode)
     return rewards
 

@@ -14,6 +14,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
 from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.ranges import accepted_answers
 
 # A term is a pure function of an episode. A keyword `normalizer` is given the run's; others are options for the configuration.
 RewardTerm = Callable[..., float]
@@ -47,7 +48,7 @@ REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTe
 
 def _answer_term(metric: Callable[[str | None, Golds, str], float]) -> RewardTerm:
     def term(episode: Episode, normalizer: str = "search_r1") -> float:
-        return metric(episode.answer, episode.example.answers, normalizer)
+        return metric(episode.answer, accepted_answers(episode.example, episode.answer), normalizer)
 
     return term
 

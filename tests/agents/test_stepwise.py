@@ -236,7 +236,7 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
 
 def test_baselines_change_the_call_not_the_words():
     agents = routing_baselines(AGENT)
-    assert list(agents) == ["only_text", "only_table", "random_kb", "full_budget", "no_search"]
+    assert list(agents) == ["only_text", "only_table", "random_kb", "full_budget", "full_budget_random", "no_search"]
     episode, _, _ = play(STEP, FOUND, STOP, FINAL, agent=agents["only_table"])
     assert [turn.action.tool for turn in episode.turns[:1]] == ["text"]
     assert [call.tool for call in episode.calls] == ["table"]
@@ -250,8 +250,32 @@ def test_baselines_change_the_call_not_the_words():
     assert not episode.calls
 
 
-def test_a_full_budget_asks_the_question_where_the_policy_would_stop():
-    agent = routing_baselines(dataclasses.replace(AGENT, max_searches=3))["full_budget"]
+def test_a_full_budget_takes_nothing_but_stopping_away():
+    """Where the policy would stop it goes on with a route of its own; if that is none again, with its own retriever for the
+    question; if it names none for that either, with the one that it searched last."""
+    agent = routing_baselines(AGENT)["full_budget"]
+    opening, asked = "<think></think>\n<sub-question>", f"{EXAMPLE.question}</sub-question>\n<ret>"
+    own, none = LAST.partition("<sub-question>")[2], STOP.partition("<sub-question>")[2]
+    episode, engine, _ = play(
+        STEP, FOUND, STOP, own, FOUND, STOP, none, "table retriever</ret>", FOUND, FINAL, agent=agent
+    )
+    assert [(call.tool, call.query) for call in episode.calls] == [
+        ("text", "capital?"),
+        ("table", "how many live there?"),
+        ("table", EXAMPLE.question),
+    ]
+    assert [turn.forced for turn in episode.turns if turn.forced] == [opening, opening, opening + asked]
+    assert all(turn.well_formed for turn in episode.turns)
+    assert texts(episode, engine)[-1][0].count("Answer ") == 3
+    assert episode.answer == "2.5 million"
+    stubborn = (LAST, FOUND, *(STOP, none, "none</ret>", FOUND) * 2, FINAL)
+    episode, _, _ = play(*stubborn, agent=agent)
+    assert [(call.tool, call.query) for call in episode.calls[1:]] == [("table", EXAMPLE.question)] * 2
+    assert len(episode.calls) == agent.max_searches
+
+
+def test_a_random_full_budget_asks_the_question_where_the_policy_would_stop():
+    agent = routing_baselines(AGENT)["full_budget_random"]
     episode, engine, _ = play(STEP, FOUND, STOP, FOUND, STOP, FOUND, FINAL, agent=agent)
     assert [call.query for call in episode.calls] == ["capital?", EXAMPLE.question, EXAMPLE.question]
     assert episode.calls[0].tool == "text"  # the policy's own
@@ -266,9 +290,16 @@ def test_one_search_reads_what_the_question_finds():
     assert [(call.tool, call.query) for call in episode.calls] == [("table", EXAMPLE.question)]
     [(prompt, _)] = texts(episode, engine)
     assert "[table retriever 1] fact 0" in prompt
+    assert prompt.endswith(f"Question: {EXAMPLE.question}\nFinal answer:\n")
     assert episode.answer == "2.5 million"
+    assert [turn.asked for turn in episode.turns] == ["final"]
+    told = dataclasses.replace(agents["vanilla_rag_table"], instruct=True)
+    episode, engine, _ = play(FINAL, agent=told)
+    [(prompt, _)] = texts(episode, engine)
+    assert "in as few words as it takes" in prompt  # an exact match is hoped for, as in the final answer's chat
+    assert "in one sentence" not in prompt
     alone = dataclasses.replace(AGENT, protocol=StepProtocol(tools=("text",)))
-    assert list(routing_baselines(alone)) == ["vanilla_rag", "full_budget", "no_search"]
+    assert list(routing_baselines(alone)) == ["vanilla_rag", "full_budget", "full_budget_random", "no_search"]
 
 
 def test_another_number_of_passages():

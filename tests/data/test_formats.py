@@ -99,7 +99,7 @@ def test_pictures_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="question '1' has pictures; name the file without tfds/"):
         open_dataset(f"tfds/{path}")
     for image, message in (
-        ("c.jpg", "image 'c.jpg' is neither in .* take 'image' out of the row"),
+        ("c.jpg", "image 'c.jpg' is neither in .* take 'image' out of the row, or leave out such rows"),
         (3, "must be a path"),
     ):
         path = as_json(tmp_path / "bad.jsonl", {**plain, "image": image})
@@ -121,6 +121,22 @@ def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
     inner = {key: value for key, value in rows.TWO_WIKI.items() if key not in ("_id", "question", "answer")}
     flash = {"id": "f", "question": "?", "golden_answers": ["Jane Roe"], "metadata": inner}
     assert only(as_json(aliased / "flash.jsonl", flash)).answers == ("Jane Roe", "Jane R. Roe", "Roean")
+
+
+def test_infoseek(tmp_path: pathlib.Path) -> None:
+    """The rows as R1-Router released them: ranges, and texts that are accepted besides."""
+    row = {"data_id": "val_7", "image_id": "oven_1", "question": "How long is it?", "answer": ["51.97"]}
+    measured = only(as_json(tmp_path / "a.jsonl", {**row, "answer_eval": [{"wikidata": 51.97, "range": [46.773, 57]}]}))
+    assert (measured.id, measured.answers) == ("val_7", ("51.97",))
+    assert measured.metadata["answer_ranges"] == [[46.773, 57.0]]
+    assert measured.metadata["image_id"] == "oven_1"
+    named = only(as_json(tmp_path / "b.jsonl", {**row, "answer": ["India"], "answer_eval": ["IN", "India"]}))
+    assert named.answers == ("India", "IN")
+    assert "answer_ranges" not in named.metadata
+    for wrong in ({"range": [2, 1]}, {"range": "1-2"}, {"wikidata": 3}):
+        path = as_json(tmp_path / "c.jsonl", {**row, "answer_eval": [wrong]})
+        with pytest.raises(ValueError, match=r"c.jsonl, line 1: key 'answer_eval' must hold strings or \{range: "):
+            open_dataset(str(path))
 
 
 def test_musique(tmp_path: pathlib.Path) -> None:

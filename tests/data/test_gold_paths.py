@@ -96,8 +96,7 @@ def test_every_hop_of_real_files_is_found_in_its_gold_passages(
 ) -> None:
     with gzip.open(shared_data(f"{name}/corpus.jsonl.gz"), "rt") as file:
         corpus = {row["id"]: passage(row["id"], row["title"], row["text"]) for row in map(json.loads, file)}
-    form = "2wikimultihopqa:" if name.startswith("2wiki") else ""
-    source = open_dataset(f"{form}{shared_data(f'{name}/questions_dev.jsonl.gz')}")
+    source = open_dataset(str(shared_data(f"{name}/questions_dev.jsonl.gz")))
     found = []
     for example in (source[i] for i in range(len(source))):
         gold = tuple(corpus[id] for id in gold_passages(example.metadata))

@@ -186,6 +186,50 @@ def test_bad_parts(tmp_path: pathlib.Path, part: str, message: str) -> None:
             open_dataset(name)
 
 
+def test_questions_with_pictures(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows without a picture, or whose picture is not there, are left out and counted."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"")
+    row = {"question": "?", "answer": "x"}
+    given = [
+        {**row, "image": "a.png"},
+        row,
+        {**row, "image": "lost.png"},
+        {**row, "image": None},
+        {**row, "image": "a.png"},
+    ]
+    path = write(tmp_path / "q.jsonl", jsonl(*({"id": i, **one} for i, one in enumerate(given))))
+    with pytest.raises(
+        ValueError, match=r"line 3: image 'lost.png' is neither .* leave out such rows: .*q.jsonl\[pictures\]"
+    ):
+        open_dataset(str(path))
+    with caplog.at_level("WARNING"):
+        assert ids(f"{path}[pictures]") == ids(f"flashrag:{path}[pictures]") == ["0", "4"]
+    assert "3 of 5 rows have no picture and are left out" in caplog.text
+    assert ids(f"{path}[pictures][1:]") == ["4"]
+    other = numbered(tmp_path / "r.jsonl", 2)
+    assert ids(f"{path}[pictures],{other}") == ["q/0", "r/0", "q/4", "r/1"]
+    with pytest.raises(ValueError, match=r"r.jsonl holds no questions \(2 rows have no picture\)"):
+        open_dataset(f"{other}[pictures]")
+    assert len(open_dataset("atlas/test/none+visual[pictures]")) == len(open_dataset("atlas/test/visual"))
+    with pytest.raises(
+        ValueError, match=r"^data set 'atlas/test/none\[pictures\]': none of the .* examples has a picture"
+    ):
+        open_dataset("atlas/test/none[pictures]")
+
+
+def test_real_files_that_need_no_name(
+    shared_data: Callable[[str], pathlib.Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Questions to retrieve for that have no answer are left out; InfoSeek's rows with their picture are few."""
+    with caplog.at_level("WARNING"):
+        assert len(open_dataset(str(shared_data("2wikimultihopqa/questions_dev.jsonl.gz")))) == 557
+    assert "53 of 610 rows have no answer" in caplog.text
+    pictured = open_dataset(f"{shared_data('infoseek/questions_dev.jsonl.gz')}[pictures]")
+    assert len(pictured) == 4
+    assert "700 of 704 rows have no picture" in caplog.text
+
+
 class ThreeQuestions:
     """A dataset of another package, as it would be named in a configuration."""
 

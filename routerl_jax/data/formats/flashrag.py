@@ -26,7 +26,8 @@ class FlashRag(QuestionFormat):
     """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`), `answer_aliases`, and
     `image` or `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs.
 
-    A row without answers is an error. Every other key goes to `metadata` as it is, and so does what is under `metadata`.
+    A row without answers is left out if it has `supporting`, gold passages to retrieve, and else an error. Every other key goes
+    to `metadata` as it is, and so does what is under `metadata`.
     """
 
     def holds(self, row: Row) -> bool:
@@ -35,6 +36,8 @@ class FlashRag(QuestionFormat):
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
         key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
+        if key is None and row.get("supporting"):
+            return None
         if key is None:
             raise place.error("no answers; give them under 'golden_answers'")
         aliases = row.get("answer_aliases") or []

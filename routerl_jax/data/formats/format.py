@@ -116,7 +116,8 @@ def images_of(row: Row, place: Place) -> tuple[Any, ...]:
         elif name.startswith("data:"):
             found.append(name)
         elif "://" not in name:
-            found.append(picture_beside(name, place, f"take {key!r} out of the row"))
+            instead = f"take {key!r} out of the row, or leave out such rows: {place.path}[pictures]"
+            found.append(picture_beside(name, place, instead))
     return tuple(found)
 
 

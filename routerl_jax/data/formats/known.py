@@ -12,6 +12,7 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     flashrag,
     hipporag,
     hotpotqa,
+    infoseek,
     musique,
     popqa,
     r1_searcher,
@@ -20,9 +21,21 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
 )
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
 from routerl_jax.data.formats.tables import read_question_rows
+from routerl_jax.data.pictures import MissingPictureError
 
 # The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
-_ORDER = ("verl", "popqa", "musique", "2wikimultihopqa", "hotpotqa", "r1_searcher", "hipporag", "bamboogle", "flashrag")
+_ORDER = (
+    "verl",
+    "popqa",
+    "musique",
+    "2wikimultihopqa",
+    "hotpotqa",
+    "r1_searcher",
+    "hipporag",
+    "bamboogle",
+    "infoseek",
+    "flashrag",
+)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -36,8 +49,11 @@ def format_of(row: Row) -> QuestionFormat:
     return next(form for form in map(FORMATS.get, _ORDER) if form.holds(row))
 
 
-def read_examples(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, Example | None]]:
-    """The questions of a file with their places; None for a row without an answer, which is to be left out.
+def read_examples(
+    path: str | pathlib.Path, form: str = ""
+) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
+    """The questions of a file with their places; for a row that names a picture which is not there what is to be raised, and
+    None for one without an answer, which is to be left out.
 
     Args:
       form: of `FORMATS`; "": each row's own, told by its keys.
@@ -47,7 +63,10 @@ def read_examples(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Pl
     """
     named = FORMATS.get(form) if form else None
     for place, row in read_question_rows(path):
-        yield place, (named or format_of(row)).example(row, place)
+        try:
+            yield place, (named or format_of(row)).example(row, place)
+        except MissingPictureError as error:
+            yield place, error
 
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:

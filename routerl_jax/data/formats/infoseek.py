@@ -1,0 +1,48 @@
+"""InfoSeek's rows: `{data_id, image_id, question, answer, answer_eval}`, of which R1-Router evaluates on a thousand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.flashrag import FlashRag
+from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings
+
+
+class InfoSeek(FlashRag):
+    """Plain rows (`flashrag`) with `answer_eval`: what the data set's scorer accepts.
+
+    That is a list of strings, which are accepted answers, or of `{wikidata, range: [low, high]}`: the ranges go to
+    `metadata["answer_ranges"]` (rewards.ranges). Pictures are not named by their `image_id`: put paths under `image`.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "answer_eval" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        given = row.get("answer_eval") or []
+        own = {key: value for key, value in row.items() if key != "answer_eval"}
+        example = super().example({"id": row.get("data_id"), **own}, place)
+        if example is None:
+            return None
+        ranges = [_range(item, place) for item in given if isinstance(item, Mapping)]
+        texts = strings([item for item in given if not isinstance(item, Mapping)], place, "answer_eval")
+        metadata = {**example.metadata, "answer_ranges": ranges} if ranges else example.metadata
+        return dataclasses.replace(example, answers=distinct(example.answers, texts), metadata=metadata)
+
+
+def _range(item: Mapping, place: Place) -> list[float]:
+    ends = item.get("range")
+    if (
+        isinstance(ends, list)
+        and len(ends) == 2
+        and all(isinstance(end, int | float) for end in ends)
+        and ends[0] <= ends[1]
+    ):
+        return [float(end) for end in ends]
+    raise place.error(f"key 'answer_eval' must hold strings or {{range: [low, high]}}, found {str(item)[:80]}")
+
+
+FORMATS.register("infoseek")(InfoSeek())

@@ -1,0 +1,57 @@
+"""Numbers that are accepted because they lie in a range."""
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.data.readers import open_dataset
+from routerl_jax.evaluation.metrics import averages
+from routerl_jax.evaluation.records import episode_record
+from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.terms import RewardFunction
+
+LENGTH = Example(id="q", question="?", answers=("51.97",), metadata={"answer_ranges": [[46.773, 57.167]]})
+
+
+@pytest.mark.parametrize(
+    ("prediction", "more"),
+    [
+        (None, ()),
+        ("no idea", ()),
+        ("about 52 metres", ("52",)),
+        ("46.773", ("46.773",)),
+        ("46.772", ()),
+        ("-50", ()),
+        ("48-58", ("48",)),
+        ("5,0.7", ()),
+        ("51.97", ()),  # it is accepted already
+        ("50 or 51.5, at most 60", ("50", "51.5")),
+    ],
+)
+def test_numbers_in_the_range_are_accepted(prediction: str | None, more: tuple[str, ...]) -> None:
+    assert accepted_answers(LENGTH, prediction) == ("51.97", *more)
+
+
+def test_thousands() -> None:
+    example = Example(id="q", question="?", answers=("4020",), metadata={"answer_ranges": [[3618.0, 4422.0]]})
+    assert accepted_answers(example, "3,900") == ("4020", "3,900")
+    assert accepted_answers(example, "3.9") == ("4020",)
+    assert accepted_answers(Example(id="q", question="?", answers=("4020",)), "3900") == ("4020",)
+
+
+def test_every_score_knows_ranges(shared_data: Callable[[str], pathlib.Path]) -> None:
+    """A real row: in what is measured, rewarded and written down. Without its range the answer would be wrong."""
+    source = open_dataset(str(shared_data("infoseek/questions_dev.jsonl.gz")))
+    examples = {source[i].id: source[i] for i in range(len(source))}
+    assert sum("answer_ranges" in example.metadata for example in examples.values()) == 171
+    lake = examples["infoseek_val_00000646"]
+    assert lake.answers == ("1831",)
+    near, far = (
+        Episode(example=lake, sample=0, answer=answer, turns=[], sequences=[]) for answer in ("1,650", "1,600")
+    )
+    for normalizer in ("vqa", "search_r1"):
+        assert [averages([one], normalizer)["em"] for one in (near, far)] == [1, 0]
+        assert [terms["total"] for terms in RewardFunction({"f1": 1.0}, normalizer)([near, far])] == [1, 0]
+    assert [episode_record(one)["golden_answers"] for one in (near, far)] == [["1831", "1,650"], ["1831"]]
