@@ -40,7 +40,7 @@ class VanillaRAG(NoSearch):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneSearch(StepwiseAgent):
-    """Retrieve, then read, in a chat: what was found, and the question, whose answer is asked for in the words of the final one."""
+    """Retrieve, then read, in a chat: what was found, and the question, asked in the words of the final answer."""
 
     tool: str
 

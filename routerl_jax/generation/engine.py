@@ -103,7 +103,7 @@ class Engine:
         self._table = RowTable(shards, rows_per_shard)
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-        self._extend_rows = prefill_rows(rows_per_shard)
+        self._extend_rows = prefill_rows(rows_per_shard, self.mesh)
         self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
         self._fork_spans = ladder(min(256, max_length), max_length, 2)
         kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
@@ -459,6 +459,7 @@ class Engine:
         for place, stream in layout:
             stream.cached += int(counts[place])
         self.stats.prefilled_tokens += int(counts.sum())
+        self.stats.prefill_slots += tokens.size
 
     def _run_fork(self, pairs: list[tuple[Stream, Stream]]) -> None:
         layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])

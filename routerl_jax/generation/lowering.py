@@ -65,7 +65,10 @@ def lower_programs(
 
     jitted = programs.jit_programs(graph, mesh, stored)
     steps = min(prompt_tokens, max_length)
-    some = (shards, most_rows(prefill_rows(per_shard), steps) if prompt_rows is None else min(prompt_rows, per_shard))
+    some = (
+        shards,
+        most_rows(prefill_rows(per_shard, mesh), steps) if prompt_rows is None else min(prompt_rows, per_shard),
+    )
     fed = (*some, steps)
     seen: dict[str, Any] = {}
     lowered = {}

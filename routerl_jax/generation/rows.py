@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from jax.sharding import Mesh
 
 PREFILL_TOKENS = 16_384  # of a shard in one call: more of them are no faster, but scores and copied keys grow with them
 
@@ -92,9 +93,14 @@ def ladder(low: int, high: int, factor: int = 2) -> tuple[int, ...]:
     return (*sizes, high)
 
 
-def prefill_rows(rows_per_shard: int) -> tuple[int, ...]:
-    """How many rows of a shard a prefill call may feed: every size is a program."""
-    return ladder(min(8, rows_per_shard), rows_per_shard, 4)
+def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
+    """How many rows of a shard a prefill call may feed: every size is a program.
+
+    Fewer than eight take no less time than eight on an accelerator, but on a CPU every row is paid for.
+    """
+    sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
+    small = (2, 4) if mesh.devices.flat[0].platform == "cpu" else ()
+    return (*(size for size in small if size < sizes[0]), *sizes)
 
 
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:

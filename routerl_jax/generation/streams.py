@@ -54,6 +54,7 @@ class EngineStats:
     """Counters since the last reset."""
 
     prefilled_tokens: int = 0
+    prefill_slots: int = 0  # rows x tokens that prefilling computed; prefilled_tokens / prefill_slots is the occupancy
     forked_tokens: int = 0  # tokens that conversations shared instead of prefilling: prompts, and histories of forks
     decoded_tokens: int = 0
     decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy

@@ -327,6 +327,7 @@ def _train_step(
         "perf/prefilled_tokens": engine.stats.prefilled_tokens,
         "perf/shared_prompt_tokens": engine.stats.forked_tokens,
         "perf/decoded_tokens": engine.stats.decoded_tokens,
+        "perf/prefill_occupancy": engine.stats.prefilled_tokens / max(engine.stats.prefill_slots, 1),
         "perf/decode_occupancy": engine.stats.decoded_tokens / max(engine.stats.decode_slots, 1),
         "perf/compilations": engine.compilations + learner.compilations,
         "timing_s/generate": stats.generate_seconds,

@@ -14,6 +14,7 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.streams import EngineStats, Generated
+from routerl_jax.parallel.mesh import single_device_mesh
 from tests import tiny
 
 FREE = Sampling()
@@ -404,6 +405,9 @@ def test_row_table_and_ladders():
         table.release((1, 0))
     assert ladder(8, 100) == (8, 16, 32, 64, 100)
     assert round_up(17, (8, 32)) == 32
-    assert [most_rows(prefill_rows(100), steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 8]
+    sizes = prefill_rows(100, single_device_mesh())
+    assert sizes == (2, 4, 8, 32, 100)
+    assert prefill_rows(3, single_device_mesh()) == (2, 3)
+    assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
     with pytest.raises(ValueError, match="exceeds the largest"):
         round_up(33, (8, 32))
