@@ -184,7 +184,7 @@ def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
     whole, calls = run(16_384)
     assert calls == [((2, 32, 32), [10, 10])]
     split, calls = run(8 * 32)
-    assert calls == [((2, 8, 32), [8, 8]), ((2, 8, 32), [2, 2])]
+    assert calls == [((2, 8, 32), [8, 8]), ((2, 2, 32), [2, 2])]
     assert split == whole
 
 
