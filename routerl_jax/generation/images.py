@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.models.patches import ImagePatches, VisionInputs, blank, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, place_images
 from routerl_jax.models.vision import VisionConfig
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
@@ -98,15 +97,5 @@ def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any)
     while size < most:
         size *= _STEP
     size = -(-size // config.window_patches) * config.window_patches
-    rows = [
-        concatenate(list(group.values()), [size]) if group else blank(size, config.patch_dim, group=config.group)
-        for group in images
-    ]
-    sharding = batch_sharding(mesh)
-
-    def place(*parts: np.ndarray) -> jax.Array:
-        stacked = np.stack(parts)
-        stacked = stacked.astype(dtype) if stacked.dtype == np.float32 else stacked
-        return jax.make_array_from_callback(stacked.shape, sharding, lambda index: stacked[index])
-
-    return jax.tree.map(place, *rows), slots
+    groups = {(shard,): list(group.values()) for shard, group in enumerate(images)}
+    return place_images(groups, (shards,), size, config, dtype, batch_sharding(mesh)), slots

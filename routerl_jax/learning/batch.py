@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from routerl_jax.core.types import Sequence
 from routerl_jax.learning.prefixes import Bundle, bundles
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, blank, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, place_images
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
@@ -149,7 +149,7 @@ class BatchLayout:
         batch = Batch(
             buckets=bucket_ids,
             count=np.asarray(len(chunk_buckets), np.int32),
-            images=jax.tree.map(place, images),
+            images=images,
             **{name: place(array) for name, array in arrays.items()},
         )
         return batch, BatchIndex(placed=places, tokens=sum(map(len, parts)))
@@ -191,17 +191,9 @@ class BatchLayout:
         while size < max(used.values()):
             size *= 2
         size = -(-size // vision.window_patches) * vision.window_patches
-        empty = blank(size, vision.patch_dim, group=vision.group)
-        rows = [
-            concatenate(list(groups[place].values()), [size]) if place in groups else empty
-            for place in np.ndindex(*shape[:2])
-        ]
-
-        def stack(*parts: np.ndarray) -> np.ndarray:
-            stacked = np.stack(parts).reshape(*shape[:2], *parts[0].shape)
-            return stacked.astype(self._dtype) if stacked.dtype == np.float32 else stacked
-
-        return jax.tree.map(stack, *rows), image_index
+        shown = {place: list(group.values()) for place, group in groups.items()}
+        sharding = batch_sharding(self.mesh, axis=1)
+        return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index
 
     def abstract(self, sequences: int, length: int) -> Batch:
         """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated.

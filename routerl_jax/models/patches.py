@@ -8,7 +8,7 @@ Towers without windows keep the raster order of groups.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -126,14 +126,8 @@ def concatenate(images: Sequence[ImagePatches], buckets: Sequence[int]) -> Visio
             f"add a larger bucket, lower max_pixels or put fewer images together"
         )
     inputs = _blank(size, width, group)
-    start = token = 0
-    for number, image in enumerate(images, start=1):
-        part = slice(start, start + len(image.patches))
-        inputs["patches"][part] = image.patches
-        inputs["positions"][part] = image.positions
-        inputs["segments"][part] = np.where(image.valid, number, 0)
-        inputs["slots"][token : token + image.tokens] = image.slots + start // group
-        start, token = part.stop, token + image.tokens
+    for name, values in inputs.items():
+        _fill(name, values, images)
     return VisionInputs(**inputs)
 
 
@@ -156,12 +150,66 @@ def abstract_images(lead: tuple[int, ...], patches: int, config: Any, dtype: Any
     )
 
 
+def place_images(
+    groups: Mapping[tuple[int, ...], Sequence[ImagePatches]],
+    lead: tuple[int, ...],
+    patches: int,
+    config: Any,
+    dtype: Any,
+    sharding: jax.sharding.Sharding,
+) -> VisionInputs:
+    """Pictures on devices, [*lead, P, ...]. A process makes what its devices hold, one array at a time, in the final dtype.
+
+    Args:
+      groups: pictures by place, an index into `lead`, at most P patches at each.
+      lead: leading axes; `sharding` splits no others.
+      patches: P, a multiple of a window's.
+      config: of the tower (a `vision.VisionConfig`).
+      dtype: of the patches.
+    """
+    shapes = abstract_images(lead, patches, config, dtype, sharding)
+
+    def place(name: str) -> jax.Array:
+        shape = getattr(shapes, name)
+        made: dict[tuple[range, ...], np.ndarray] = {}  # devices that share a place share its values
+
+        def block(index: tuple[slice, ...]) -> np.ndarray:
+            spans = tuple(range(size)[part] for part, size in zip(index, lead))
+            if spans not in made:
+                sizes = [len(span) for span in spans]
+                made[spans] = np.full((*sizes, *shape.shape[len(lead) :]), _EMPTY[name], shape.dtype)
+                for at in np.ndindex(*sizes):
+                    _fill(name, made[spans][at], groups.get(tuple(span[i] for span, i in zip(spans, at)), ()))
+            return made[spans]
+
+        return jax.make_array_from_callback(shape.shape, sharding, block)
+
+    return VisionInputs(**{field.name: place(field.name) for field in dataclasses.fields(VisionInputs)})
+
+
+_EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # where there is no picture
+
+
+def _fill(name: str, values: np.ndarray, images: Sequence[ImagePatches]) -> None:
+    """Writes a field of `VisionInputs` into an array that is empty so far, picture after picture."""
+    start = token = 0
+    for number, image in enumerate(images, start=1):
+        part = slice(start, start + len(image.patches))
+        if name == "slots":
+            values[token : token + image.tokens] = image.slots + start // image.group
+        elif name == "segments":
+            values[part] = np.where(image.valid, number, 0)
+        else:
+            values[part] = getattr(image, name)
+        start, token = part.stop, token + image.tokens
+
+
 def _blank(patches: int, width: int, group: int) -> dict[str, np.ndarray]:
     return {
-        "patches": np.zeros((patches, width), np.float32),
-        "positions": np.zeros((patches, 2), np.int32),
-        "segments": np.zeros(patches, np.int32),
-        "slots": np.full(patches // group, -1, np.int32),
+        "patches": np.full((patches, width), _EMPTY["patches"], np.float32),
+        "positions": np.full((patches, 2), _EMPTY["positions"], np.int32),
+        "segments": np.full(patches, _EMPTY["segments"], np.int32),
+        "slots": np.full(patches // group, _EMPTY["slots"], np.int32),
     }
 
 

@@ -6,8 +6,11 @@ import io
 import json
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_resize
@@ -15,7 +18,9 @@ from transformers.vision_utils import get_vision_position_ids, get_vision_window
 
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.images import ImageProcessor, crop, decode_image, processor_from_hf, smart_resize
-from routerl_jax.models.patches import arrange, blank, concatenate
+from routerl_jax.models.patches import arrange, blank, concatenate, place_images
+from routerl_jax.models.vision import VisionConfig
+from routerl_jax.parallel.mesh import make_mesh
 
 _RNG = np.random.default_rng(7)
 _PIXELS = _RNG.integers(0, 256, (48, 64, 3), np.uint8)
@@ -308,6 +313,34 @@ def test_several_pictures_share_an_array():
         arrange(first.patches, (1, 4, 4), merge=2, window=None, digest="")
     with pytest.raises(ValueError, match="multiples of 2"):
         arrange(first.patches, (1, 3, 4), merge=2, window=None, digest="")
+
+
+def test_a_process_makes_the_pictures_of_its_devices(monkeypatch):
+    """Two micro-batches on four shards of two devices each: as `concatenate` has them, made shard by shard and once."""
+    processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=10**5, window=32)
+    first, second = processor(_PIXELS), processor(_PIXELS[:9, :17])
+    vision = VisionConfig(model_type="qwen2_5_vl", depth=1, embed=16, heads=2, mlp=16, out=16, patch=4, window=32)
+    groups = {(0, 1): [first, second], (1, 3): [second]}
+    sharding = NamedSharding(make_mesh({"data": 4, "tensor": 2}), PartitionSpec(None, "data"))
+    blocks, make = [], jax.make_array_from_callback
+
+    def recorded(shape, sharding, block):
+        def made(index):
+            blocks.append(block(index))
+            return blocks[-1]
+
+        return make(shape, sharding, made)
+
+    monkeypatch.setattr(jax, "make_array_from_callback", recorded)
+    placed = place_images(groups, (2, 4), 384, vision, jnp.bfloat16, sharding)
+    assert {block.shape[:2] for block in blocks} == {(2, 1)}
+    assert len(blocks) == 4 * 8
+    assert len({id(block) for block in blocks}) == 4 * 4
+    for place in np.ndindex(2, 4):
+        expected = concatenate(groups[place], [384]) if place in groups else blank(384, 96)
+        for name in ("patches", "positions", "segments", "slots"):
+            found, wanted = np.asarray(getattr(placed, name))[place], np.asarray(getattr(expected, name))
+            np.testing.assert_array_equal(found, wanted.astype(jnp.bfloat16) if name == "patches" else wanted)
 
 
 def test_digests_tell_pictures_and_processing_apart():
