@@ -20,7 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_llama31_8b.py --topology=v5e:16x16
 
-    The scripts differ from the paper: stage 1 rewards the answer too and divides by the group's standard deviation, stage
+    Each script is a run of its own: in stage 2 the KL is to the policy of stage 1, and Adam's moments are new. They
+    differ from the paper: stage 1 rewards the answer too and divides by the group's standard deviation, stage
     2's penalty is 1 and spares the answer's wording. For the paper's stages take STAGE_1 and STAGE_2.
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run. The weights need Meta's licence: give the directory you
@@ -40,7 +41,7 @@ def get_config() -> ml_collections.ConfigDict:
                 rollout={"examples": 15},
                 learner={"advantage": "grpo"},
             ),
-            "stage2": StageConfig(start=STAGE_1_STEPS, reward=LLAMA_STAGE_2),
+            "stage2": StageConfig(start=STAGE_1_STEPS, reward=LLAMA_STAGE_2, restart=True),
         },
         learner=dataclasses.replace(run.learner, reward_kl_coef=1e-4, reward_kl="token"),
     )

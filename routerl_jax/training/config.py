@@ -132,6 +132,9 @@ class StageConfig:
     """
 
     start: int = 0  # first step
+    restart: bool = (
+        False  # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
+    )
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
