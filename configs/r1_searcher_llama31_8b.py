@@ -13,7 +13,7 @@ from routerl_jax.training.config import StageConfig
 STAGE_1_STEPS, STAGE_2_STEPS = 23, 125
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(variant: str = "released") -> ml_collections.ConfigDict:
     """As configs/r1_searcher_qwen25_7b.py but for the model, its prompt, the KL, the stages and their batches.
 
     python -m launch.train --config=configs/r1_searcher_llama31_8b.py --distributed --workdir=/mnt/bucket/r1_searcher_llama \
@@ -22,12 +22,15 @@ def get_config() -> ml_collections.ConfigDict:
 
     Each script is a run of its own: in stage 2 the KL is to the policy of stage 1, and Adam's moments are new. They
     differ from the paper: stage 1 rewards the answer too and divides by the group's standard deviation, stage
-    2's penalty is 1 and spares the answer's wording. For the paper's stages take STAGE_1 and STAGE_2.
+    2's penalty is 1 and spares the answer's wording. For the paper's stages take STAGE_1 and STAGE_2. `:grpo` after the
+    configuration's path takes GRPO's advantage in both stages (the comparison of the paper's table 3).
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run. The weights need Meta's licence: give the directory you
     downloaded, --config.model.path=DIR.
     """
-    run = searcher_run("meta-llama/Llama-3.1-8B-Instruct")
+    if variant not in ("released", "grpo"):
+        raise ValueError(f"variant {variant!r} of the configuration is neither 'released' nor 'grpo'")
+    run = searcher_run("meta-llama/Llama-3.1-8B-Instruct", "grpo" if variant == "grpo" else "f1")
     run = dataclasses.replace(
         run,
         steps=STAGE_1_STEPS + STAGE_2_STEPS,
