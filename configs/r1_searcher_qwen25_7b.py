@@ -33,14 +33,15 @@ from routerl_jax.training.config import (
 STAGE_1_STEPS, STAGE_2_STEPS = 5, 127
 
 
-def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
+def get_config(variant: str = "f1") -> ml_collections.ConfigDict:
     """REINFORCE++-baseline, 64 questions x 16 attempts, 4 updates a step, no KL; stage 1, then stage 2.
 
     python -m launch.train --config=configs/r1_searcher_qwen25_7b.py --distributed --workdir=/mnt/bucket/r1_searcher_qwen25_7b \
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 
-    `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5).
+    `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5), `:grpo`
+    takes GRPO's advantage (table 3, on Llama).
 
     Data: the authors' stage_1.jsonl, stage_2.jsonl and eval_set/ (github.com/RUCAIBox/R1-Searcher, data/) in the working
     directory, and their table of HotpotQA's abstracts. Answers of stage 2 longer than ten words (63) earn the penalty.
@@ -48,11 +49,12 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice whose chips are a multiple of
     4 will do, if the compile check says that it fits.
     """
-    return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", metric))
+    return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", variant))
 
 
-def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
-    """The run, with another model of that size if you like."""
+def searcher_run(path: str, variant: str = "f1") -> TrainConfig:
+    """The run, with another model of that size if you like; `variant` is the metric of the answer, or "grpo"."""
+    grpo = variant == "grpo"
     return TrainConfig(
         steps=STAGE_1_STEPS + STAGE_2_STEPS,
         model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
@@ -78,10 +80,10 @@ def searcher_run(path: str, metric: str = "f1") -> TrainConfig:
         rollout=RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
         stages={
             "stage1": StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
-            "stage2": StageConfig(start=STAGE_1_STEPS, reward=stage_2(metric)),
+            "stage2": StageConfig(start=STAGE_1_STEPS, reward=stage_2("f1" if grpo else variant)),
         },
         learner=LearnerConfig(
-            advantage="reinforce_pp_baseline",
+            advantage="grpo" if grpo else "reinforce_pp_baseline",
             drop_no_signal=False,  # the released code whitens over groups of equal rewards, and trains on them
             minibatches=4,
             aggregation="sequence",

@@ -102,6 +102,23 @@ class Grammar(abc.ABC):
         """How to work and what to write, for models that must be told."""
 
 
+def check_one_tool(grammar: Grammar) -> None:
+    """For protocols whose queries name no knowledge base. Raises ValueError unless there is exactly one."""
+    if len(grammar.tools) != 1:
+        raise ValueError(
+            f"grammar {type(grammar).__name__} names no knowledge base, so it needs exactly one, got {grammar.tools}"
+        )
+
+
+def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
+    """What is said where there are no passages to show: the call failed, or found nothing, or nothing that fits."""
+    if call.error is not None:
+        return f"The search failed: {call.error}"
+    if not call.passages:
+        return "Nothing was found."
+    return None if passages else "What was found is too long to be shown."
+
+
 def between(text: str, opening: str, closing: str) -> str | None:
     """The content of the last complete tag pair, stripped."""
     found = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)

@@ -10,10 +10,8 @@ from typing import Literal
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
-from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
-from routerl_jax.core.types import Sequence as TokenSequence
 
 OnInvalid = Literal["remind", "end"]
 
@@ -122,10 +120,6 @@ class SearchAgent(Agent):
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]
         return [*pieces, (answer, True)]
-
-    def demonstrate(self, demonstration: Demonstration, tokenizer: Tokenizer) -> TokenSequence:
-        """A worked example as tokens: the same prompt, tags and observations as a rollout, the same loss mask."""
-        return demonstrated(self.opening(demonstration.example, tokenizer), self.pieces(demonstration), tokenizer)
 
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text

@@ -99,9 +99,10 @@ class Learner:
         if not jax.tree.leaves(params):
             raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.layout = layout
+        self._begin = jax.jit(optimizer.init, out_shardings=_optimizer_homes(optimizer, params, layout.mesh))
         self.state = LearnerState(
-            params=jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params),
-            opt_state=jax.jit(optimizer.init, out_shardings=_optimizer_homes(optimizer, params, layout.mesh))(params),
+            params=_copied(params),
+            opt_state=self._begin(params),
             updates=jax.device_put(jnp.int32(0), replicated(layout.mesh)),
         )
         # The same arrays in variables of their own: the model's may be given other values.
@@ -132,6 +133,16 @@ class Learner:
         self._compiled_before = self.compilations
         self._objective = loss, temperature
         self._programs = self._jit(loss, temperature=temperature)
+
+    def restart(self) -> None:
+        """Goes on as a run that starts from the current weights would: with a new state of the optimiser, whose schedule
+        begins anew, and with these weights as the reference, if there is one."""
+        params = self.state.params
+        self.state = dataclasses.replace(self.state, opt_state=None)  # gone before its successor comes
+        self.state = dataclasses.replace(self.state, opt_state=self._begin(params))
+        if self.reference is not None:
+            self.reference = None
+            self.reference = _copied(params)
 
     def update(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
         """One optimiser step on a mini-batch.
@@ -240,6 +251,11 @@ def jit_programs(
         logprobs=jax.jit(logprobs, out_shardings=small),
         update=jax.jit(update, donate_argnames="state", out_shardings=(homes, small, small)),
     )
+
+
+@jax.jit
+def _copied(params: nnx.State) -> nnx.State:
+    return jax.tree.map(jnp.copy, params)
 
 
 def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh) -> LearnerState:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, between
+from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.terms import REWARD_TERMS
@@ -36,10 +36,7 @@ class R1SearcherGrammar(Grammar):
     """
 
     def __post_init__(self) -> None:
-        if len(self.tools) != 1:
-            raise ValueError(
-                f"grammar 'r1_searcher' names no knowledge base, so it needs exactly one, got {self.tools}"
-            )
+        check_one_tool(self)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -88,16 +85,9 @@ class R1SearcherGrammar(Grammar):
         return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        if call.error is not None:
-            body = f"(1)The search failed: {call.error}\n"
-        elif not call.passages:
-            body = "(1)Nothing was found.\n"
-        elif not passages:
-            body = "(1)What was found is too long to be shown.\n"
-        else:
-            body = "".join(
-                f"({i})Title: {p.title} Text: {' '.join(p.text.split())}\n" for i, p in enumerate(passages, 1)
-            )
+        note = unshown(call, passages)
+        entries = [note] if note else [f"Title: {p.title} Text: {' '.join(p.text.split())}" for p in passages]
+        body = "".join(f"({i}){entry}\n" for i, entry in enumerate(entries, 1))
         return f"\n\n{BEGIN_DOCUMENTS}\n{body}{END_DOCUMENTS}\n\n"
 
     def reminder(self, error: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices
+from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices, unshown
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
@@ -104,15 +104,10 @@ class RouteRAGGrammar(Grammar):
         return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        if call.error is not None:
-            body = f"The search failed: {call.error}\n"
-        elif not call.passages:
-            body = "Nothing was found.\n"
-        elif not passages:
-            body = "What was found is too long to be shown.\n"
-        else:
-            body = "".join(f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}\n" for i, p in enumerate(passages, 1))
-        return f"\n\n<information>\n{body}</information>\n\n"
+        body = unshown(call, passages) or "\n".join(
+            f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}" for i, p in enumerate(passages, 1)
+        )
+        return f"\n\n<information>\n{body}\n</information>\n\n"
 
     def reminder(self, error: str) -> str:
         modes = ", ".join(_written(tool) for tool in self.tools)

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar
+from routerl_jax.agents.grammar import GRAMMARS, Grammar, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Passage
 
 # One stage (paper, eq. 4): exact match after the `search_r1` normaliser.
@@ -31,8 +31,7 @@ class SearchR1Grammar(Grammar):
     """
 
     def __post_init__(self) -> None:
-        if len(self.tools) != 1:
-            raise ValueError(f"grammar 'search_r1' names no knowledge base, so it needs exactly one, got {self.tools}")
+        check_one_tool(self)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -75,17 +74,9 @@ class SearchR1Grammar(Grammar):
         return "<answer>"
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        if call.error is not None:
-            body = f"The search failed: {call.error}"
-        elif not call.passages:
-            body = "Nothing was found."
-        elif not passages:
-            body = "What was found is too long to be shown."
-        else:
-            body = "\n".join(
-                f"Doc {i}(Title: {passage.title}) {' '.join(passage.text.split())}"
-                for i, passage in enumerate(passages, 1)
-            )
+        body = unshown(call, passages) or "\n".join(
+            f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}" for i, p in enumerate(passages, 1)
+        )
         return f"\n\n<information>{body}</information>\n\n"
 
     def reminder(self, error: str) -> str:

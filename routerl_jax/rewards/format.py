@@ -13,8 +13,3 @@ def answered(episode: Episode) -> bool:
 def well_formed(episode: Episode) -> bool:
     """True if there is an answer, every turn obeys the grammar to the letter and no action was invalid."""
     return answered(episode) and episode.invalid_actions == 0 and all(turn.well_formed for turn in episode.turns)
-
-
-def answer_words(episode: Episode) -> int:
-    """Number of space-separated words of the answer, 0 without one; for limits on an answer's length."""
-    return len((episode.answer or "").split())

@@ -68,7 +68,7 @@ class AgentConfig:
     on_invalid: Literal["remind", "end"] = "remind"  # recipe "search", after a turn without query or answer
     max_turn_tokens: int = 64
     max_observation_tokens: int = 0  # of what a search shows: whole passages, or the first's beginning; 0: all that fit
-    answer_tokens: int = 24  # room kept for a forced final answer
+    answer_tokens: int = 24  # room kept for the last turn
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
@@ -132,6 +132,9 @@ class StageConfig:
     """
 
     start: int = 0  # first step
+    restart: bool = (
+        False  # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
+    )
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -237,6 +237,8 @@ def _train_step(
     """One step: rollouts, rewards, advantages, updates. Returns its metrics."""
     config, learner = stage.config, run_.learner
     settings = config.learner
+    if stage.restart and step == stage.start:
+        learner.restart()
     learner.switch(settings.loss, config.rollout.temperature or 1.0)
     engine.stats, stats = EngineStats(), DriverStats()
     with clock("rollout"):

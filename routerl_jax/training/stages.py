@@ -14,10 +14,12 @@ from routerl_jax.training.setup import open_examples
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStage:
-    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them."""
+    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them, and whether it begins as a run of its
+    own would (`StageConfig.restart`)."""
 
     name: str
     start: int
+    restart: bool
     reward: Reward
     config: TrainConfig
     stream: ExampleStream
@@ -52,6 +54,7 @@ class Stages:
                 RunStage(
                     name=stage.name,
                     start=stage.start,
+                    restart=config.stages[stage.name].restart,
                     reward=stage.reward,
                     config=settings,
                     stream=self._streams[owner],

@@ -11,6 +11,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.learning.masks import overlong
@@ -282,7 +283,8 @@ def test_demonstrations_are_written_as_rollouts_are(agent):
         )
         last = "Accra</answer>" if count == 3 and agent.grammar.forces_answer else answer(agent)
         episode, _, engine = play(*[search(agent)] * count, last, agent=agent, canonical=True)
-        written = agent.demonstrate(demonstration, engine.tokenizer)
+        prompt = agent.opening(EXAMPLE, engine.tokenizer)
+        written = demonstrated(prompt, agent.pieces(demonstration), engine.tokenizer)
         np.testing.assert_array_equal(written.tokens, episode.sequences[0].tokens)
         np.testing.assert_array_equal(written.loss_mask, episode.sequences[0].loss_mask)
 

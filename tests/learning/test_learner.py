@@ -194,6 +194,27 @@ def test_another_objective_on_the_way():
         second.switch(LOSS, 1.0)
 
 
+def test_a_restart_is_a_new_learner_of_the_same_weights():
+    """Moments, schedule and reference: the next updates are those of a learner made from these weights."""
+    settings = OptimizerConfig(lr=1e-2, schedule="linear", warmup=2)
+    going = learner(optimizer=settings.build(10))
+    for _ in range(3):
+        going.update(build(going)[0])
+    weights = jax.tree.map(jnp.copy, going.params)
+    going.restart()
+    model = tiny.model()
+    nnx.update(model, weights)
+    fresh = Learner(model, settings.build(10), LOSS, going.layout)
+    for _ in range(2):  # the rate of the first is 0
+        going.update(build(going)[0])
+        fresh.update(build(fresh)[0])
+    jax.tree.map(np.testing.assert_array_equal, going.params, fresh.params)
+    jax.tree.map(np.testing.assert_array_equal, going.reference, weights)  # later updates leave it alone
+    assert int(going.state.updates) == 5
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), going.params, weights)
+    assert any(jax.tree.leaves(changed))
+
+
 @pytest.mark.parametrize(
     ("devices", "buckets", "micro_tokens"),
     [(1, (128,), 128), (1, (64, 96, 128), 4096), (8, (64, 128), 256), (4, (128,), 1024)],

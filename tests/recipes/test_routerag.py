@@ -12,6 +12,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.known import routing_baselines, vanilla_rag
+from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes import routerag
@@ -192,9 +193,8 @@ def test_demonstrations_have_the_spacing_of_rollouts():
     (call,) = episode.calls
     step = DemonstrationStep(thought="hm", query="Accra", tool="graph", passages=call.passages)
     agent = SearchAgent(grammar=GRAMMAR, k=3)
-    shown = agent.demonstrate(
-        Demonstration(example=EXAMPLE, steps=(step,), thought="so", answer="Ghana"), tiny.tokenizer()
-    )
+    pieces = agent.pieces(Demonstration(example=EXAMPLE, steps=(step,), thought="so", answer="Ghana"))
+    shown = demonstrated(agent.opening(EXAMPLE, tiny.tokenizer()), pieces, tiny.tokenizer())
     decode = tiny.tokenizer().decode
     assert decode(shown.tokens.tolist()) == decode(episode.sequences[0].tokens.tolist())
     fed = decode(shown.tokens[~shown.loss_mask].tolist())

@@ -1,6 +1,7 @@
 """One training step by hand, and a policy that learns."""
 
 import collections
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -131,6 +132,23 @@ def check_batches(batches: list[list[dict[str, np.ndarray]]], advantages: np.nda
             if one["ref_logprobs"].any():
                 np.testing.assert_allclose(one["ref_logprobs"], reference_logprobs(sequence.tokens), atol=1e-5)
     assert met == {i: len(e.sequences) for i, e in enumerate(recorded_episodes()) if i in kept}
+
+
+def test_a_stage_that_restarts_does_so_at_its_first_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted = []
+    monkeypatch.setattr(Learner, "restart", lambda self: restarted.append(self))
+    monkeypatch.setattr(rl, "run", lambda *_, **__: recorded_episodes())
+    monkeypatch.setattr(Learner, "update", lambda self, batch: pytest.fail("nothing is learnt from equal rewards"))
+    stage, agent, run_, engine = make_run(tmp_path, "flat", schema.LearnerConfig(micro_tokens=256))
+    stage = dataclasses.replace(stage, start=3, restart=True)
+    seen = []
+    for step in (3, 4):
+        with (clock := rl._Clock())("step"):
+            rl._train_step(stage, agent, run_, engine, {}, EXAMPLES, step, clock)
+        seen.append(len(restarted))
+    assert seen == [1, 1]
 
 
 def test_a_step_by_hand(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ def test_what_is_learnt(whole: tuple[pathlib.Path, list[list[dict[str, np.ndarra
     for step, batch in enumerate(batches):
         first = 4 * step
         expected = [demonstrated((), drills[i], tokenizer) for i in (first, first + 1)]
-        expected += [agent.demonstrate(demonstrations[i], tokenizer) for i in (first + 2, first + 3)]
+        for one in (demonstrations[first + 2], demonstrations[first + 3]):
+            expected.append(demonstrated(agent.opening(one.example, tokenizer), agent.pieces(one), tokenizer))
         written = sum(int(s.loss_mask.sum()) for s in expected)
         shown = sum(int((~s.loss_mask).sum()) for s in expected)
         assert written > 20

@@ -42,6 +42,7 @@ def test_each_stage_has_the_settings_that_it_names_and_else_the_run_s(tmp_path: 
         learner={"advantage": "reinforce_pp_baseline", "minibatches": 1, "loss": {"kl_coef": 0.0}},
     )
     stages = Stages(config, build_recipe(config))
+    assert not any(stages.at(step).restart for step in range(7))
     assert [stages.at(step).name for step in range(7)] == ["early"] * 3 + ["middle"] * 2 + ["late"] * 2
     middle = stages.at(3).config
     assert middle.data == dataclasses.replace(config.data, train_range=(5, 10))
@@ -59,6 +60,12 @@ def test_each_stage_has_the_settings_that_it_names_and_else_the_run_s(tmp_path: 
     assert stages.has_reference
     ended = [stages.ended(done) for done in range(8)]
     assert [stage and stage.name for stage in ended] == [None, None, None, "early", None, "middle", None, None]
+
+
+def test_which_stages_restart(tmp_path: pathlib.Path) -> None:
+    config = make_config(tmp_path, restart=True)
+    stages = Stages(config, build_recipe(config))
+    assert [stages.at(step).restart for step in range(7)] == [False] * 3 + [True] * 2 + [False] * 2
 
 
 def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_were(tmp_path: pathlib.Path) -> None:
