@@ -176,6 +176,12 @@ class Learner:
         params = self.state.params if params is None else params
         return index.split(np.asarray(self._programs.logprobs(params, self.frozen, batch)))
 
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's log-probabilities of its targets, which never leave the devices."""
+        logprobs = self._programs.logprobs(self.reference, self.frozen, batch)
+        placed = jax.device_put(logprobs, batch.ref_logprobs.sharding)
+        return dataclasses.replace(batch, ref_logprobs=jax.block_until_ready(placed))
+
     @property
     def compilations(self) -> int:
         """Number of programs compiled so far."""

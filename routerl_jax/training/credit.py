@@ -70,20 +70,18 @@ def assign(
     episodes: Seq[Episode],
     groups: np.ndarray,
     reference: Seq[np.ndarray] | None = None,
-    current: Seq[np.ndarray] | None = None,
 ) -> Credit:
-    """Advantages of all trained tokens of a step.
+    """Advantages of all trained tokens of a step; `importance_cap` comes after it (`cap_importance`).
 
     Args:
       settings: which advantage, KL in the reward, masks.
       episodes: with `rewards["total"]`.
       groups: for each episode, which question it is of.
       reference: for each of `sequences_of(episodes)`, the reference's log-probabilities; for `reward_kl_coef`.
-      current: the same of the learner, under the weights that sampled; for `importance_cap`.
 
     Raises:
       NotFinite: a reward or an advantage is not finite (names the episode).
-      ValueError: an advantage is not one number per episode, or log-probabilities that a setting takes are missing.
+      ValueError: an advantage is not one number per episode, or the reference's log-probabilities are missing.
     """
     sequences, owner = sequences_of(episodes)
     masks = [sequence.loss_mask for sequence in sequences]
@@ -93,7 +91,10 @@ def assign(
 
     token_kl, in_tokens = None, settings.reward_kl == "token"
     if settings.reward_kl_coef:
-        reference = _given(reference, "reward_kl_coef", "the reference's")
+        if reference is None:
+            raise ValueError(
+                "config.learner.reward_kl_coef is set, which takes the reference's log-probabilities of every sequence"
+            )
         token_kl = [np.where(s.loss_mask, s.logprobs - r, 0.0) for s, r in zip(sequences, reference)]
         divergence = np.bincount(owner, [kl.sum() for kl in token_kl], len(episodes))
         metrics["reward/kl"] = float(divergence.mean())
@@ -122,11 +123,6 @@ def assign(
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
     if settings.advantage in WHITENED:  # over what is trained on, or that would not have mean 0
         advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
-    if settings.importance_cap:
-        current = _given(current, "importance_cap", "the learner's")
-        factors = truncated_importance(current, [s.logprobs for s in sequences], settings.importance_cap)
-        advantages = [values * factor for values, factor in zip(advantages, factors)]
-        metrics |= _importance(factors, masks, settings.importance_cap)
     # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
     past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
     return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics)
@@ -172,10 +168,19 @@ def _without_signal(
     return (largest < _NO_ADVANTAGE)[inverse]
 
 
-def _given(logprobs: Seq[np.ndarray] | None, setting: str, whose: str) -> Seq[np.ndarray]:
-    if logprobs is None:
-        raise ValueError(f"config.learner.{setting} is set, which takes {whose} log-probabilities of every sequence")
-    return logprobs
+def cap_importance(credit: Credit, sequences: Seq[Sequence], current: Seq[np.ndarray], cap: float) -> Credit:
+    """Advantages times the truncated importance of their tokens, for what is learned from, and what that was like.
+
+    Args:
+      current: for each of `credit.keep`, the learner's log-probabilities under the weights that sampled.
+    """
+    kept = [sequences[i] for i in credit.keep]
+    factors = truncated_importance(current, [s.logprobs for s in kept], cap)
+    advantages = list(credit.advantages)
+    for i, factor in zip(credit.keep, factors):
+        advantages[i] = advantages[i] * factor
+    metrics = credit.metrics | _importance(factors, [s.loss_mask for s in kept], cap)
+    return dataclasses.replace(credit, advantages=advantages, metrics=metrics)
 
 
 def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
@@ -229,9 +234,10 @@ def portions(
     return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
 
 
-def with_logprobs(sequences: Seq[Sequence], logprobs: Seq[np.ndarray]) -> list[Sequence]:
-    """Sequences whose behaviour log-probabilities are those of the learner, which its ratio then starts from."""
-    return [
-        dataclasses.replace(sequence, logprobs=np.where(sequence.loss_mask, values, 0.0).astype(np.float32))
-        for sequence, values in zip(sequences, logprobs)
-    ]
+def with_logprobs(sequences: Seq[Sequence], keep: np.ndarray, logprobs: Seq[np.ndarray]) -> list[Sequence]:
+    """The sequences, of which those in `keep` have the learner's log-probabilities, which its ratio then starts from."""
+    result = list(sequences)
+    for i, values in zip(keep, logprobs):
+        taken = np.where(sequences[i].loss_mask, values, 0.0).astype(np.float32)
+        result[i] = dataclasses.replace(sequences[i], logprobs=taken)
+    return result

@@ -33,7 +33,7 @@ def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer:
     metrics |= _searches_by_kind(episodes)
     # -log p of what was sampled, averaged: an unbiased estimate of the policy's entropy per token.
     sampled = np.concatenate([np.zeros(0), *(s.logprobs[s.loss_mask] for e in episodes for s in e.sequences)])
-    metrics["actor/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
+    metrics["rollout/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
     return metrics
 
 

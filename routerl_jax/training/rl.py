@@ -32,7 +32,15 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
-from routerl_jax.training.credit import NotFinite, assign, attempts_of, portions, sequences_of, with_logprobs
+from routerl_jax.training.credit import (
+    NotFinite,
+    assign,
+    attempts_of,
+    cap_importance,
+    portions,
+    sequences_of,
+    with_logprobs,
+)
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, check_workdir, step_seed
@@ -268,47 +276,46 @@ def _train_step(
 
     sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
-    reference = current_logprobs = None
-    if settings.loss.kl_coef or settings.reward_kl_coef:
+    reference = None
+    if settings.reward_kl_coef:
         with clock("reference"):
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
+    credit = assign(settings, episodes, groups, reference)
+    keep, learned = credit.keep, sequences
     if settings.importance_cap:
         with clock("old_logprobs"):
-            current_logprobs = learner.logprobs(sequences, portion=portion)
-    credit = assign(settings, episodes, groups, reference, current_logprobs)
-    keep, learned = credit.keep, sequences
+            scored = learner.logprobs([sequences[i] for i in keep], portion=portion)
+        credit = cap_importance(credit, sequences, scored, settings.importance_cap)
+        learned = with_logprobs(sequences, keep, scored)
     metrics |= credit.metrics
-    if current_logprobs is not None:
-        learned = with_logprobs(sequences, current_logprobs)
     order = np.random.default_rng([config.seed, step])
     attempts = attempts_of(episodes) if settings.share_prefixes else None
     computed = 0
     behaviour, current, promoted, gap = [], [], [], {}
     sums: dict[str, list[float]] = {}
-    with clock("update"):
-        for minibatch in portions(keep, settings.minibatches, order, attempts):
-            if not len(minibatch):
-                continue
-            chosen = [learned[i] for i in minibatch]
+    for minibatch in portions(keep, settings.minibatches, order, attempts):
+        if not len(minibatch):
+            continue
+        chosen = [learned[i] for i in minibatch]
+        with clock("update"):
             weights = token_weights([s.loss_mask for s in chosen], settings.aggregation, config.engine.max_length)
-            batch, index = run_.layout.build(
-                chosen,
-                weights,
-                [credit.advantages[i] for i in minibatch],
-                None if reference is None else [reference[i] for i in minibatch],
-            )
-            computed += index.tokens
+            batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
+        if settings.loss.kl_coef:
+            with clock("reference"):
+                batch = learner.with_reference(batch)
+        with clock("update"):
             update_metrics, logprobs = learner.update(batch)
-            old = [sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch]
-            new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
-            if not gap:  # the first mini-batch was scored with the very weights that sampled it
-                gap = gap_metrics(old, new)
-            behaviour += old
-            current += new
-            gains = [credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch]
-            promoted += [lp[gain] for lp, gain in zip(new, gains)]
-            for name, value in update_metrics.items():
-                sums.setdefault(f"actor/{name}", []).append(value)
+        computed += index.tokens
+        old = [sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch]
+        new = [lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))]
+        if not gap:  # the first mini-batch was scored with the very weights that sampled it
+            gap = gap_metrics(old, new)
+        behaviour += old
+        current += new
+        gains = [credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch]
+        promoted += [lp[gain] for lp, gain in zip(new, gains)]
+        for name, value in update_metrics.items():
+            sums.setdefault(f"actor/{name}", []).append(value)
     if not len(keep):  # nothing to learn from; sampler and learner are compared all the same
         scored = learner.logprobs(sequences, portion=portion)
         gap = gap_metrics(
@@ -323,7 +330,7 @@ def _train_step(
     metrics |= {
         "actor/trained_sequences": len(keep),
         "perf/rollout_tokens_per_s": sum(map(len, sequences)) / clock.seconds["rollout"],
-        "perf/update_tokens_per_s": trained_tokens / clock.seconds["update"],
+        "perf/update_tokens_per_s": trained_tokens / clock.seconds.get("update", 1.0),
         "perf/trained_tokens": computed,
         "perf/trained_tokens_unshared": trained_tokens,
         "perf/prefilled_tokens": engine.stats.prefilled_tokens,

@@ -359,3 +359,21 @@ def test_muon_takes_orthogonal_steps_on_layers_and_adam_steps_elsewhere():
         values = np.linalg.svd(layer.reshape(layer.shape[0], -1), compute_uv=False)
         assert values.max() / np.median(values) < 1.5
     assert 0.0005 < np.abs(moved["embedding"]).max() < 0.002  # Adam's first step has about the size of the rate
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_reference_scores_a_batch_where_it_lies(devices):
+    """Its log-probabilities, and the update with them, are those of a way over the host, to the bit."""
+    made, other = learner(devices), learner(devices)
+    for one in (made, other):  # so that the reference is no longer the policy
+        one.update(build(one)[0])
+    batch, index = build(made, ref=False)
+    batch = made.with_reference(batch)
+    on_host = other.logprobs(SEQUENCES, other.reference)
+    for values, expected in zip(index.split(np.asarray(batch.ref_logprobs)), on_host):
+        np.testing.assert_array_equal(values, expected)
+    weights = token_weights([s.loss_mask for s in SEQUENCES], "token", 1.0)
+    from_host, _ = other.layout.build(SEQUENCES, weights, ADVANTAGES, on_host)
+    made.update(batch)
+    other.update(from_host)
+    jax.tree.map(np.testing.assert_array_equal, *(nnx.to_pure_dict(one.params) for one in (made, other)))

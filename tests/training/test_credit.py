@@ -8,7 +8,7 @@ import pytest
 from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit import assign, sequences_of, with_logprobs
+from routerl_jax.training.credit import assign, cap_importance, sequences_of, with_logprobs
 from tests.learning import equations
 
 GROUPS = np.asarray([4, 4, 9, 9])
@@ -120,7 +120,8 @@ def test_credit_is_that_of_the_equations(advantage: str, reward_kl: str, leave_o
         leave_out=leave_out,
         importance_cap=1.5,
     )
-    found = assign(settings, episodes, groups, reference, current)
+    found = assign(settings, episodes, groups, reference)
+    found = cap_importance(found, sequences, [current[i] for i in found.keep], settings.importance_cap)
 
     to_go = [equations.divergence_to_go(s.logprobs, r, s.loss_mask) for s, r in zip(sequences, reference)]
     rewards = [e.rewards["total"] for e in episodes]
@@ -176,8 +177,6 @@ def test_what_can_t_be_learned_from_is_refused() -> None:
         assign(LearnerConfig(advantage=f"{module}:one"), EPISODES, GROUPS)
     with pytest.raises(ValueError, match="reward_kl_coef is set, which takes the reference's log-probabilities"):
         assign(LearnerConfig(reward_kl_coef=0.1), EPISODES, GROUPS)
-    with pytest.raises(ValueError, match="importance_cap is set, which takes the learner's log-probabilities"):
-        assign(LearnerConfig(importance_cap=2.0), EPISODES, GROUPS)
 
 
 @pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
@@ -186,17 +185,18 @@ def test_steps_without_a_trained_token(advantage: str) -> None:
     fed = sequence([False, False], 0.0)
     for episodes in ([episode(1, fed), episode(0, fed)], [episode(1), episode(0)]):
         sequences, _ = sequences_of(episodes)
-        settings = LearnerConfig(advantage=advantage, importance_cap=2.0, reward_kl_coef=0.1)
         logprobs = [s.logprobs for s in sequences]
-        credit = assign(settings, episodes, np.zeros(2, int), logprobs, logprobs)
+        credit = assign(LearnerConfig(advantage=advantage, reward_kl_coef=0.1), episodes, np.zeros(2, int), logprobs)
+        credit = cap_importance(credit, sequences, [logprobs[i] for i in credit.keep], 2.0)
         assert len(credit.advantages) == len(credit.keep) == len(sequences)
         assert not any(values.any() for values in credit.advantages)
         assert "importance/mean" not in credit.metrics
 
 
 def test_the_learner_s_logprobs_replace_the_sampler_s_on_trained_tokens() -> None:
-    (replaced,) = with_logprobs([LONG], [np.full(5, -2.0, np.float32)])
+    other, replaced = with_logprobs([LONG, LONG], np.asarray([1]), [np.full(5, -2.0, np.float32)])
     assert replaced.logprobs.tolist() == [0, -2, 0, -2, -2]
+    assert other is LONG
     assert LONG.logprobs[1] == -0.5
 
 

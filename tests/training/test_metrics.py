@@ -61,7 +61,7 @@ def test_rollout_metrics() -> None:
     assert metrics["reward/total"] == pytest.approx(0.5)
     assert metrics["reward/std"] == pytest.approx(np.std([1, 0, 0.5, 0.5]))
     assert metrics["rollout/kb/table"] == pytest.approx(0.5)
-    assert metrics["actor/entropy"] == pytest.approx(1.0)  # every sampled token has log-probability -1
+    assert metrics["rollout/entropy"] == pytest.approx(1.0)  # every sampled token has log-probability -1
     assert metrics["rollout/sequence_length/max"] == 3 + 6
 
 

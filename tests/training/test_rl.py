@@ -108,6 +108,19 @@ def take_step(
     return metrics, batches
 
 
+def count_scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which every pass over sequences from the host will add how many they were."""
+    scored: list[int] = []
+    logprobs = Learner.logprobs
+
+    def counted(self: Learner, sequences: Any, *arguments: Any, **options: Any) -> Any:
+        scored.append(len(sequences))
+        return logprobs(self, sequences, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "logprobs", counted)
+    return scored
+
+
 def reference_logprobs(tokens: np.ndarray) -> np.ndarray:
     """Of every token but the first under the initial policy, by a plain forward pass."""
     logprobs = np.asarray(jax.nn.log_softmax(tiny.model()(jnp.asarray(tokens[None]))[0]))
@@ -153,7 +166,9 @@ def test_a_stage_that_restarts_does_so_at_its_first_step(
 
 def test_a_step_by_hand(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = LossConfig(kl_coef=0.1)
+    scored = count_scored(monkeypatch)
     metrics, batches = take_step(tmp_path, monkeypatch, "given", minibatches=2, loss=loss)
+    assert scored == []  # the reference scores the batches of the updates, and nothing else
     check_batches(batches, np.ravel(GRPO), kept=[0, 1, 2, 3, 8, 9, 10, 11])
     assert [len(batch) for batch in batches] == [5, 5]
     assert all(one["ref_logprobs"].any() for batch in batches for one in batch)
@@ -176,7 +191,9 @@ def test_the_learner_s_own_logprobs_are_where_ratios_start(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Truncated importance: what the recorded log-probabilities differ from the policy's scales the advantages."""
+    scored = count_scored(monkeypatch)
     metrics, batches = take_step(tmp_path, monkeypatch, "given", advantage="dr_grpo", importance_cap=1.01)
+    assert scored == [10]  # without the group that teaches nothing
     owners = {s.tokens.tobytes(): (i, s) for i, e in enumerate(recorded_episodes()) for s in e.sequences}
     advantages = np.ravel(np.asarray(REWARDS) - np.mean(REWARDS, axis=1, keepdims=True))
     capped = []
