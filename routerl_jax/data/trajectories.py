@@ -152,6 +152,12 @@ def label_of(tool: str) -> str:
     return tool if tool == NONE else f"{tool.replace('_', ' ')} retriever"
 
 
+def tool_of(label: str, tools: Sequence[str]) -> str:
+    """The knowledge base, or `none`, that a written name means; an unknown name as it is, in lower case."""
+    name = " ".join(label.lower().split())
+    return {label_of(tool).lower(): tool for tool in (*tools, NONE)}.get(name, name)
+
+
 def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
     """A passage that a knowledge base has found, as evidence: its first `most` characters; 0: all."""
     return Document(retriever=label_of(tool), text=one_line(passage)[: most or None])

@@ -91,14 +91,14 @@ def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color
 
 def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     figure, (quality, second, health) = _axes(3)
-    curve(quality, rows, "rollout/em", "EM, sampled", COLORS[0])
-    curve(quality, rows, "rollout/routing_accuracy", "routing, sampled", COLORS[1])
-    for key, color in (("validation/em", COLORS[0]), ("validation/routing_accuracy", COLORS[1])):
-        steps, values = _series(rows, key)
+    stepwise = _of_golden_steps(rows, "rollout")
+    for key, name, color in _quality(stepwise):
+        curve(quality, rows, f"rollout/{key}", f"{name}, sampled", color)
+    for key, name, color in _quality(_of_golden_steps(rows, "validation")):
+        steps, values = _series(rows, f"validation/{key}")
         if steps:
-            kind = "EM" if key.endswith("em") else "routing"
-            quality.plot(steps, values, "o", color=color, label=f"{kind}, held out", markersize=5)
-    quality.set(title="Answers and routing", ylim=(0, 1.02))
+            quality.plot(steps, values, "o", color=color, label=f"{name}, held out", markersize=5)
+    quality.set(title="Golden steps: answers and routing" if stepwise else "Answers and routing", ylim=(0, 1.02))
     quality.legend(frameon=False, fontsize=8, loc="lower right")
     searched = any(row.get("rollout/searches_per_question") for row in rows)  # golden steps are not carried out
     key, name = (
@@ -114,6 +114,17 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
     health.set(title="Reward and health")
     health.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
+
+
+def _of_golden_steps(rows: Sequence[dict[str, Any]], source: str) -> bool:
+    return any(row.get(f"{source}/em/{kind}") is not None for row in rows for kind in ("answer", "final"))
+
+
+def _quality(stepwise: bool) -> list[tuple[str, str, str]]:
+    """(key, name, colour) of what is drawn of answers, those of golden steps by their kind, and of routing."""
+    final = [("em", "EM", COLORS[0])]
+    steps = [("em/final", "EM of final answers", COLORS[0]), ("em/answer", "EM of sub-answers", COLORS[2])]
+    return [*(steps if stepwise else final), ("routing_accuracy", "routing", COLORS[1])]
 
 
 def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:

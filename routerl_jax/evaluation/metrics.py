@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
+from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
@@ -62,7 +63,8 @@ def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict
       search that was written to the letter of the protocol and succeeded), `invalid_action_rate` (of turns), `answered_rate`,
       `truncated_rate`,
       `tool_error_rate` (of calls), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a
-      dense search), and `routing_accuracy` where gold paths are known.
+      dense search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
+      `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
 
     Raises:
       ValueError: no episodes.
@@ -99,6 +101,9 @@ def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> 
         "tokens_per_question": sum(e.sampled_tokens for e in episodes) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
+    kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
+    for kind in sorted(set(kinds) - {""}):
+        result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
     accuracy = routing_accuracy(list(episodes))
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
 

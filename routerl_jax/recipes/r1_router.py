@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Action, Call, Passage
+from routerl_jax.data.trajectories import label_of, tool_of
+
+
+def retriever_choices(tools: Sequence[str], searches: Callable[[str], bool]) -> RouteChoices:
+    """How a retriever is named inside of <ret>; there is something to choose where what is written `searches` with any name."""
+    names = {tool: f"{label_of(tool)}</ret>" for tool in tools}
+    some = next(iter(names.values()))
+    return RouteChoices(opening="<ret>", stop="</ret>", names=names, open=lambda text: searches(text + some))
 
 
 @GRAMMARS.register("r1_router")
@@ -36,15 +44,11 @@ class R1RouterGrammar(Grammar):
 
     def label(self, tool: str) -> str:
         """The retriever's name as the policy writes it: `text_image` is "text image retriever"."""
-        return f"{tool.replace('_', ' ')} retriever"
+        return label_of(tool)
 
     @property
     def choices(self) -> RouteChoices:
-        names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
-        some = next(iter(names.values()))
-        return RouteChoices(
-            opening="<ret>", stop="</ret>", names=names, open=lambda text: self.parse(text + some).kind == "search"
-        )
+        return retriever_choices(self.tools, lambda text: self.parse(text).kind == "search")
 
     def parse(self, text: str) -> Action:
         thought = between(text, "<think>", "</think>") or ""
@@ -54,19 +58,20 @@ class R1RouterGrammar(Grammar):
         query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
         if name is None:
             return Action(kind="invalid", thought=thought, error="there is neither a retriever in <ret> nor an answer")
-        if name.lower() == NO_TOOL:
+        tool = tool_of(name, self.tools)
+        if tool == NO_TOOL:
             return Action(kind="search", tool=NO_TOOL, thought=thought)
         if not query:
             return Action(kind="invalid", thought=thought, error="the sub-question is missing or empty")
-        by_label = {self.label(tool).lower(): tool for tool in self.tools}
-        if name.lower() not in by_label:
+        if tool not in self.tools:
             known = ", ".join(map(self.label, self.tools))
             return Action(
                 kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
             )
-        return Action(kind="search", tool=by_label[name.lower()], query=query, thought=thought)
+        return Action(kind="search", tool=tool, query=query, thought=thought)
 
     def well_formed(self, text: str) -> bool:
+        """A thought and a search or an answer in their tags, which hold no marks; the chats' rule is equations 18 and 19's."""
         content = r"[^<>]*"
         think = rf"\s*<think>{content}</think>\s*"
         search = rf"<sub-question>{content}</sub-question>\s*<ret>{content}</ret>"

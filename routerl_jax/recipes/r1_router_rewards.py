@@ -78,8 +78,13 @@ def answer_reward(episodes: Sequence[Episode], variant: str = "paper", normalize
     return [0.0 if step.kind == "route" else score(episode, step, normalizer) for episode, step in zip(episodes, steps)]
 
 
-REWARD_TERMS.register("r1_router.route")(StepTerm(route_reward))
-REWARD_TERMS.register("r1_router.answer")(StepTerm(answer_reward))
+def _is_route(episode: Episode) -> bool:
+    step = golden_step(episode.example)
+    return step is not None and step.kind == "route"
+
+
+REWARD_TERMS.register("r1_router.route")(StepTerm(route_reward, judges=_is_route))
+REWARD_TERMS.register("r1_router.answer")(StepTerm(answer_reward, judges=lambda episode: not _is_route(episode)))
 
 
 def similarities(

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Message
-from routerl_jax.data.trajectories import Document, GoldenStep, label_of
+from routerl_jax.data.trajectories import Document, GoldenStep, label_of, tool_of
+from routerl_jax.recipes.r1_router import retriever_choices
 
 History = Sequence[tuple[str, str]]  # sub-questions with their answers
 
@@ -67,14 +68,7 @@ class StepProtocol:
     @property
     def choices(self) -> RouteChoices:
         """How a route names its knowledge base; after the sub-question none there is nothing to choose."""
-        names = {tool: f"{self.label(tool)}</ret>" for tool in self.tools}
-        some = next(iter(names.values()))
-        return RouteChoices(
-            opening="<ret>",
-            stop="</ret>",
-            names=names,
-            open=lambda text: self.parse_route(text + some).kind == "search",
-        )
+        return retriever_choices(self.tools, lambda text: self.parse_route(text).kind == "search")
 
     # --- what is said to the policy ---
 
@@ -164,8 +158,7 @@ class StepProtocol:
 
     def tool_of(self, label: str) -> str:
         """The knowledge base that a written name means; an unknown name as it is, in lower case."""
-        name = " ".join(label.lower().split())
-        return {self.label(tool).lower(): tool for tool in (*self.tools, NO_TOOL)}.get(name, name)
+        return tool_of(label, self.tools)
 
     def opening(self, said: Said, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
         """The ids of a chat; `marks` are those of the images, before what is asked.

@@ -22,9 +22,13 @@ RewardTerm = Callable[..., float]
 
 @dataclasses.dataclass(frozen=True)
 class StepTerm:
-    """A term that compares the episodes of a step: `function(episodes, **options)` gives one number for each, in order."""
+    """A term that compares the episodes of a step: `function(episodes, **options)` gives one number for each, in order.
+
+    `judges` says which episodes it is about; that of others, 0, is left out of its mean in the metrics. None: all.
+    """
 
     function: Callable[..., Sequence[float]]
+    judges: Callable[[Episode], bool] | None = None
 
     def __call__(self, episodes: Sequence[Episode], **options: Any) -> Sequence[float]:
         return self.function(episodes, **options)
@@ -168,6 +172,14 @@ def _of_turns(
         for turn, value in zip(episode.turns, of_turns):
             turn.rewards[name] = weight * float(value)
     return [float(sum(of_turns)) for of_turns in values]
+
+
+def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that the reward term of this name is about."""
+    term = REWARD_TERMS.get(name) if name in REWARD_TERMS or ":" in name else None
+    if not isinstance(term, StepTerm) or term.judges is None:
+        return list(episodes)
+    return list(filter(term.judges, episodes))
 
 
 def _options(term: RewardTerm | StepTerm | TurnTerm) -> set[str]:

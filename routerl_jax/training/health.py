@@ -13,15 +13,18 @@ import numpy as np
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.metrics import averages, knowledge_base_shares
 from routerl_jax.learning.advantages import groups_without_signal
+from routerl_jax.rewards.terms import judged
 
 
 def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer: str) -> dict[str, Any]:
-    """Answer quality, behaviour, rewards and group statistics of the sampled episodes."""
+    """Answer quality, behaviour, rewards and group statistics of the sampled episodes. The mean of a reward term is over the
+    episodes that it judges."""
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
     metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in averages(episodes, normalizer).items()}
     metrics |= {f"rollout/kb/{name}": share for name, share in knowledge_base_shares(episodes).items()}
     for name in episodes[0].rewards:
-        metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in episodes]))
+        if of_term := judged(name, episodes):
+            metrics[f"reward/{name}"] = float(np.mean([episode.rewards[name] for episode in of_term]))
     lengths = [len(sequence) for episode in episodes for sequence in episode.sequences] or [0]
     metrics["reward/std"] = float(totals.std())
     metrics["rollout/frac_reward_zero_std"] = float(groups_without_signal(totals, groups).mean())

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from routerl_jax.core.types import Episode
+from routerl_jax.data.trajectories import GoldenStep
 from routerl_jax.evaluation.metrics import summarize
 from tests.evaluation.episodes import call, episode
 
@@ -29,6 +30,30 @@ def test_summary() -> None:
     assert summary["kb_share"] == {"table": 0.25, "text": 0.75}
     assert summary["routing_accuracy"] == pytest.approx((2 + 0 + 0 + 0) / 5)
     assert summary["em_interval"] == [0, 1]  # four wrong draws, or four right ones: each 1/16 > 2.5 %
+
+
+def test_golden_steps_are_told_apart() -> None:
+    """A sub-question that is asked in other words is no wrong answer."""
+
+    def at(step: GoldenStep, answers: tuple[str, ...], said: str) -> Episode:
+        plain = episode(path=None, answer=said)
+        example = dataclasses.replace(plain.example, answers=answers, metadata={"step": step})
+        return dataclasses.replace(plain, example=example)
+
+    steps = [
+        at(GoldenStep(kind="route", history=(), query="who?", retrievers=("none",)), ("who?",), "who was it?"),
+        at(GoldenStep(kind="answer", history=(), query="who?", answers=("Verdi",)), ("Verdi",), "Verdi"),
+        at(GoldenStep(kind="answer", history=(), query="who?", answers=("Verdi",)), ("Verdi",), "Rossini"),
+        at(GoldenStep(kind="final", history=(), answers=("Verdi",)), ("Verdi",), "Verdi"),
+    ]
+    found = summarize(steps)
+    assert {key: found[key] for key in found if key.startswith("em/")} == {
+        "em/route": 0,
+        "em/answer": 0.5,
+        "em/final": 1,
+    }
+    assert found["em"] == 0.5
+    assert "em/final" not in summarize([episode()])
 
 
 def of(episode: Episode, **metadata: str) -> Episode:

@@ -90,6 +90,23 @@ def test_figures_show_the_rows(tmp_path: pathlib.Path) -> None:
     assert (np.abs(first - second).max(axis=-1) > 0.3).mean() > 0.001  # other data, another picture
 
 
+def test_curves_of_golden_steps_are_of_their_kinds(tmp_path: pathlib.Path) -> None:
+    """What mixes sub-questions with answers is not drawn."""
+
+    def curves(mixed: float, final: float) -> np.ndarray:
+        row = {
+            "rollout/em": mixed,
+            "rollout/em/final": final,
+            "rollout/em/answer": 0.5,
+            "rollout/routing_accuracy": 0.5,
+        }
+        figures.training_figures([{"step": i, **row} for i in range(20)], tmp_path, ("text",))
+        return _pixels(tmp_path / "learning_curves.png")
+
+    assert (curves(0.1, 0.3) == curves(0.9, 0.3)).all()
+    assert np.abs(curves(0.1, 0.3) - curves(0.1, 0.9)).max() > 0.3
+
+
 def test_where_nothing_is_searched_the_curves_are_of_tokens(tmp_path: pathlib.Path) -> None:
     def middle(searches: float, tokens: float) -> np.ndarray:
         rows = [

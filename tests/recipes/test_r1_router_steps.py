@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from routerl_jax.data.trajectories import Document, GoldenStep, golden_steps, read_trajectories
+from routerl_jax.recipes.r1_router import R1RouterGrammar
 from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
 from tests import tiny
 
@@ -23,8 +24,12 @@ ROUTE = "<think>hm</think>\n<sub-question>{}</sub-question>\n<ret>{}</ret>"
     ],
 )
 def test_routes_are_read(query, name, tool):
+    """In chats of their own and in one growing conversation the names mean the same."""
     action = PROTOCOL.parse_route(ROUTE.format(query, name))
     assert (action.kind, action.tool, action.query, action.thought) == ("search", tool, query, "hm")
+    growing = R1RouterGrammar(tools=PROTOCOL.tools)
+    assert growing.parse(ROUTE.format(query, name)).tool == tool
+    assert growing.choices.names == PROTOCOL.choices.names
 
 
 @pytest.mark.parametrize(

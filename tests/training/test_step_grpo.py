@@ -102,7 +102,6 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
     rows = read_metrics(tmp_path / "run")
     assert len(rows) == 2
     for step, row in enumerate(rows):
-        assert row["reward/total"] == pytest.approx(row["reward/r1_router.route"] + row["reward/r1_router.answer"])
         assert row["actor/trained_sequences"] == 16  # four steps, four attempts, one chat each
         assert row["rollout/searches_per_question"] == 0
         assert row["sampler_gap/max"] < 1e-3
@@ -111,6 +110,24 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
         assert len(records) == 16
         assert all(len(record["turns"]) == 1 for record in records)
         assert {record["id"].rpartition("/")[2] for record in records} <= {"1", "2", "3", "4"}
+        _check_means_by_kind(row, records)
+
+
+def _check_means_by_kind(row: dict, records: list[dict]) -> None:
+    """Steps 1 and 3 of a trajectory are routes, 2 is an answer, 4 the final one: means are of what a term judges."""
+    kinds = {"1": "route", "2": "answer", "3": "route", "4": "final"}
+    by_kind: dict[str, list[dict]] = {}
+    for record in records:
+        by_kind.setdefault(kinds[record["id"].rpartition("/")[2]], []).append(record)
+    assert {key for key in row if key.startswith("rollout/em/")} == {f"rollout/em/{kind}" for kind in by_kind}
+    assert row["rollout/em"] == pytest.approx(
+        sum(row[f"rollout/em/{kind}"] * len(of_kind) for kind, of_kind in by_kind.items()) / len(records)
+    )
+    answers = [*by_kind.get("answer", ()), *by_kind.get("final", ())]
+    for term, judged in (("r1_router.route", by_kind.get("route", [])), ("r1_router.answer", answers)):
+        mean = np.mean([record["rewards"][term] for record in judged]) if judged else None
+        assert row.get(f"reward/{term}") == (mean if mean is None else pytest.approx(mean))
+    assert row["reward/total"] == pytest.approx(np.mean([record["rewards"]["total"] for record in records]))
 
 
 def _with_encoder(tmp_path: pathlib.Path) -> dict:
