@@ -70,7 +70,8 @@ def run(
       Episodes, example by example, samples in order. Where a prompt is too long to be answered, an episode without turns.
 
     Raises:
-      ValueError: example ids repeat, or the agent does not say how its policy chooses (`Agent.choices`), which forks take.
+      ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
+        its policy chooses (`Agent.choices`).
       RuntimeError: an agent raised (a tool that raises or hangs does not: the agent sees `call.error`).
     """
     ids = [example.id for example in examples]
@@ -79,6 +80,11 @@ def run(
         raise ValueError(f"example id {repeated!r} occurs twice; ids must be distinct (they seed the sampling)")
     if not deterministic and jax.process_count() > 1:
         raise ValueError("deterministic=False needs a single process: with several, all must see the same order")
+    if forks and not deterministic:
+        raise ValueError(
+            f"forks={forks} with deterministic=False: a forked attempt replays what was done in a fixed order; take "
+            "deterministic=True"
+        )
     if forks and agent.choices is None:
         raise ValueError(
             f"forks={forks}: {type(agent).__name__} does not say how its policy writes the choice of a knowledge base "
@@ -147,11 +153,14 @@ class _Driver:
                 if self._spawned:
                     self._spawned.clear()
                     continue
-                for task in [task for task in self._active if task.done()]:
+                done = [task for task in self._active if task.done()]
+                for task in done:
                     rollout = self._active.pop(task)
                     rollout.close()
                     episodes.setdefault(index_of[task], []).append(_result(task, rollout))
                     bar.update()
+                if done and queue:  # the next segment decodes with the freed rows
+                    continue
                 await self._advance()
         finally:
             for task, rollout in self._active.items():

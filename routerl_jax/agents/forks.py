@@ -1,10 +1,10 @@
 """Going every way at a routing decision: what must be known to fork an attempt, and an attempt's course through its forks.
 
-When the policy has written all that comes before the name of a knowledge base, the attempt is forked: itself it goes on with
-the first name, and for every other name a new attempt begins. That one runs the agent from the start, but what the policy wrote
-and the tools replied until the fork is replayed from the record, so that an agent needs no code for being forked. It must only
-act alike on equal turns and replies, which deterministic runs take anyway. Nothing is computed again: the engine copies the
-conversation's row.
+When the policy has written all that comes before the name of a knowledge base, the attempt is forked. The attempt itself goes
+on with the first name; for every other name a new attempt begins. That one runs the agent from the start, but what the policy
+wrote and the tools replied until the fork is replayed from the record, so that an agent needs no code for being forked. It must
+only act alike on equal turns and replies, which deterministic runs take anyway. Nothing is computed again: the engine copies
+the conversation's row.
 """
 
 from __future__ import annotations

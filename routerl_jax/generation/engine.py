@@ -136,7 +136,7 @@ class Engine:
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
-        stream = Stream(identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger())
+        stream = Stream(identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger(), example_id=example_id)
         try:
             fed = self._with_images(stream.ledger, prompt, images)
         except ValueError as error:
@@ -165,9 +165,7 @@ class Engine:
         """
         fed = self._with_images(stream.ledger, tokens, images)
         if len(fed["tokens"]) > self.room(stream):
-            raise ValueError(
-                f"{len(fed['tokens'])} tokens do not fit: the conversation has room for {self.room(stream)}"
-            )
+            raise ValueError(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
         stream.ledger.feed(**fed)
 
     def _with_images(self, ledger: Ledger, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
@@ -197,29 +195,34 @@ class Engine:
           ValueError: a turn is under way, nothing may be sampled, or the stop strings can't be used.
         """
         if stream.request is not None:
-            raise ValueError("the conversation has a turn under way already")
+            raise ValueError(f"{stream.name} has a turn under way already")
         room = self.room(stream)
         if room < 1:
-            raise ValueError("the conversation is full; check `room` before asking for a turn")
+            raise ValueError(f"{stream.name} is full; check `room` before asking for a turn")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:
-            raise ValueError(f"{len(given)} given tokens do not fit: the turn may have {remaining}")
+            raise ValueError(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
         stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
 
     def fork(self, stream: Stream, sample: int) -> Stream:
         """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""
         if stream.request is not None:
-            raise ValueError("cannot fork a conversation while a turn is under way")
-        copy = Stream(identity=(stream.identity[0], sample), ledger=stream.ledger.copy(), turn=stream.turn)
+            raise ValueError(f"{stream.name} has a turn under way and cannot be forked before it ends")
+        copy = Stream(
+            identity=(stream.identity[0], sample),
+            ledger=stream.ledger.copy(),
+            turn=stream.turn,
+            example_id=stream.example_id,
+        )
         self._streams.append(copy)
         self.share([(stream, copy)])
         return copy
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
-        """Gives conversations a row with what the row of another one of the same beginning holds of it.
+        """Gives each target a row and copies into it the cached prefix that it has in common with its source.
 
         Where there is no row in the other's shard to be had, the conversation is fed when it goes on. Rows are copied together,
         before the next step.
@@ -238,7 +241,8 @@ class Engine:
                 continue
             if _seen(source, count) != _seen(target, count):
                 raise ValueError(
-                    f"the conversations differ within the {count} tokens that one would share of the other"
+                    f"{target.name} differs from that of example {source.example_id!r}, sample {source.identity[1]}, "
+                    f"within the {count} tokens that it would share"
                 )
             row = self._table.take(near=source.row[0])
             if row is not None and row[0] == source.row[0]:
@@ -418,7 +422,9 @@ class Engine:
             groups: dict[int, list[Stream]] = {}
             for stream in pending:
                 missing = min(len(stream.ledger) - 1 - stream.cached, longest)
-                groups.setdefault(round_up(missing, self._extend_steps), []).append(stream)
+                groups.setdefault(round_up(missing, self._extend_steps, "new tokens of a row in a call"), []).append(
+                    stream
+                )
             for steps, streams in sorted(groups.items()):
                 for part in in_parts(streams, most_rows(self._extend_rows, steps)):
                     self._run_extend(part, steps, images)
@@ -454,7 +460,7 @@ class Engine:
             counts=counts,
             image_values=None if images is None else images.values,
             image_index=None if images is None else image_index,
-            span=round_up(int(starts.max()), self._extend_spans),
+            span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
         )
         for place, stream in layout:
             stream.cached += int(counts[place])
@@ -469,7 +475,7 @@ class Engine:
             row = source_of[id(target)].row
             assert row is not None
             sources[place] = row[1]
-        span = round_up(max(target.cached for _, target in pairs), self._fork_spans)
+        span = round_up(max(target.cached for _, target in pairs), self._fork_spans, "tokens of a row to copy")
         self._cache = self._programs.fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
 
     def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
@@ -504,7 +510,7 @@ class Engine:
             seed=np.int32(self.seed),
             leave_at=np.int32(leave_at),
             steps=self.segment,
-            span=round_up(max(int(starts.max()), 1), self._decode_spans),
+            span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
             truncate=truncate,
         )
         host = jax.device_get(outputs)

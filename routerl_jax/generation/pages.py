@@ -249,7 +249,7 @@ def _fork_on_shard(pages: Array, sources: Array, targets: Array, *, span: int) -
 
 
 def _queries_per_block(rows: int, steps: int, heads: int) -> int:
-    """A power of two, no more than there are queries."""
+    """No more than there are queries; a power of two where rows are fed more than one token."""
     if steps == 1:
         return min(_DECODE_QUERIES, rows)
     most = min(max(_EXTEND_QUERY_HEADS // heads, _DECODE_QUERIES), rows * steps)

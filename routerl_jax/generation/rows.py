@@ -64,7 +64,7 @@ class Placement(Generic[S]):
                 raise ValueError("only holders of a row can be placed")
             shard, local = holder.row
             by_shard[shard].append((local, holder))
-        self.shape = (table.shards, round_up(max(map(len, by_shard)), sizes))
+        self.shape = (table.shards, round_up(max(map(len, by_shard)), sizes, "rows of a shard in a call"))
         self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
         self._places: list[tuple[tuple[int, int], S]] = []
         for shard, group in enumerate(by_shard):
@@ -122,9 +122,9 @@ def in_parts(holders: Sequence[S], most: int) -> list[list[S]]:
     return parts
 
 
-def round_up(value: int, sizes: tuple[int, ...]) -> int:
-    """The smallest size that holds `value`. Raises ValueError if none does."""
+def round_up(value: int, sizes: tuple[int, ...], what: str) -> int:
+    """The smallest size that holds `value`. Raises ValueError if none does; `what` is counted, for the message."""
     for size in sizes:
         if size >= value:
             return size
-    raise ValueError(f"{value} exceeds the largest size {sizes[-1]}")
+    raise ValueError(f"{value} {what}: programs are made for {sizes[-1]} at most")

@@ -41,6 +41,12 @@ class Stream:
     cached: int = 0  # tokens of the ledger that the row holds
     request: Request | None = None
     last_used: int = 0
+    example_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The conversation in messages."""
+        return f"the conversation of example {self.example_id!r}, sample {self.identity[1]},"
 
     @property
     def turn_request(self) -> Request:

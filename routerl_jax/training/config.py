@@ -359,6 +359,11 @@ class TrainConfig:
             ),
             (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
             (
+                self.rollout.deterministic or not self.rollout.forks,
+                f"config.rollout.forks={self.rollout.forks} with config.rollout.deterministic=False: a forked attempt replays "
+                "what was done in a fixed order; leave deterministic on",
+            ),
+            (
                 (self.learner.credit == "counterfactual") == (self.rollout.forks > 0),
                 f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",

@@ -34,6 +34,26 @@ def test_no_more_agents_than_rows_run_at_once():
     assert engine.peak == 5
 
 
+def test_rows_that_were_freed_decode_in_the_next_segment():
+    """The first attempt's turn takes three segments; each of the others takes one, on the second row."""
+
+    class Slow(ScriptedEngine):
+        decoding = ()
+
+        def step(self):
+            self.decoding += (len(self._wanted),)
+            held = {key: wanted for key, wanted in self._wanted.items() if self._ids[key] == "q0" and self.steps < 2}
+            for key in held:
+                del self._wanted[key]
+            finished = super().step()
+            self._wanted |= held
+            return finished
+
+    engine = Slow(lambda *_: ANSWER, rows=2)
+    assert [episode.answer for episode in run(AGENT, EXAMPLES[:4], engine, knowledge())] == ["Accra"] * 4
+    assert engine.decoding == (2, 2, 2)
+
+
 def test_a_tool_that_raises_becomes_an_observation():
     class Broken:
         def search(self, queries, k):

@@ -192,10 +192,15 @@ def test_the_engine_s_rows_are_copied_and_log_probabilities_are_the_policy_s():
         mask = sequence.loss_mask[1:]
         np.testing.assert_allclose(sequence.logprobs[1:][mask], expected[mask], atol=1e-4)
     wrong = engine.open([1] * 40)
-    with pytest.raises(ValueError, match="the conversations differ within"):
+    with pytest.raises(ValueError, match=r"differs from that of example .*, sample 0, within the"):
         engine.share([(source, wrong)])
-    with pytest.raises(ValueError, match="5 given tokens do not fit: the turn may have 4"):
+    with pytest.raises(ValueError, match=r"5 given tokens do not fit: the conversation .* may have a turn of 4"):
         engine.request(source, max_tokens=4, given=[1] * 5)
+
+
+def test_runs_without_a_fixed_order_are_refused():
+    with pytest.raises(ValueError, match="forks=1 with deterministic=False: a forked attempt replays"):
+        run(AGENT, [EXAMPLE], ScriptedEngine(lambda *_: ANSWER), knowledge(), forks=1, deterministic=False)
 
 
 def test_agents_without_choices_are_refused():

@@ -362,8 +362,10 @@ def test_bad_requests_are_refused():
         engine.open([1] * 40, "q7")
     with pytest.raises(ValueError, match="prompt of example 'q8' is empty"):
         engine.open([], "q8")
-    stream = engine.open([1] * 20)
-    with pytest.raises(ValueError, match="13 tokens do not fit: the conversation has room for 12"):
+    stream = engine.open([1] * 20, "q9", 2)
+    with pytest.raises(
+        ValueError, match="13 tokens do not fit: the conversation of example 'q9', sample 2, has room for 12"
+    ):
         engine.feed(stream, [1] * 13)
     assert len(stream.ledger) == 20
     with pytest.raises(ValueError, match="max_tokens=0 must be at least 1"):
@@ -373,7 +375,7 @@ def test_bad_requests_are_refused():
     engine.request(stream, max_tokens=1)  # what was refused left nothing behind
     assert len(finish(engine)[id(stream)].tokens) == 1
     engine.request(stream, max_tokens=1)
-    with pytest.raises(ValueError, match="a turn under way already"):
+    with pytest.raises(ValueError, match="example 'q9', sample 2, has a turn under way already"):
         engine.request(stream)
     model.tokenizer = None
     with pytest.raises(ValueError, match="needs a tokenizer"):
@@ -404,10 +406,10 @@ def test_row_table_and_ladders():
     with pytest.raises(ValueError, match="free already"):
         table.release((1, 0))
     assert ladder(8, 100) == (8, 16, 32, 64, 100)
-    assert round_up(17, (8, 32)) == 32
+    assert round_up(17, (8, 32), "rows") == 32
     sizes = prefill_rows(100, single_device_mesh())
     assert sizes == (2, 4, 8, 32, 100)
     assert prefill_rows(3, single_device_mesh()) == (2, 3)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
-    with pytest.raises(ValueError, match="exceeds the largest"):
-        round_up(33, (8, 32))
+    with pytest.raises(ValueError, match="33 rows: programs are made for 32 at most"):
+        round_up(33, (8, 32), "rows")

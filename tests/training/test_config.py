@@ -211,6 +211,7 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
             },
             "config.learner.drop_no_signal would leave out every group of one attempt",
         ),
+        ({"rollout": schema.RolloutConfig(forks=1, deterministic=False)}, "leave deterministic on"),
         ({"learner": schema.LearnerConfig(minibatches=1000)}, "exceeds the episodes of a step"),
         (
             {
