@@ -98,6 +98,7 @@ def test_curves_of_golden_steps_are_of_their_kinds(tmp_path: pathlib.Path) -> No
             "rollout/em": mixed,
             "rollout/em/final": final,
             "rollout/em/answer": 0.5,
+            "reward/total": 0.5,
             "rollout/routing_accuracy": 0.5,
         }
         figures.training_figures([{"step": i, **row} for i in range(20)], tmp_path, ("text",))
