@@ -173,7 +173,7 @@ def place_images(
         shape = getattr(shapes, name)
         made: dict[tuple[range, ...], np.ndarray] = {}  # devices that share a place share its values
 
-        def block(index: tuple[slice, ...]) -> np.ndarray:
+        def block(index: Any) -> np.ndarray:
             spans = tuple(range(size)[part] for part, size in zip(index, lead))
             if spans not in made:
                 sizes = [len(span) for span in spans]
