@@ -316,7 +316,9 @@ def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
 
 
 def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
-    monkeypatch.setattr("routerl_jax.generation.engine.prefill_rows", lambda rows, mesh: (8, 16))  # as on an accelerator
+    monkeypatch.setattr(
+        "routerl_jax.generation.engine.prefill_rows", lambda rows, mesh: (8, 16)
+    )  # as on an accelerator
     engine = Engine(tiny.model(), rows=16, max_length=256)
 
     def workload(seed):
