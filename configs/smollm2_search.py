@@ -118,7 +118,7 @@ def _r1_searcher(run: TrainConfig) -> TrainConfig:
             "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
             "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
         },
-        learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline"),
+        learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline", drop_no_signal=False),
         evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),
     )
 
