@@ -62,9 +62,7 @@ class Words:
 class Bm25Config:
     """What `build_bm25` makes."""
 
-    corpus: str = (
-        ""  # passages (knowledge.corpus), a file or a directory; or tables (knowledge.tables), whose rows are passages
-    )
+    corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     passage_words: int = (

@@ -179,6 +179,7 @@ def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
 
         engine._programs = dataclasses.replace(engine._programs, extend=counted)
         turns = engine.generate(prompts(20, shortest=33, longest=34), max_tokens=5, sampling=FREE)
+        assert engine.stats.prefill_slots == sum(int(np.prod(shape)) for shape, _ in fed)
         return [turn.tokens for turn in turns], fed
 
     whole, calls = run(16_384)
