@@ -18,18 +18,26 @@ def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> 
     """
     batch, steps, heads, width = q.shape
     kv_heads = blocks[0][0].shape[1]
-    grouped = q.reshape(batch, steps, kv_heads, heads // kv_heads, width)
+    ways = (kv_heads, heads // kv_heads, steps)
+
+    # A key head's queries lie side by side, so that its products are plain matrix products: CPUs have no other fast ones.
+    grouped = jnp.moveaxis(q.reshape(batch, steps, *ways[:2], width), 1, 3).reshape(batch, kv_heads, -1, width)
     scores = []
     for keys, _, mask in blocks:
-        score = jnp.einsum("BSKGH,BKTH->BKGST", grouped, keys, preferred_element_type=jnp.float32) * width**-0.5
-        scores.append(jnp.where(mask[:, None, None], score, -jnp.inf))
+        score = jnp.einsum("BKQH,BKTH->BKQT", grouped, keys, preferred_element_type=jnp.float32) * width**-0.5
+        scores.append(jnp.where(mask[:, None, None], score.reshape(batch, *ways, -1), -jnp.inf))
     peak = scores[0].max(axis=-1, keepdims=True)
     for score in scores[1:]:
         peak = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
     weights = [jnp.exp(score - peak) for score in scores]
     total = sum(weight.sum(axis=-1, keepdims=True) for weight in weights)
     out = sum(
-        jnp.einsum("BKGST,BKTH->BSKGH", (weight / total).astype(values.dtype), values)
+        jnp.einsum(
+            "BKQT,BKTH->BKQH",
+            (weight / total).astype(values.dtype).reshape(batch, kv_heads, -1, weight.shape[-1]),
+            values,
+        )
         for weight, (_, values, _) in zip(weights, blocks)
     )
-    return jnp.asarray(out).reshape(batch, steps, heads, width).astype(q.dtype)
+    out = jnp.moveaxis(jnp.asarray(out).reshape(batch, *ways, width), 3, 1)
+    return out.reshape(batch, steps, heads, width).astype(q.dtype)

@@ -151,6 +151,8 @@ def decode(
 ) -> tuple[KVCache, DecodeOutputs]:
     """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running."""
     model: Decoder = nnx.merge(graph, params)
+    # A slice of stacked weights is a copy on CPUs, as large as the model: once a call, and not in every step.
+    layers = model.layer_weights() if mesh.devices.flat[0].platform == "cpu" else None
     shards, active = inputs.rows.shape
     batch = shards * active
 
@@ -182,6 +184,7 @@ def decode(
             segment.attend(step, alive),
             segment.caches(state["cached"]),
             unroll=True,
+            layers=layers,
             shared=segment.shared,
         )
         logits = model.unembed(hidden[:, 0])

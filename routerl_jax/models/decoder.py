@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -204,6 +204,7 @@ class Decoder(nnx.Module):
         caches: Any,
         *,
         unroll: bool = False,
+        layers: Sequence[nnx.State] | None = None,
         shared: bool = False,
         remat: Remat = "none",
         features: Features | None = None,
@@ -215,6 +216,7 @@ class Decoder(nnx.Module):
           caches: None, or per-layer caches: a tree whose leaves have a leading layer axis; with `unroll`, a list of trees.
           features: of images among the tokens.
           unroll: Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
+          layers: with `unroll`, what `layer_weights` returned: a caller with a loop of its own calls it before.
           shared: `caches` is one tree for all layers, handed from each to the next: `attend` gets (index of the layer, tree)
             and returns the tree (caches that are written in place).
 
@@ -222,7 +224,12 @@ class Decoder(nnx.Module):
           Normed hidden states [B, T, D] and the new caches in the same arrangement.
         """
         with matmul_precision(self.compute_dtype):
-            return self._run(tokens, positions, attend, caches, unroll, shared, remat, features)
+            return self._run(tokens, positions, attend, caches, unroll, layers, shared, remat, features)
+
+    def layer_weights(self) -> list[nnx.State]:
+        """The blocks' weights, layer by layer. Slices of the stacked ones: free on TPUs and GPUs, copies on CPUs."""
+        _, stacked = nnx.split(self.blocks)
+        return [jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(len(self.config.windows))]
 
     def _run(
         self,
@@ -231,6 +238,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         caches: Any,
         unroll: bool,
+        layers: Sequence[nnx.State] | None,
         shared: bool,
         remat: Remat,
         features: Features | None,
@@ -254,8 +262,7 @@ class Decoder(nnx.Module):
         alike = len(set(windows)) == 1
         if unroll or (shared and not alike):  # no branch between layers of two kinds that both write one cache
             new_caches: Any = []
-            for i, window in enumerate(windows):
-                params = jax.tree.map(lambda p, i=i: p[i], stacked)
+            for i, (window, params) in enumerate(zip(windows, layers or self.layer_weights())):
                 here = functools.partial(_attend_in_window, attend, window)
                 if shared:
                     x, caches = block(x, params, (i, caches), here)
