@@ -25,7 +25,16 @@ from routerl_jax.generation.cache import CacheKind, allocator
 from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache
-from routerl_jax.generation.rows import Placement, RowTable, in_parts, ladder, most_rows, prefill_rows, round_up
+from routerl_jax.generation.rows import (
+    Placement,
+    RowTable,
+    in_parts,
+    ladder,
+    most_rows,
+    prefill_rows,
+    prefill_steps,
+    round_up,
+)
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
@@ -417,14 +426,11 @@ class Engine:
 
     def _feed_all(self, pending: Sequence[Stream], images: EncodedImages | None) -> None:
         """Feeds conversations whatever is not cached, in calls of a few sizes."""
-        longest = self._extend_steps[-1]
         while pending:
             groups: dict[int, list[Stream]] = {}
             for stream in pending:
-                missing = min(len(stream.ledger) - 1 - stream.cached, longest)
-                groups.setdefault(round_up(missing, self._extend_steps, "new tokens of a row in a call"), []).append(
-                    stream
-                )
+                missing = len(stream.ledger) - 1 - stream.cached
+                groups.setdefault(prefill_steps(missing, self._extend_steps, self.mesh), []).append(stream)
             for steps, streams in sorted(groups.items()):
                 for part in in_parts(streams, most_rows(self._extend_rows, steps)):
                     self._run_extend(part, steps, images)

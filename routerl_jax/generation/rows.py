@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from jax.sharding import Mesh
 
+from routerl_jax.parallel.mesh import on_cpu
+
 PREFILL_TOKENS = 16_384  # of a shard in one call: more of them are no faster, but scores and copied keys grow with them
 
 
@@ -99,8 +101,21 @@ def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
     Fewer than eight take no less time than eight on an accelerator, but on a CPU every row is paid for.
     """
     sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
-    small = (2, 4) if mesh.devices.flat[0].platform == "cpu" else ()
+    small = (1, 2, 4) if on_cpu(mesh) else ()
     return (*(size for size in small if size < sizes[0]), *sizes)
+
+
+def prefill_steps(missing: int, sizes: tuple[int, ...], mesh: Mesh) -> int:
+    """How many tokens of a row, one of `sizes`, the next prefill call takes of a row that lacks `missing`.
+
+    An accelerator takes them all at once, as far as the largest size goes. A CPU pays for padding like for tokens, and
+    takes a size that it can fill wherever more than the smallest size would be padding. A row's calls don't depend on
+    other rows.
+    """
+    steps = round_up(min(missing, sizes[-1]), sizes, "new tokens of a row in a call")
+    if on_cpu(mesh) and steps - missing > sizes[0]:
+        return max(size for size in sizes if size <= missing)
+    return steps
 
 
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float32, Int
 
 from routerl_jax.knowledge.encoders import local_mesh
 from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
+from routerl_jax.parallel.mesh import on_cpu
 
 _QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries
 _SHARE = 0.6  # of a device's memory that vectors may take
@@ -125,7 +126,7 @@ class ExactIndex(VectorIndex):
         """Rows of a block, of all devices together, and whether the blocks don't fit there side by side."""
         n, width = self.vectors.shape
         devices = self._mesh.size
-        tile = _CPU_TILE if self._mesh.devices.flat[0].platform == "cpu" else _TILE
+        tile = _CPU_TILE if on_cpu(self._mesh) else _TILE
         limit = self.device_bytes or _memory(self._mesh)
         row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
         whole = -(-n // devices)

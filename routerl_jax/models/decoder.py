@@ -293,13 +293,14 @@ class Decoder(nnx.Module):
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""
-        hidden = hidden.astype(self.compute_dtype)
+        flat = hidden.reshape(-1, hidden.shape[-1]).astype(self.compute_dtype)
         if self.config.tied_embeddings:
-            weight, spec = self.embedding[...], "...D,VD->...V"
+            weight, spec = self.embedding[...], "TD,VD->TV"
         else:
-            weight, spec = self.head[...], "...D,DV->...V"
+            weight, spec = self.head[...], "TD,DV->TV"
         with matmul_precision(self.compute_dtype):
-            return jnp.einsum(spec, hidden, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+            logits = jnp.einsum(spec, flat, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+        return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def _attend_in_window(

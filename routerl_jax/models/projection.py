@@ -38,20 +38,27 @@ def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dt
     inputs = MODULES[name]
     weight, scale = getattr(block, name), getattr(block, f"{name}_scale", None)
     if scale is None:
-        y = jnp.tensordot(x, weight[...].astype(dtype), inputs)
+        y = _times(x, weight[...].astype(dtype), inputs)
     else:
         qtype = weight.get_metadata()["qtype"]
 
         @jax.checkpoint  # the backward pass expands the codes anew: kept, the expansions would be the whole model
         def times_codes(x: Array, codes: Array, scale: Array) -> Array:
-            return jnp.tensordot(x, dequantize(codes, scale, qtype).astype(dtype), inputs)
+            return _times(x, dequantize(codes, scale, qtype).astype(dtype), inputs)
 
         y = times_codes(x, weight[...], scale[...])
     a, b = getattr(block, f"{name}_lora_a", None), getattr(block, f"{name}_lora_b", None)
     if a is None or b is None:
         return y
-    low = jnp.tensordot(x, a[...].astype(dtype), inputs)
-    return y + jnp.tensordot(low, b[...].astype(dtype), 1) * (b.get_metadata()["alpha"] / a.shape[-1])
+    low = _times(x, a[...].astype(dtype), inputs)
+    return y + _times(low, b[...].astype(dtype), 1) * (b.get_metadata()["alpha"] / a.shape[-1])
+
+
+def _times(x: Float[Array, "*B D"], weight: Float[Array, "..."], inputs: int) -> Float[Array, "*B N"]:
+    """`jnp.tensordot`, all tokens on one axis: with two, CPUs transpose all of `x` for the weight's gradient."""
+    leading = x.ndim - inputs
+    y = jnp.tensordot(x.reshape(-1, *x.shape[leading:]), weight, inputs)
+    return y.reshape(*x.shape[:leading], *y.shape[1:])
 
 
 def quantize(weight: Float[Array, "*D"], inputs: int, qtype: str, tile: int) -> tuple[Array, Float[Array, "*S"]]:

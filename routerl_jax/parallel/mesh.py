@@ -49,6 +49,11 @@ def single_device_mesh(device: Any = None) -> Mesh:
     return make_mesh(devices=[device or jax.local_devices()[0]])
 
 
+def on_cpu(mesh: Mesh) -> bool:
+    """Whether a mesh is of CPU devices: what pays off there and what does on accelerators may differ."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Number of shards that a batch (or the rows of the KV cache) is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, round_up
+from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, prefill_steps, round_up
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.streams import EngineStats, Generated
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -396,7 +396,7 @@ def test_generate_keeps_order_and_frees_rows():
     assert engine._table.free() == engine.rows
 
 
-def test_row_table_and_ladders():
+def test_row_table_and_ladders(monkeypatch):
     table = RowTable(2, 2)
     assert [table.take(), table.take(), table.take(near=0), table.take(near=0), table.take()] == [
         (0, 0),
@@ -412,8 +412,15 @@ def test_row_table_and_ladders():
     assert ladder(8, 100) == (8, 16, 32, 64, 100)
     assert round_up(17, (8, 32), "rows") == 32
     sizes = prefill_rows(100, single_device_mesh())
-    assert sizes == (2, 4, 8, 32, 100)
-    assert prefill_rows(3, single_device_mesh()) == (2, 3)
+    assert sizes == (1, 2, 4, 8, 32, 100)
+    assert prefill_rows(3, single_device_mesh()) == (1, 2, 3)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
+    steps, mesh = ladder(32, 512), single_device_mesh()
+    assert [prefill_steps(n, steps, mesh) for n in (1, 33, 95, 96, 300, 480, 512, 700)] == [
+        *(32, 64, 64, 128, 256, 512, 512, 512)  # on a CPU, 300 tokens are 256, then 44 of 64
+    ]
+    monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)
+    assert prefill_rows(100, mesh) == (8, 32, 100)
+    assert [prefill_steps(n, steps, mesh) for n in (1, 33, 300, 700)] == [32, 64, 512, 512]
     with pytest.raises(ValueError, match="33 rows: programs are made for 32 at most"):
         round_up(33, (8, 32), "rows")
