@@ -17,7 +17,6 @@ from routerl_jax.training.config import (
     EvaluationConfig,
     KnowledgeConfig,
     LearnerConfig,
-    MeshConfig,
     ModelConfig,
     RolloutConfig,
     StageConfig,
@@ -91,17 +90,16 @@ def _on_two_cores() -> TrainConfig:
         run,
         steps=12,
         model=dataclasses.replace(run.model, compute_dtype="float32"),
-        mesh=MeshConfig(cpu_devices=2),
         engine=EngineConfig(rows=16, max_length=1280),
         data=dataclasses.replace(run.data, test_range=(456, 504)),
-        rollout=RolloutConfig(examples=4, samples=4, temperature=0.8),
+        rollout=RolloutConfig(examples=8, samples=4, temperature=0.8),
         learner=dataclasses.replace(
             run.learner,
-            minibatches=2,
-            micro_tokens=2560,
+            minibatches=1,
+            micro_tokens=1280,
             remat="none",
             loss=dataclasses.replace(run.learner.loss, kl_coef=0.0),  # a reference takes a sixth of a step
-            optimizer=OptimizerConfig(lr=3e-5, warmup=2, weight_decay=0.0),
+            optimizer=OptimizerConfig(lr=2e-5, warmup=2, weight_decay=0.0),
         ),
         evaluation=EvaluationConfig(every=0, final_examples=0, stages=False),
         checkpoint=CheckpointConfig(every=4),
@@ -118,7 +116,12 @@ def _r1_searcher(run: TrainConfig) -> TrainConfig:
             "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
             "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
         },
-        learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline", drop_no_signal=False),
+        learner=dataclasses.replace(
+            run.learner,
+            advantage="reinforce_pp_baseline",
+            # As released, but for the small run: most of its few groups are all wrong, and whitening would make much of them.
+            drop_no_signal=run.rollout.examples < 32,
+        ),
         evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),
     )
 
