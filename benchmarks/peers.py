@@ -24,17 +24,21 @@ from routerl_jax.parallel.platform import split_cpu
 SIZES = {
     "0.9M": {"embed": 128, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 32, "mlp": 384},
     "8M": {"embed": 320, "layers": 6, "heads": 10, "kv_heads": 5, "head_dim": 32, "mlp": 1024},
+    # SmolLM2-135M's layers under this vocabulary
+    "107M": {"embed": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "mlp": 1536},
 }
 VOCABULARY = 1024
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """`--size` and `--repeats`; splits a CPU into two devices, as the quickstart does."""
+    """`--size` and `--repeats`; splits a CPU into two devices for the small sizes, as their configurations do."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="0.9M", choices=sorted(SIZES))
     parser.add_argument("--repeats", type=int, default=5)
-    split_cpu(2)
-    return parser.parse_args()
+    parsed = parser.parse_args()
+    if parsed.size != "107M":
+        split_cpu(2)
+    return parsed
 
 
 def policy(size: str) -> Decoder:

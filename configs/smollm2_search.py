@@ -116,12 +116,7 @@ def _r1_searcher(run: TrainConfig) -> TrainConfig:
             "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
             "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
         },
-        learner=dataclasses.replace(
-            run.learner,
-            advantage="reinforce_pp_baseline",
-            # As released, but for the small run: most of its few groups are all wrong, and whitening would make much of them.
-            drop_no_signal=run.rollout.examples < 32,
-        ),
+        learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline"),
         evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),
     )
 

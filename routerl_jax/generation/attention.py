@@ -18,26 +18,23 @@ def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> 
     """
     batch, steps, heads, width = q.shape
     kv_heads = blocks[0][0].shape[1]
-    ways = (kv_heads, heads // kv_heads, steps)
-
+    group = heads // kv_heads
     # A key head's queries lie side by side, so that its products are plain matrix products: CPUs have no other fast ones.
-    grouped = jnp.moveaxis(q.reshape(batch, steps, *ways[:2], width), 1, 3).reshape(batch, kv_heads, -1, width)
+    q = q.reshape(batch, steps, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(batch, kv_heads, group * steps, width)
     scores = []
     for keys, _, mask in blocks:
-        score = jnp.einsum("BKQH,BKTH->BKQT", grouped, keys, preferred_element_type=jnp.float32) * width**-0.5
-        scores.append(jnp.where(mask[:, None, None], score.reshape(batch, *ways, -1), -jnp.inf))
+        score = jnp.einsum("BKQH,BKTH->BKQT", q, keys, preferred_element_type=jnp.float32) * width**-0.5
+        score = score.reshape(batch, kv_heads, group, steps, -1)
+        scores.append(jnp.where(mask[:, None, None], score, -jnp.inf))
     peak = scores[0].max(axis=-1, keepdims=True)
     for score in scores[1:]:
         peak = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
     weights = [jnp.exp(score - peak) for score in scores]
     total = sum(weight.sum(axis=-1, keepdims=True) for weight in weights)
-    out = sum(
-        jnp.einsum(
-            "BKQT,BKTH->BKQH",
-            (weight / total).astype(values.dtype).reshape(batch, kv_heads, -1, weight.shape[-1]),
-            values,
-        )
-        for weight, (_, values, _) in zip(weights, blocks)
-    )
-    out = jnp.moveaxis(jnp.asarray(out).reshape(batch, *ways, width), 3, 1)
-    return out.reshape(batch, steps, heads, width).astype(q.dtype)
+    out = jnp.zeros((batch, kv_heads, group * steps, width), q.dtype)
+    for weight, (_, values, _) in zip(weights, blocks):
+        weight = (weight / total).astype(values.dtype).reshape(batch, kv_heads, group * steps, -1)
+        out += jnp.einsum("BKQT,BKTH->BKQH", weight, values).astype(q.dtype)
+    out = out.reshape(batch, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, steps, heads, width)

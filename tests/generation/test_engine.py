@@ -317,9 +317,7 @@ def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
 
 
 def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
-    monkeypatch.setattr(
-        "routerl_jax.generation.engine.prefill_rows", lambda rows, mesh: (8, 16)
-    )  # as on an accelerator
+    monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)  # the sizes of an accelerator
     engine = Engine(tiny.model(), rows=16, max_length=256)
 
     def workload(seed):
@@ -350,6 +348,29 @@ def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
     for seed in range(6, 10):
         workload(seed)
     assert engine.compilations == warm
+
+
+def test_prefill_in_sizes_that_rows_fill_changes_nothing_but_the_slots(monkeypatch):
+    def run(split):
+        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: split)
+        engine = Engine(tiny.model(), rows=4, max_length=256)
+        streams = [engine.open(prompt) for prompt in prompts(6, seed=4, shortest=70, longest=150)]
+        for turn in range(2):
+            for stream in streams:
+                engine.request(stream, max_tokens=6)
+            finish(engine)
+            for stream, observation in zip(streams, prompts(6, seed=turn, shortest=33, longest=40)):
+                engine.feed(stream, observation)
+        ledgers = [stream.ledger.sequence() for stream in streams]
+        return ledgers, engine.stats
+
+    parts, parts_stats = run(split=True)
+    whole, whole_stats = run(split=False)
+    for part, once in zip(parts, whole):
+        np.testing.assert_array_equal(part.tokens, once.tokens)
+        np.testing.assert_allclose(part.logprobs, once.logprobs, atol=1e-5)
+    assert parts_stats.prefilled_tokens == whole_stats.prefilled_tokens
+    assert parts_stats.prefill_slots < 0.8 * whole_stats.prefill_slots
 
 
 def test_bad_requests_are_refused():
