@@ -26,7 +26,7 @@ def get_config(knowledge: str = "text+text_image+table") -> ml_collections.Confi
     paper says neither how many attempts a question gets nor how long a reply may be: these are our choice.
 
     A question takes two replies for each sub-question and up to two more, and a search for each sub-question; the time is the
-    server's. Not run with these models; docs/recipes.md says with which.
+    server's. Not run with these models; docs/r1_router.md says with which.
     """
     names = knowledge.split("+")
     if unknown := [name for name in names if name not in _BASES]:

@@ -179,7 +179,7 @@ def _chinese(episode: Episode) -> bool:
     return re.search(r"[\u4e00-\u9fff]", own_text(episode)) is not None
 
 
-# What an episode can do wrong, by name, as the released reward servers check it (docs/recipes.md says where we differ).
+# What an episode can do wrong, by name, as the released reward servers check it (docs/r1_searcher.md says where we differ).
 VIOLATIONS: Mapping[str, Callable[[Episode], bool]] = {
     "query_tags": _query_tags,
     "documents": _documents,

@@ -1,7 +1,7 @@
 """Search-R1 (arXiv 2503.09516): a model learns to search while it reasons, from whether its answer is right.
 
 The common ancestor of RouteRAG's and VRAG's loops. Its agent is the SearchAgent with this grammar, its reward exact match
-alone, its algorithm GRPO without a critic. Where paper and released code differ: docs/recipes.md.
+alone, its algorithm GRPO without a critic. Where paper and released code differ: docs/search_r1.md.
 """
 
 from __future__ import annotations
