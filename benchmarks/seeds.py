@@ -11,7 +11,7 @@ import json
 import pathlib
 from typing import Any
 
-from routerl_jax.evaluation.paired import compare_seeds
+from routerl_jax.evaluation.paired import compare_seeds, record_cost
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
@@ -62,7 +62,8 @@ def _pairs(workdirs: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
             found = compare_seeds(chosen, normalizer)
             em = _interval(found["em_difference"], found["em_difference_interval"])
             low, high = found["cost_reduction_interval"]
-            cost = _interval(-found["cost_reduction"], [-high, -low])
+            searched = any(record_cost(record) for _, second in chosen for record in second)
+            cost = _interval(-found["cost_reduction"], [-high, -low]) if searched else "-"
             print(
                 f"| {title(one)} - {title(other)} | {seed} | {em} | {found['mcnemar_p']:.2g} | {cost} | {found['n']} |"
             )
