@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -83,9 +84,11 @@ def print_table(table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, b
 
 def _printed(heading: str, table: Mapping[str, Mapping[str, Any]]) -> Table:
     headings, cells = rows(table)
-    printed = Table(title=heading, header_style="bold")
-    for i, heading in enumerate(headings):
-        printed.add_column(heading, justify="left" if i == 0 else "right")
+    printed = Table(title=heading, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, (heading, *column) in enumerate(zip(headings, *cells)):
+        # A narrow terminal breaks cells between words, and cuts none off.
+        longest = max(len(word) for cell in (heading, *column) for word in cell.split())
+        printed.add_column(heading, justify="left" if i == 0 else "right", min_width=longest)
     for row in cells:
         printed.add_row(*row, style="bold green" if row[0] == "after RL" else None)
     return printed

@@ -46,6 +46,17 @@ def test_printed_table(table: dict, tmp_path: pathlib.Path, capsys: pytest.Captu
     assert "results.json" in output
 
 
+def test_a_narrow_terminal_cuts_nothing_off(
+    table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    report.print_table(table, tmp_path)
+    output = capsys.readouterr().out
+    assert "\u2026" not in output
+    assert "(100.0-100.0)" in output
+    assert all(len(line) <= 70 for line in output.splitlines()[:-1])
+
+
 def test_tables_of_groups(table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     by = {"dataset": {"nq": {"n": 2, "em": 0.5, "searches_per_question": 1.0}, "wiki": {"n": 1, "em": 1.0}}}
     several = {name: {**metrics, "by": by} for name, metrics in table.items()}
