@@ -76,13 +76,15 @@ def _series(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[f
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _smooth(values: list[float], window: int = 9) -> list[float]:
-    """Running mean over the last `window` values."""
-    return [sum(values[max(0, i - window + 1) : i + 1]) / (i + 1 - max(0, i - window + 1)) for i in range(len(values))]
+def _smooth(values: list[float]) -> list[float]:
+    """Running mean over the last nine values; over a sixth of them where they are few."""
+    window = max(1, min(9, len(values) // 6))
+    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
-    """Draws a metric by step, faint, and its running mean over nine steps."""
+    """Draws a metric by step, faint, and its running mean."""
     steps, values = _series(rows, key)
     if steps:
         axis.plot(steps, values, color=color, alpha=0.2, linewidth=1)
