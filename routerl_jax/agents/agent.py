@@ -58,8 +58,10 @@ class Demonstrator(Protocol):
         """The protocol's tags, for tokenizers that are trained for it."""
         ...
 
-    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
-        """The ids of an example's prompt."""
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        """The ids of an example's prompt; documents that it would show beyond `room` tokens are left out, as in a rollout."""
         ...
 
 

@@ -95,8 +95,13 @@ class SearchAgent(Agent):
         """Names of the knowledge bases."""
         return self.grammar.tools
 
-    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
-        """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question."""
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question.
+
+        It shows no documents, so `room`, the tokens that there are for the conversation, changes nothing.
+        """
         question = image_marker * len(example.images) + example.question
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)

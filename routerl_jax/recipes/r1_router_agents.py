@@ -64,8 +64,10 @@ class StepAgent(Agent):
         """The protocol's."""
         return self.protocol.choices
 
-    def opening(self, example: Example, tokenizer: Tokenizer, image_marker: str = "") -> list[int]:
-        """The ids of a golden step's prompt, with all its documents.
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        """The ids of a golden step's prompt, with all its documents, or as many as a rollout shows in `room` tokens.
 
         Raises:
           ValueError: the example is no golden step.
@@ -73,8 +75,15 @@ class StepAgent(Agent):
         step = golden_step(example)
         if step is None:
             raise ValueError(f"example {example.id!r} is no golden step")
-        ids = self._prompt(self.protocol.golden(example.question, step), example, tokenizer, image_marker)
-        return [*ids, *tokenizer.encode(self.prompt_suffix)]
+
+        def prompt(said: Said) -> list[int]:
+            return self._prompt(said, example, tokenizer, image_marker)
+
+        said = self.protocol.golden(example.question, step)
+        if step.kind == "answer" and room is not None:
+            say = partial(self.protocol.answer, step.query)
+            said = self._fitting(say, step.documents, lambda said: room - len(prompt(said)))
+        return [*prompt(said), *tokenizer.encode(self.prompt_suffix)]
 
     def demonstration(self, example: Example) -> list[tuple[str, bool]]:
         """What is to be written after a golden step's `opening`, for supervised learning: text, and that it is the policy's."""
@@ -113,11 +122,17 @@ class StepAgent(Agent):
     def _with_documents(
         self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], example: Example, llm: LLM
     ) -> Said:
-        """What is said with as many documents, best first, as fit whole and leave room for a turn."""
+        """What is said with as many documents as fit into the rollout's conversation."""
 
         def room(said: Said) -> int:
             return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
+        return self._fitting(say, documents, room)
+
+    def _fitting(
+        self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], room: Callable[[Said], int]
+    ) -> Said:
+        """What is said with as many documents, best first, as fit whole and leave room for a turn."""
         bare = say(())
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))

@@ -44,22 +44,27 @@ class Worked(NamedTuple):
     example: Example
     pieces: list[tuple[str, bool]]
 
-    def sequence(self, agent: Demonstrator, model: Decoder) -> TokenSequence:
-        """As the agent's rollout would have recorded it with this model, its prompt and pictures included.
+    def sequence(self, agent: Demonstrator, model: Decoder, room: int | None = None) -> TokenSequence:
+        """As the agent's rollout would have recorded it with this model in `room` tokens, its prompt and pictures included.
+
+        It may be longer than that: only documents in its prompt are left out.
 
         Raises:
           ValueError: the example has a picture, and the model sees none.
         """
         assert model.tokenizer is not None
         if not self.example.images:
-            return demonstrated(agent.opening(self.example, model.tokenizer), self.pieces, model.tokenizer)
+            prompt = agent.opening(self.example, model.tokenizer, room=room)
+            return demonstrated(prompt, self.pieces, model.tokenizer)
         if not isinstance(model, VisionLanguageModel):
             raise ValueError(
                 f"demonstration {self.example.id!r} has a picture, and the policy sees none: give a vision-language model, or "
                 "demonstrations without pictures (trajectories/text:FILE)"
             )
         host = model.image_tokens
-        prompt = agent.opening(self.example, model.tokenizer, model.tokenizer.decode(host.marker))
+        if room is not None:
+            room -= sum(host.process(image).tokens - 1 for image in self.example.images)
+        prompt = agent.opening(self.example, model.tokenizer, model.tokenizer.decode(host.marker), room)
         return demonstrated(host.fed(prompt, self.example.images), self.pieces, model.tokenizer)
 
 

@@ -6,17 +6,21 @@ import itertools
 import json
 import pathlib
 import time
+from collections.abc import Iterable
 
 import numpy as np
+from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Demonstrator
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import token_weights
+from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import Demonstrations, demonstrator, open_demonstrations
@@ -44,6 +48,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
+    fitting = _Fitting(agent, model, config)
     batch_size = config.warm_start.examples
     metrics: dict[str, float] = {}
     tokens_seen, started = 0, time.perf_counter()
@@ -56,12 +61,13 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
         disable=not multihost.is_main(),
     ):
         indices = range(step * batch_size, (step + 1) * batch_size)
-        sequences = [
-            demonstrated((), drills[i], model.tokenizer)
-            if i % batch_size < config.warm_start.drills * batch_size
-            else source[i].sequence(agent, model)
-            for i in indices
-        ]
+        drilled = [i for i in indices if i % batch_size < config.warm_start.drills * batch_size]
+        sequences = fitting.drills(drills, drilled) + fitting.worked(source, indices[len(drilled) :])
+        if not sequences:
+            raise ValueError(
+                f"all {batch_size} demonstrations of update {step} have more than {fitting.longest} tokens: raise "
+                "config.learner.length_buckets (or config.engine.max_length, where it is empty), or give shorter ones"
+            )
         weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation, config.engine.max_length)
         if config.warm_start.observation_weight:
             fed = [~s.loss_mask for s in sequences]
@@ -69,10 +75,12 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
             weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
         metrics, _ = run.learner.update(batch)
+        if fitting.left_out:
+            metrics["perf/left_out"] = len(fitting.left_out)
         tokens_seen += sum(len(s) for s in sequences)
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
-            metrics |= _validate(run, agent, held_out)
+            metrics |= _validate(run, fitting, held_out)
             metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
             if multihost.is_main():
                 tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
@@ -104,10 +112,53 @@ def _vocabulary(config: TrainConfig, agent: Demonstrator, source: Demonstrations
     return train_tokenizer(texts, size, agent.special_tokens, context=config.engine.max_length)
 
 
-def _validate(run: Run, agent: Demonstrator, held_out: Demonstrations) -> dict[str, float]:
+class _Fitting:
+    """Demonstrations as sequences, but for those that are longer than the longest bucket: nothing is ever cut.
+
+    Attributes:
+      longest: most tokens of a sequence.
+      left_out: names of the others that were met.
+    """
+
+    def __init__(self, agent: Demonstrator, model: Decoder, config: TrainConfig) -> None:
+        self._agent = agent
+        self._model = model
+        self._room = config.engine.max_length
+        self.longest = max(config.learner.length_buckets or (self._room,))
+        self.left_out: set[str] = set()
+
+    def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
+        """The worked examples at these indices that fit."""
+        found = (source[i] for i in indices)
+        return self._those((one.example.id, one.sequence(self._agent, self._model, self._room)) for one in found)
+
+    def drills(self, source: ReadingDrills, indices: Iterable[int]) -> list[Sequence]:
+        """The drills at these indices that fit."""
+        assert self._model.tokenizer is not None
+        tokenizer = self._model.tokenizer
+        return self._those((f"drill {i}", demonstrated((), source[i], tokenizer)) for i in indices)
+
+    def _those(self, named: Iterable[tuple[str, Sequence]]) -> list[Sequence]:
+        sequences = []
+        for name, sequence in named:
+            if len(sequence) <= self.longest:
+                sequences.append(sequence)
+                continue
+            if not self.left_out:
+                logging.warning(
+                    "demonstration %r has %d tokens, more than the longest bucket of %d: it is left out, and so are others "
+                    "that are longer (their number: perf/left_out)",
+                    *(name, len(sequence), self.longest),
+                )
+            self.left_out.add(name)
+        return sequences
+
+
+def _validate(run: Run, fitting: _Fitting, held_out: Demonstrations) -> dict[str, float]:
     """Loss per written token on held-out demonstrations."""
-    assert run.model.tokenizer is not None
-    sequences = [held_out[i].sequence(agent, run.model) for i in range(min(_HELD_OUT, len(held_out)))]
+    sequences = fitting.worked(held_out, range(min(_HELD_OUT, len(held_out))))
+    if not sequences:
+        return {}
     portion = run.config.warm_start.examples
     logprobs = run.learner.logprobs(sequences, portion=portion)
     written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
@@ -115,7 +166,7 @@ def _validate(run: Run, agent: Demonstrator, held_out: Demonstrations) -> dict[s
     if not run.config.warm_start.drills:
         return metrics
     source = ReadingDrills(seed=run.config.seed + 1)
-    drills = [demonstrated((), source[i], run.model.tokenizer) for i in range(_HELD_OUT // 4)]
+    drills = fitting.drills(source, range(_HELD_OUT // 4))
     logprobs = run.learner.logprobs(drills, portion=portion)
     metrics["held_out/drill_nll"] = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, drills)]).mean())
     return metrics

@@ -231,6 +231,17 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
             assert play(written, agent=agent, example=example)[0].turns[0].well_formed
 
 
+def test_demonstrations_leave_out_the_documents_that_rollouts_leave_out(steps):
+    agent = dataclasses.replace(AGENT, prompt_suffix="<think>", max_turn_tokens=16)
+    shown = set()
+    for max_length in range(44, 90, 2):
+        episode, _, _ = play("x", agent=agent, example=steps[1], max_length=max_length)
+        fed = episode.sequences[0].tokens[~episode.sequences[0].loss_mask]
+        np.testing.assert_array_equal(fed, agent.opening(steps[1], tiny.tokenizer(), room=max_length))
+        shown.add(len(fed))
+    assert len(shown) == 2  # one or both of its documents
+
+
 # --- baselines ---------------------------------------------------------------------------------------------------------
 
 

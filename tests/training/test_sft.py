@@ -16,7 +16,7 @@ from routerl_jax.learning.learner import Learner
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import sft
-from routerl_jax.training.config import EvaluationConfig
+from routerl_jax.training.config import EngineConfig, EvaluationConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
@@ -137,3 +137,37 @@ def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     smaller = dataclasses.replace(config.warm_start, vocabulary=380)
     with pytest.raises(ValueError, match=r"config.warm_start.vocabulary=380 differs from .*vocab_size=400"):
         sft.train_sft(dataclasses.replace(config, warm_start=smaller), tmp_path)
+
+
+def test_demonstrations_longer_than_a_bucket_are_left_out(
+    whole: tuple[pathlib.Path, list[list[dict[str, np.ndarray]]]],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The same batches without them, a warning for the first, and their number among the metrics."""
+    workdir, all_batches = whole
+    lengths = sorted(len(one["tokens"]) for batch in all_batches for one in batch)
+    limit = lengths[len(lengths) * 2 // 3]
+    tokenizer = load_pretrained(str(workdir / "policy")).tokenizer
+    monkeypatch.setattr(sft, "_vocabulary", lambda *given: tokenizer)
+    batches, update = [], Learner.update
+    monkeypatch.setattr(
+        Learner, "update", lambda self, batch: (batches.append(tiny.unpack(batch)), update(self, batch))[1]
+    )
+    config = make_sft_config(engine=EngineConfig(max_length=limit), evaluation=EvaluationConfig(every=0))
+    metrics = sft.train_sft(config, tmp_path / "run")
+    for batch, whole_batch in zip(batches, all_batches, strict=True):
+        expected = [one["tokens"] for one in whole_batch if len(one["tokens"]) <= limit]
+        assert len(batch) == len(expected)
+        for one, tokens in zip(batch, expected):
+            np.testing.assert_array_equal(one["tokens"], tokens)
+    assert metrics["perf/left_out"] == sum(length > limit for length in lengths) > 0
+    assert sum("is left out" in record.getMessage() for record in caplog.records) == 1
+
+    shorter = dataclasses.replace(config, engine=EngineConfig(max_length=8))
+    with pytest.raises(ValueError, match="all 4 demonstrations of update 0 have more than 8 tokens: raise"):
+        sft.train_sft(
+            dataclasses.replace(shorter, warm_start=dataclasses.replace(config.warm_start, drills=0.0)),
+            tmp_path / "short",
+        )
