@@ -75,8 +75,8 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
             weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
         metrics, _ = run.learner.update(batch)
-        if fitting.left_out:
-            metrics["perf/left_out"] = len(fitting.left_out)
+        if len(sequences) < batch_size:
+            metrics["perf/left_out"] = batch_size - len(sequences)
         tokens_seen += sum(len(s) for s in sequences)
         done = step + 1
         if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
@@ -117,7 +117,6 @@ class _Fitting:
 
     Attributes:
       longest: most tokens of a sequence.
-      left_out: names of the others that were met.
     """
 
     def __init__(self, agent: Demonstrator, model: Decoder, config: TrainConfig) -> None:
@@ -125,7 +124,7 @@ class _Fitting:
         self._model = model
         self._room = config.engine.max_length
         self.longest = max(config.learner.length_buckets or (self._room,))
-        self.left_out: set[str] = set()
+        self._told = False
 
     def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
         """The worked examples at these indices that fit."""
@@ -144,13 +143,13 @@ class _Fitting:
             if len(sequence) <= self.longest:
                 sequences.append(sequence)
                 continue
-            if not self.left_out:
+            if not self._told:
                 logging.warning(
                     "demonstration %r has %d tokens, more than the longest bucket of %d: it is left out, and so are others "
-                    "that are longer (their number: perf/left_out)",
+                    "that are longer (perf/left_out: how many of an update)",
                     *(name, len(sequence), self.longest),
                 )
-            self.left_out.add(name)
+            self._told = True
         return sequences
 
 

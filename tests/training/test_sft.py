@@ -19,6 +19,7 @@ from routerl_jax.training import sft
 from routerl_jax.training.config import EngineConfig, EvaluationConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.writer import read_metrics
 from tests import tiny
 from tests.training.small_run import STEPS, make_sft_config
 from tests.training.test_resume import assert_same_run, metric_lines
@@ -156,13 +157,15 @@ def test_demonstrations_longer_than_a_bucket_are_left_out(
         Learner, "update", lambda self, batch: (batches.append(tiny.unpack(batch)), update(self, batch))[1]
     )
     config = make_sft_config(engine=EngineConfig(max_length=limit), evaluation=EvaluationConfig(every=0))
-    metrics = sft.train_sft(config, tmp_path / "run")
+    sft.train_sft(config, tmp_path / "run")
     for batch, whole_batch in zip(batches, all_batches, strict=True):
         expected = [one["tokens"] for one in whole_batch if len(one["tokens"]) <= limit]
         assert len(batch) == len(expected)
         for one, tokens in zip(batch, expected):
             np.testing.assert_array_equal(one["tokens"], tokens)
-    assert metrics["perf/left_out"] == sum(length > limit for length in lengths) > 0
+    left_out = [row.get("perf/left_out", 0) for row in read_metrics(tmp_path / "run")]
+    assert left_out == [sum(len(one["tokens"]) > limit for one in batch) for batch in all_batches]
+    assert sum(left_out) > 0
     assert sum("is left out" in record.getMessage() for record in caplog.records) == 1
 
     shorter = dataclasses.replace(config, engine=EngineConfig(max_length=8))
