@@ -32,9 +32,9 @@ def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> 
         peak = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
     weights = [jnp.exp(score - peak) for score in scores]
     total = sum(weight.sum(axis=-1, keepdims=True) for weight in weights)
-    out = jnp.zeros((batch, kv_heads, group * steps, width), q.dtype)
+    mixed = []
     for weight, (_, values, _) in zip(weights, blocks):
         weight = (weight / total).astype(values.dtype).reshape(batch, kv_heads, group * steps, -1)
-        out += jnp.einsum("BKQT,BKTH->BKQH", weight, values).astype(q.dtype)
-    out = out.reshape(batch, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, steps, heads, width)
+        mixed.append(jnp.einsum("BKQT,BKTH->BKQH", weight, values))
+    out = sum(mixed[1:], mixed[0]).reshape(batch, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, steps, heads, width).astype(q.dtype)

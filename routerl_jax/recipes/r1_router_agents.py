@@ -12,7 +12,7 @@ from routerl_jax.agents.grammar import NO_TOOL, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
-from routerl_jax.data.trajectories import Document, document_of, golden_step
+from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.generation.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
@@ -45,10 +45,7 @@ class StepAgent(Agent):
         step = golden_step(example)
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
-        if step.kind == "answer":
-            said = self._with_documents(partial(self.protocol.answer, step.query), step.documents, example, llm)
-        else:
-            said = self.protocol.golden(example.question, step)
+        said = self._golden(step, example, partial(self._room, example, llm))
         chat, turn = await self._turn(said, example, llm)
         assert turn.action is not None
         written = turn.action.query if turn.action.kind == "search" else turn.action.answer
@@ -79,10 +76,8 @@ class StepAgent(Agent):
         def prompt(said: Said) -> list[int]:
             return self._prompt(said, example, tokenizer, image_marker)
 
-        said = self.protocol.golden(example.question, step)
-        if step.kind == "answer" and room is not None:
-            say = partial(self.protocol.answer, step.query)
-            said = self._fitting(say, step.documents, lambda said: room - len(prompt(said)))
+        left = None if room is None else lambda said: room - len(prompt(said))
+        said = self._golden(step, example, left)
         return [*prompt(said), *tokenizer.encode(self.prompt_suffix)]
 
     def demonstration(self, example: Example) -> list[tuple[str, bool]]:
@@ -123,11 +118,17 @@ class StepAgent(Agent):
         self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], example: Example, llm: LLM
     ) -> Said:
         """What is said with as many documents as fit into the rollout's conversation."""
+        return self._fitting(say, documents, partial(self._room, example, llm))
 
-        def room(said: Said) -> int:
-            return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+    def _room(self, example: Example, llm: LLM, said: Said) -> int:
+        """Tokens that the rollout's conversation has left after this."""
+        return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
-        return self._fitting(say, documents, room)
+    def _golden(self, step: GoldenStep, example: Example, room: Callable[[Said], int] | None) -> Said:
+        """A golden step's chat, with all its documents where nothing says what room there is."""
+        if step.kind != "answer" or room is None:
+            return self.protocol.golden(example.question, step)
+        return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
 
     def _fitting(
         self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], room: Callable[[Said], int]
