@@ -25,20 +25,27 @@ def main() -> None:
     parser.add_argument("--k", type=int, action="append", help="passages per search; may be given several times")
     arguments = parser.parse_args()
     tools = open_knowledge_bases(_with_link_facts(arguments.link_facts))
-    print("| | split | sub-question's passage | both passages of a two-hop question |\n|---|---|---:|---:|")
+    print("| | split | what a thing has | which thing has it | both passages of a two-hop question |")
+    print("|---|---|---:|---:|---:|")
     for k in arguments.k or [2]:
         for split in _SPLITS:
             source = open_dataset(f"atlas/{split}")
             examples = [source[i] for i in range(len(source))]
             for name, tool in tools.items():
-                one, both = sub_questions(tool, examples, k), two_hops(tool, examples, k)
-                print(f"| {name}, {k} passages | {split} | {100 * one:.1f} % | {100 * both:.1f} % |")
+                what, which = sub_questions(tool, examples, k)
+                shares = " | ".join(f"{100 * share:.1f} %" for share in (what, which, two_hops(tool, examples, k)))
+                print(f"| {name}, {k} passages | {split} | {shares} |")
 
 
-def sub_questions(tool: SearchTool, examples: Sequence[Example], k: int) -> float:
-    """Share of gold sub-questions whose passage is among the first k."""
+def sub_questions(tool: SearchTool, examples: Sequence[Example], k: int) -> tuple[float, float]:
+    """Share of gold sub-questions whose passage is among the first k: of those that name the thing, and that ask for it."""
     hops = [hop for example in examples for hop in example.metadata["path"]]
-    return _share(tool, [hop["query"] for hop in hops], [{hop["passage_id"]} for hop in hops], k)
+    which = [hop for hop in hops if hop["passage_id"].split("/")[1] == hop["value"]]
+    what = [hop for hop in hops if hop["passage_id"].split("/")[1] != hop["value"]]
+    found = [
+        _share(tool, [hop["query"] for hop in some], [{hop["passage_id"]} for hop in some], k) for some in (what, which)
+    ]
+    return found[0], found[1]
 
 
 def two_hops(tool: SearchTool, examples: Sequence[Example], k: int) -> float:

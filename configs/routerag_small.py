@@ -5,7 +5,7 @@ import ml_collections
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.recipes.routerag import STAGE_1, STAGE_2
+from routerl_jax.recipes.routerag import STAGE_1
 from routerl_jax.training.config import (
     AgentConfig,
     CheckpointConfig,
@@ -29,6 +29,10 @@ KNOWLEDGE = {
     "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
 }
 
+# T is fixed at twice what the dearest episode costs, three searches of both. One taken from the step's own costs (scale="p95")
+# shrinks as the policy gets cheaper, until what a search costs outweighs the few answers that only the graph finds.
+EFFICIENCY = {"weight": 1.0, "by": "cost", "scale": 18.0}
+
 
 def get_config() -> ml_collections.ConfigDict:
     """The quickstart's policy, shown RouteRAG's tags, then 24 steps for exact match and 24 for cost as well.
@@ -46,7 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=RolloutConfig(examples=32, samples=8),
             stages={
                 "stage1": StageConfig(start=0, reward=STAGE_1),
-                "stage2": StageConfig(start=24, reward=STAGE_2),
+                "stage2": StageConfig(start=24, reward={"em": 1.0, "routerag.efficiency": EFFICIENCY}),
             },
             controls={"stage1_only": ControlConfig(without="stage2")},
             learner=LearnerConfig(
