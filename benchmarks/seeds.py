@@ -2,6 +2,7 @@
 
 python -m benchmarks.seeds runs/quickstart runs/quickstart-seed1 runs/quickstart-seed2
 python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
+python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden runs/golden-seed1 --pair=online:step_grpo
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from routerl_jax.evaluation.paired import compare_seeds, record_cost
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
+from routerl_jax.training.writer import read_metrics
 
 _COLUMNS = (
     ("em", "EM %", 100),
@@ -32,14 +34,25 @@ def main() -> None:
     parser.add_argument(
         "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
     )
+    parser.add_argument(
+        "--against", nargs="+", type=pathlib.Path, help="other runs, seed by seed, that have the pairs' second agents"
+    )
     given = parser.parse_args()
-    runs = [json.loads((workdir / "results.json").read_text()) for workdir in given.workdirs]
-    _agents(runs)
+    against = given.against or given.workdirs
+    if len(against) != len(given.workdirs):
+        parser.error(
+            f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
+        )
+    for workdirs in (given.workdirs, given.against or []):
+        _runs(workdirs)
     if given.pair:
-        _pairs(given.workdirs, [tuple(pair.partition(":")[::2]) for pair in given.pair])
+        _pairs(given.workdirs, against, [tuple(pair.partition(":")[::2]) for pair in given.pair])
 
 
-def _agents(runs: list[dict[str, Any]]) -> None:
+def _runs(workdirs: list[pathlib.Path]) -> None:
+    if not workdirs:
+        return
+    runs = [json.loads((workdir / "results.json").read_text()) for workdir in workdirs]
     agents = runs[0]["agents"]
     columns = [column for column in _COLUMNS if all(column[0] in metrics for metrics in agents.values())]
     print("| agent | " + " | ".join(heading for _, heading, _ in columns) + " |")
@@ -51,13 +64,17 @@ def _agents(runs: list[dict[str, Any]]) -> None:
     print("\n| phase | seconds |\n|---|---:|")
     for name in phases:
         print(f"| {name} | {_cell([run['seconds'][name] for run in runs], 0)} |")
+    generated = [sum(row.get("perf/decoded_tokens", 0) for row in read_metrics(workdir)) for workdir in workdirs]
+    if all(generated):
+        print(f"\nThousand tokens generated in training: {_cell([tokens / 1e3 for tokens in generated], 0)}")
+    print()
 
 
-def _pairs(workdirs: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
-    print("\n| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
+def _pairs(workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
+    print("| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
     normalizer = _evaluation(workdirs[0])["normalizer"]
     for one, other in pairs:
-        records = [(_records(workdir, one), _records(workdir, other)) for workdir in workdirs]
+        records = [(_records(run, one), _records(beside, other)) for run, beside in zip(workdirs, against)]
         for seed, chosen in [*enumerate([pair] for pair in records), *([("all", records)] if len(records) > 1 else [])]:
             found = compare_seeds(chosen, normalizer)
             em = _interval(found["em_difference"], found["em_difference_interval"])

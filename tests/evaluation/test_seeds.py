@@ -36,3 +36,18 @@ def test_pairs_over_seeds(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["seeds", *runs, "--pair=ours:theirs"])
     with pytest.raises(SystemExit, match="has no episodes of 'theirs'"):
         seeds.main()
+
+
+def test_runs_against_others(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    run, other = write_run(tmp_path / "a", "1110"), write_run(tmp_path / "b", "1000")
+    rows = [json.dumps({"step": step, "perf/decoded_tokens": 2000}) for step in range(3)]
+    (tmp_path / "a" / "metrics.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(sys, "argv", ["seeds", run, "--against", other, "--pair=ours:ours"])
+    seeds.main()
+    printed = capsys.readouterr().out
+    assert "| ours - ours | 0 | +50.0" in printed
+    assert printed.count("Thousand tokens generated in training: 6\n") == 1
+    monkeypatch.setattr(sys, "argv", ["seeds", run, "--against", other, other])
+    with pytest.raises(SystemExit):
+        seeds.main()
+    assert "--against needs as many runs as are compared with them: 1, not 2" in capsys.readouterr().err
