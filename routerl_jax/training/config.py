@@ -217,6 +217,11 @@ class LearnerConfig:
                 f"config.learner.{setting} does not go with credit='counterfactual': the values of ways are rewards, compared "
                 "question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
             )
+        if self.credit == "counterfactual" and self.leave_out:
+            raise ValueError(
+                f"config.learner.leave_out={self.leave_out} does not go with credit='counterfactual': without one of its ways "
+                "a choice has only the advantages of the others"
+            )
         for key in ("std_floor", "reward_kl_coef", "importance_cap"):
             if getattr(self, key) < 0:
                 raise ValueError(f"config.learner.{key}={getattr(self, key)} must not be negative")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -51,11 +52,20 @@ class Credit:
       advantages: per sequence, one number per token ([T], 0 on fed tokens).
       keep: which sequences are learned from.
       metrics: what was taken from rewards, left out and capped.
+      reach: per sequence, how likely the policy gets to each token, which its terms of the loss are weighted by; none: it was
+        sampled, and counts once.
     """
 
     advantages: list[np.ndarray]
     keep: np.ndarray
     metrics: dict[str, float]
+    reach: list[np.ndarray] | None = None
+
+    def weigh(self, weights: Seq[np.ndarray], chosen: Iterable[int]) -> list[np.ndarray]:
+        """The weights of these sequences' tokens, each times its `reach`."""
+        if self.reach is None:
+            return list(weights)
+        return [weight * self.reach[i].astype(weight.dtype) for weight, i in zip(weights, chosen)]
 
 
 def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray, " S"]]:
@@ -89,6 +99,7 @@ def assign(
     _check_finite(rewards, episodes, "reward/total", "reward")
     metrics: dict[str, float] = {}
 
+    reach: list[np.ndarray] | None = None
     token_kl, in_tokens = None, settings.reward_kl == "token"
     if settings.reward_kl_coef:
         if reference is None:
@@ -105,7 +116,8 @@ def assign(
         of_tokens = by_turns(settings.turn, episodes, rewards, groups, estimator)
         _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
     elif settings.credit == "counterfactual":
-        of_tokens = by_forks(settings.forks, episodes, rewards, groups, estimator, _scale(settings, rewards, groups))
+        scale = _scale(settings, rewards, groups)
+        of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, estimator, scale)
         _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
         metrics |= fork_metrics(episodes, rewards)
     else:
@@ -125,7 +137,7 @@ def assign(
         advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
     # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
     past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
-    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics)
+    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, reach)
 
 
 def _estimator(settings: LearnerConfig) -> Advantage:

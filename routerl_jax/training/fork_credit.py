@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,9 @@ from routerl_jax.learning.counterfactual import Weights, choice_advantages, prob
 from routerl_jax.training.config import ForkCreditConfig
 
 Way = tuple[str, ...]  # the knowledge bases chosen so far
+OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
+
+_LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,13 +29,15 @@ class Stretch:
       owner: index of the episode whose sequences hold it as the policy's own.
       ahead: the stretches after the decision at its end, with the log-probability of each; none if the attempt ends.
       value: the expected reward from here on: of what comes after, weighted by the policy's probabilities of going there.
-      weight: what its tokens count: the product of what the choices before it do (learning.counterfactual.try_weights).
+      reach: the policy's probability of getting here: the product of those of the choices before it.
+      weight: what its advantage counts: the product of what those choices do (learning.counterfactual.try_weights).
     """
 
     way: Way
     owner: int
     ahead: list[tuple[Stretch, float]] = dataclasses.field(default_factory=list)
     value: float = 0.0
+    reach: float = 1.0
     weight: float = 1.0
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -78,9 +84,11 @@ def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[in
 
 
 def _weigh(stretch: Stretch, weights: Weights) -> None:
-    """Sets the weights of all stretches after this one."""
+    """Sets `reach` and `weight` of all stretches after this one."""
     if stretch.ahead:
-        for (after, _), share in zip(stretch.ahead, try_weights(stretch.logprobs, weights)):
+        shares = zip(probabilities(stretch.logprobs), try_weights(stretch.logprobs, weights))
+        for (after, _), (probability, share) in zip(stretch.ahead, shares):
+            after.reach = max(stretch.reach * float(probability), _LEAST_REACH)
             after.weight = stretch.weight * float(share)
             _weigh(after, weights)
 
@@ -92,13 +100,15 @@ def by_forks(
     groups: np.ndarray,
     advantage: Advantage,
     scale: float = 1.0,
-) -> list[Float[np.ndarray, " T"]]:
-    """For each sequence of the episodes, in order, the advantage of each token.
+) -> tuple[OfTokens, OfTokens]:
+    """For each sequence of the episodes, in order, the advantage of each token, and how likely the policy gets there.
 
     A choice's tokens get its counterfactual advantage (learning/counterfactual.py) divided by `scale`. All others get that of
     their stretch's value among the stretches of the question (`compare="question"`), or among those that come after the same
-    choices (`"choices"`): what a stretch made of the choice that was taken for it. Both are weighted by how likely the policy
-    gets there, so that their sum over an attempt, grad log pi each, is the gradient of what the attempt is expected to earn.
+    choices (`"choices"`): what a stretch made of the choice that was taken for it. Tokens then count in the loss as the policy
+    gets to them: the sum over an attempt, grad log pi each, is the gradient of what the attempt is expected to earn, and what
+    the loss has beside it, KL and entropy, is that of attempts that go one way. Where ways count alike (`weights="even"`),
+    advantages make up for it, and KL and entropy stay the policy's own.
 
     Args:
       groups: per episode, which question it is of.
@@ -115,16 +125,21 @@ def by_forks(
     ]
     of_stretches = advantage(np.asarray([s.value for s in stretches]), np.asarray(compared, int))
     result = [[np.zeros(len(sequence)) for sequence in episode.sequences] for episode in episodes]
+    reach = [[np.ones(len(sequence)) for sequence in episode.sequences] for episode in episodes]
     for stretch, value in zip(stretches, of_stretches):
-        _fill(episodes[stretch.owner], len(stretch.way), stretch.weight * float(value), result[stretch.owner])
+        episode, depth = episodes[stretch.owner], len(stretch.way)
+        _fill(episode, depth, stretch.weight / stretch.reach * float(value), result[stretch.owner])
+        _fill(episode, depth, stretch.reach, reach[stretch.owner])
     for stretch in stretches:
         if not stretch.ahead:
             continue
         chosen = choice_advantages(stretch.values, stretch.logprobs, settings.baseline) / scale
         for (after, _), value in zip(stretch.ahead, chosen):
             branch = episodes[after.owner].branches[len(stretch.way)]
-            result[after.owner][branch.sequence][branch.start : branch.start + branch.tokens] = after.weight * value
-    return [values for of_episode in result for values in of_episode]
+            name = slice(branch.start, branch.start + branch.tokens)
+            result[after.owner][branch.sequence][name] = after.weight / after.reach * value
+            reach[after.owner][branch.sequence][name] = after.reach
+    return list(itertools.chain(*result)), list(itertools.chain(*reach))
 
 
 def _fill(episode: Episode, depth: int, value: float, result: Sequence[np.ndarray]) -> None:

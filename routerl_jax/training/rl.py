@@ -299,6 +299,7 @@ def _train_step(
         chosen = [learned[i] for i in minibatch]
         with clock("update"):
             weights = token_weights([s.loss_mask for s in chosen], settings.aggregation, config.engine.max_length)
+            weights = credit.weigh(weights, minibatch)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
         if settings.loss.kl_coef:
             with clock("reference"):

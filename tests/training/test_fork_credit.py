@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Branch, Episode, Example, Sequence
+from routerl_jax.learning.learner import LossConfig, objective
 from routerl_jax.training.config import (
     ForkCreditConfig,
     KnowledgeConfig,
@@ -16,7 +17,7 @@ from routerl_jax.training.config import (
     RolloutConfig,
     TrainConfig,
 )
-from routerl_jax.training.credit import assign
+from routerl_jax.training.credit import Credit, assign
 from routerl_jax.training.fork_credit import as_the_policy_goes, fork_metrics, trees
 
 HALF = np.log(0.5)
@@ -70,6 +71,12 @@ def settings(**forks: str) -> LearnerConfig:
     return LearnerConfig(advantage="dr_grpo", credit="counterfactual", forks=ForkCreditConfig(**forks))  # type: ignore[arg-type]
 
 
+def counted(credit: Credit) -> list[np.ndarray]:
+    """Advantages as the loss counts them."""
+    assert credit.reach is not None
+    return credit.weigh(credit.advantages, range(len(credit.advantages)))
+
+
 def test_values_are_the_policy_s_expectations() -> None:
     first, second = trees([*TREE, *OTHER], np.asarray([e.rewards["total"] for e in (*TREE, *OTHER)]))
     assert first.value == pytest.approx(0.55)
@@ -105,7 +112,7 @@ def test_every_token_s_advantage_by_hand() -> None:
         [0, 0, *[0.25 - mean] * 2, *[0.5 * x for x in (0.25, *[0.5 - mean] * 7)]],
         [*[0] * 4, *[0.5 * x for x in (-0.25, *[0 - mean] * 7)]],
     ]
-    for found, values in zip(credit.advantages, expected):
+    for found, values in zip(counted(credit), expected):
         assert found == pytest.approx(np.asarray(values), abs=1e-6)
     # Shared tokens are in one sequence each: 10 + 5 + 8 + 5 in the first tree.
     assert [int((a != 0).sum()) for a in credit.advantages[:4]] == [10, 5, 8, 5]
@@ -125,7 +132,7 @@ def test_the_sum_over_a_tree_is_the_gradient_of_its_expected_reward() -> None:
 
     def weighted(logits: jax.Array) -> jax.Array:
         log = jax.nn.log_softmax(logits)
-        text, after_text, table, after_table = credit.advantages
+        text, after_text, table, after_table = counted(credit)
         first = text[4] * log[0, 0] + table[4] * log[0, 1]
         second = text[7] * log[1, 0] + after_text[7] * log[1, 1] + table[7] * log[2, 0] + after_table[7] * log[2, 1]
         return first + second
@@ -136,15 +143,48 @@ def test_the_sum_over_a_tree_is_the_gradient_of_its_expected_reward() -> None:
 def test_ways_may_count_alike() -> None:
     """A half at each decision, whatever the policy's probabilities."""
     credit = assign(settings(compare="question", weights="even"), [*TREE, *OTHER], GROUPS)
-    assert credit.advantages[1][7] == pytest.approx(0.25 * -0.2)
-    assert credit.advantages[3][7] == pytest.approx(0.25 * 0.1)
-    assert credit.advantages[2][4] == pytest.approx(0.5 * 0.35)
+    found = counted(credit)
+    assert found[1][7] == pytest.approx(0.25 * -0.2)
+    assert found[3][7] == pytest.approx(0.25 * 0.1)
+    assert found[2][4] == pytest.approx(0.5 * 0.35)
+
+
+@pytest.mark.parametrize("weights", ["policy", "even"])
+def test_the_kl_of_a_tree_is_the_policy_s(weights: str) -> None:
+    """However ways count: the gradient of k2 over all choices' tokens is that of KL(pi, reference) at the decisions, each as
+    often as the policy gets there."""
+    credit = assign(settings(weights=weights), TREE, np.zeros(4, int))
+    probabilities = jnp.asarray([[0.5, 0.5], [0.2, 0.8], [0.2, 0.8]])  # the first decision, after `text`, after `table`
+    places = [(0, 4, (0, 0)), (2, 4, (0, 1)), (0, 7, (1, 0)), (1, 7, (1, 1)), (2, 7, (2, 0)), (3, 7, (2, 1))]
+    masks = [np.isin(np.arange(12), [at for which, at, _ in places if which == i]) for i in range(4)]
+    weigh = credit.weigh([mask.astype(np.float32) for mask in masks], range(4))
+    reference = jnp.log(jnp.asarray([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7]]))
+
+    def loss(logits: jax.Array) -> jax.Array:
+        log = jax.nn.log_softmax(logits)
+        fields = {
+            "weights": jnp.asarray([weigh[which][at] for which, at, _ in places]),
+            "advantages": jnp.zeros(len(places)),
+            "old_logprobs": jnp.zeros(len(places)),
+            "ref_logprobs": jnp.stack([reference[place] for *_, place in places]),
+        }
+        logprobs = jnp.stack([log[place] for *_, place in places])
+        return objective(LossConfig(kl="k2", kl_coef=1.0), logprobs, logprobs, fields)[0]
+
+    def divergence(logits: jax.Array) -> jax.Array:
+        log = jax.nn.log_softmax(logits)
+        each = (jnp.exp(log) * (log - reference)).sum(axis=1)
+        return each @ jnp.asarray([1.0, 0.5, 0.5])
+
+    np.testing.assert_allclose(
+        jax.grad(loss)(jnp.log(probabilities)), jax.grad(divergence)(jnp.log(probabilities)), atol=1e-6
+    )
 
 
 def test_stretches_may_be_compared_after_the_same_choices() -> None:
     """First stretches 0.55 and 0.25; after `text` 0.2 and 0.5, after `table` 0.9 and 0; all deeper ones are alone."""
     credit = assign(settings(), [*TREE, *OTHER], GROUPS)
-    first, _, third, _, fifth, sixth = credit.advantages
+    first, _, third, _, fifth, sixth = counted(credit)
     half, fifth_of_it = 0.5, 0.1
     after = half * np.asarray([-0.35, -0.15, -0.15])
     assert first == pytest.approx(np.asarray([0, 0, 0.15, 0.15, *after, fifth_of_it * 0.8, 0, 0, 0, 0]), abs=1e-6)
@@ -175,7 +215,7 @@ def test_a_chat_that_is_all_past_is_not_learned_from() -> None:
     episodes[1].branches = (dataclasses.replace(episodes[1].branches[0], sequence=1),)
     credit = assign(settings(weights="even"), episodes, np.zeros(2, int))
     assert credit.keep.tolist() == [0, 2]
-    assert credit.advantages[2][4] == pytest.approx(0.5 * -0.25)
+    assert counted(credit)[2][4] == pytest.approx(0.5 * -0.25)
 
 
 def test_a_question_on_which_no_way_differs_is_left_out() -> None:
@@ -208,6 +248,8 @@ def test_one_way_is_drawn_as_the_policy_goes() -> None:
 def test_settings_that_do_not_go_together() -> None:
     with pytest.raises(ValueError, match=r"advantage='reinforce_pp' does not go with credit='counterfactual'"):
         LearnerConfig(advantage="reinforce_pp", credit="counterfactual")
+    with pytest.raises(ValueError, match=r"leave_out=\('void_turns',\) does not go with credit='counterfactual'"):
+        LearnerConfig(leave_out=("void_turns",), credit="counterfactual")
     with pytest.raises(ValueError, match=r"reward_kl_coef does not go with credit='counterfactual'"):
         LearnerConfig(reward_kl_coef=0.1, credit="counterfactual")
     parts = {"model": ModelConfig(path="x"), "knowledge": {"text": KnowledgeConfig()}}
