@@ -22,7 +22,7 @@ from routerl_jax.training.config import (
 )
 
 _STEPS = 128  # golden steps of an update
-_EPOCH = 2686 // _STEPS  # updates of one pass
+_PASS = 2686 / _STEPS  # updates of one pass
 
 
 def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
@@ -47,7 +47,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     return to_config_dict(
         TrainConfig(
             recipe="r1_router",
-            steps=15 * _EPOCH,
+            steps=round(15 * _PASS),
             model=ModelConfig(
                 path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
             ),
@@ -77,7 +77,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
                 remat="full",
             ),
-            evaluation=EvaluationConfig(every=_EPOCH, examples=0, final_examples=1000, normalizer="vqa"),
-            checkpoint=CheckpointConfig(every=_EPOCH),
+            evaluation=EvaluationConfig(every=round(_PASS), examples=0, final_examples=1000, normalizer="vqa"),
+            checkpoint=CheckpointConfig(every=round(_PASS)),
         )
     )

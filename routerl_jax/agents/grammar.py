@@ -110,13 +110,16 @@ def check_one_tool(grammar: Grammar) -> None:
         )
 
 
+TOO_LONG = "What was found is too long to be shown."
+
+
 def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
     """What is said where there are no passages to show: the call failed, or found nothing, or nothing that fits."""
     if call.error is not None:
         return f"The search failed: {call.error}"
     if not call.passages:
         return "Nothing was found."
-    return None if passages else "What was found is too long to be shown."
+    return None if passages else TOO_LONG
 
 
 def between(text: str, opening: str, closing: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Literal
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
+from routerl_jax.core.text import beginning
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
 
@@ -150,10 +151,12 @@ class SearchAgent(Agent):
         )
         if call.passages and not shown and self.max_observation_tokens:
             first = call.passages[0]
-            words = bisect.bisect_left(
-                range(1, len(first.text.split())), True, key=lambda n: not fits([_cut(first, n)])
-            )
-            shown = (_cut(first, words),) if words else ()
+
+            def cut(words: int) -> Passage:
+                return dataclasses.replace(first, text=beginning(first.text, words))
+
+            words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: not fits([cut(n)]))
+            shown = (cut(words),) if words else ()
         return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve)
 
     async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
@@ -165,11 +168,6 @@ class SearchAgent(Agent):
         action = self._read(turn)
         answer = action.answer if action.kind == "answer" else None
         return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
-
-
-def _cut(passage: Passage, words: int) -> Passage:
-    """Its first words, and a sign that there are more."""
-    return dataclasses.replace(passage, text=" ".join(passage.text.split()[:words]) + " ..")
 
 
 def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:

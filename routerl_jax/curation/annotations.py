@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from routerl_jax.core.types import Call, Example, Passage
 from routerl_jax.curation.attempts import Attempt, GivenUp, problem_of
 from routerl_jax.curation.golden_config import AttemptConfig
 from routerl_jax.curation.services import Services
 from routerl_jax.data.gold_paths import GoldHop, gold_path
-from routerl_jax.data.trajectories import NONE, AnswerStep, FinalStep, RouteStep, document_of
+from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, document_of
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 
@@ -65,11 +65,15 @@ class Annotations:
                 )
             )
             passages = await self._search(hop, example, made)
-            value = hop.value or _stated(example.answers, passages)
+            documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
+            values = (hop.value,) if hop.value else example.answers
+            value = hop.value or _stated(values, documents)
             if not value or (hop.value and not hop.found_in(passages)):
                 raise GivenUp("gold passage not found", f"{hop.kb}: {hop.query}")
-            most = self.config.max_document
-            documents = tuple(document_of(hop.kb, passage, most) for passage in passages)
+            if _stated(values, passages) and not _stated(values, documents):
+                raise GivenUp(
+                    "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
+                )
             said = self.protocol.answer(hop.query, documents)
             made.steps.append(
                 AnswerStep(answer=value, documents=documents, system=said.system, problem=problem_of(said, example))
@@ -102,7 +106,7 @@ class Annotations:
         return call.passages
 
 
-def _stated(answers: tuple[str, ...], passages: tuple[Passage, ...]) -> str:
+def _stated(answers: Sequence[str], passages: Sequence[Passage | Document]) -> str:
     """The first accepted answer that a passage states in whole words; "" if none does."""
     for answer in answers:
         words = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)

@@ -206,11 +206,10 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     if most == 1 or len(names) == 1:
         return [protocol.parse_route(text)]
     query = between(text, "<sub-question>", "</sub-question>") or ""
-    actions = [
-        protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in dict.fromkeys(names)
-    ]
-    if invalid := [action for action in actions if action.kind == "invalid"]:
+    read = [protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
+    if invalid := [action for action in read if action.kind == "invalid"]:
         return invalid[:1]
+    actions = list({action.tool: action for action in read}.values())
     if len(actions) > most:
         return [Action(kind="invalid", query=query, error=f"there are more than {most} retrievers")]
     if len(actions) > 1 and any(action.tool == NO_TOOL for action in actions):

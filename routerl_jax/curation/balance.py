@@ -10,6 +10,8 @@ from routerl_jax.data.trajectories import RouteStep, Trajectory
 
 Found = tuple[str, Trajectory]  # data set, trajectory
 
+_ROUNDING = 1e-6  # of a share times a number
+
 
 def pattern_of(trajectory: Trajectory) -> str:
     """Its retrievers in their order: "text retriever > table retriever > none"."""
@@ -35,11 +37,14 @@ def split(items: Sequence[Trajectory], validation: float) -> tuple[list[Trajecto
 
 
 def _share(items: Sequence[Trajectory], share: float) -> list[Trajectory]:
-    """The first items in whose number no pattern has more than `share`; where there is one pattern alone, all."""
+    """The first items in whose number no pattern has more than `share`, or, where that is less, than its equal part."""
     counts = collections.Counter(map(pattern_of, items))
     if len(counts) < 2:
         return list(items)
-    while (common := max(counts, key=lambda name: counts[name])) and counts[common] > max(share * counts.total(), 1):
+    share = max(share, 1 / len(counts))
+    while (common := max(counts, key=lambda name: counts[name])) and counts[
+        common
+    ] > share * counts.total() + _ROUNDING:
         counts[common] -= 1
     kept = []
     for item in items:

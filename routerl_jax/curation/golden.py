@@ -34,6 +34,7 @@ from routerl_jax.curation.golden_report import ConstructReport, make_report
 from routerl_jax.curation.job import Journal, alone, check_same
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots
+from routerl_jax.data.gold_paths import gold_path
 from routerl_jax.data.readers import ExampleSource, in_turns, open_dataset, short_names
 from routerl_jax.data.trajectories import (
     Trajectory,
@@ -43,7 +44,7 @@ from routerl_jax.data.trajectories import (
     write_trajectories,
 )
 from routerl_jax.llms.base import ChatModel, spoken
-from routerl_jax.models.images import encoded_image
+from routerl_jax.models.images import encoded_image, image_digest
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 from routerl_jax.remote.background import shared_loop
 
@@ -83,7 +84,13 @@ def construct(
     protocol = StepProtocol(tools=tuple(config.knowledge))
     with alone(workdir):
         _begin(
-            {**config.decisive(), "questions": _digest(questions), "prompts": _prompts(protocol)}, workdir, overwrite
+            {
+                **config.decisive(),
+                "questions": _digest(questions, config.teacher == "annotations"),
+                "prompts": _prompts(protocol),
+            },
+            workdir,
+            overwrite,
         )
         journal = Journal(workdir / _MADE[1])
         try:
@@ -312,9 +319,16 @@ def _clear(workdir: pathlib.Path) -> None:
             shutil.rmtree(workdir / IMAGES, ignore_errors=True)
 
 
-def _digest(questions: Sequence[Question]) -> str:
-    """Of what is asked and what is right."""
-    rows = [[q.dataset, q.example.id, q.example.question, q.example.answers] for q in questions]
+def _digest(questions: Sequence[Question], annotated: bool) -> str:
+    """Of what is asked, shown and right, and, where trajectories are made of it, of the gold paths."""
+    rows = [
+        [
+            *(q.dataset, q.example.id, q.example.question, q.example.answers),
+            [image_digest(image) for image in q.example.images],
+            [dataclasses.astuple(hop) for hop in gold_path(q.example) or ()] if annotated else [],
+        ]
+        for q in questions
+    ]
     return f"{len(rows)} questions, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
 
 

@@ -149,13 +149,13 @@ def golden_steps(trajectory: Trajectory) -> Iterator[GoldenStep]:
 
 def label_of(tool: str) -> str:
     """A knowledge base's name as trajectories write it: `text_image` is "text image retriever", `none` itself."""
-    return tool if tool == NONE else f"{tool.replace('_', ' ')} retriever"
+    return tool if tool == NONE else f"{tool.replace('_', ' ').lower()} retriever"
 
 
 def tool_of(label: str, tools: Sequence[str]) -> str:
     """The knowledge base, or `none`, that a written name means; an unknown name as it is, in lower case."""
     name = " ".join(label.lower().split())
-    return {label_of(tool).lower(): tool for tool in (*tools, NONE)}.get(name, name)
+    return {label_of(tool): tool for tool in (*tools, NONE)}.get(name, name)
 
 
 def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
@@ -401,7 +401,7 @@ def check_retrievers(source: Iterable[Example], tools: Sequence[str], name: str)
     Raises:
       ValueError: names the missing retrievers and counts their steps.
     """
-    known = {label_of(tool).lower() for tool in (*tools, NONE)}
+    known = {label_of(tool) for tool in (*tools, NONE)}
     steps = [step for example in source if (step := golden_step(example)) is not None and step.kind == "route"]
     missing = collections.Counter(step.retrievers[0] for step in steps if step.retrievers[0] not in known)
     if missing:

@@ -63,6 +63,8 @@ class R1RouterGrammar(Grammar):
             return Action(kind="search", tool=NO_TOOL, thought=thought)
         if not query:
             return Action(kind="invalid", thought=thought, error="the sub-question is missing or empty")
+        if query.lower() == NO_TOOL:
+            return Action(kind="invalid", thought=thought, error="the sub-question is none, and the retriever is not")
         if tool not in self.tools:
             known = ", ".join(map(self.label, self.tools))
             return Action(

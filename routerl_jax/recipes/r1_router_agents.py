@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
-from routerl_jax.agents.grammar import NO_TOOL, RouteChoices
+from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
+from routerl_jax.core.text import beginning
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
@@ -114,12 +116,6 @@ class StepAgent(Agent):
             turn.action, turn.well_formed = self.protocol.parse_answer(text), well_formed_answer(thought + text)
         return chat, turn
 
-    def _with_documents(
-        self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], example: Example, llm: LLM
-    ) -> Said:
-        """What is said with as many documents as fit into the rollout's conversation."""
-        return self._fitting(say, documents, partial(self._room, example, llm))
-
     def _room(self, example: Example, llm: LLM, said: Said) -> int:
         """Tokens that the rollout's conversation has left after this."""
         return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
@@ -131,17 +127,30 @@ class StepAgent(Agent):
         return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
 
     def _fitting(
-        self, say: Callable[[Sequence[Document]], Said], documents: Sequence[Document], room: Callable[[Said], int]
+        self, say: Callable[[Sequence[Document], str], Said], documents: Sequence[Document], room: Callable[[Said], int]
     ) -> Said:
-        """What is said with as many documents, best first, as fit whole and leave room for a turn."""
-        bare = say(())
+        """What is said with as many documents, best first, as fit and leave room for a turn, or the first's beginning.
+
+        Args:
+          say: (documents, why there are none) -> chat.
+          room: tokens that are left after a chat.
+        """
+        bare = say((), "")
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
         for count in range(len(documents), 0, -1):
-            said = say(documents[:count])
+            said = say(documents[:count], "")
             if room(said) >= least:
                 return said
-        return bare
+        if not documents:
+            return bare
+        first = documents[0]
+
+        def cut(words: int) -> Said:
+            return say([dataclasses.replace(first, text=beginning(first.text, words))], "")
+
+        words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: room(cut(n)) < least)
+        return cut(words) if words else say((), TOO_LONG)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +226,9 @@ class StepwiseAgent(StepAgent):
         documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
         asked = self.protocol.direct if last else self.protocol.answer
-        return self._with_documents(lambda shown: asked(query, shown, trouble), documents, example, llm)
+        if trouble:
+            return asked(query, (), trouble)
+        return self._fitting(partial(asked, query), documents, partial(self._room, example, llm))
 
     async def _route(
         self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation]

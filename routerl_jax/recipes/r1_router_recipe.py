@@ -17,7 +17,7 @@ def r1_router(
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 
     Raises:
-      ValueError: a grammar or prompt of another recipe, or an unknown reward term.
+      ValueError: a grammar, prompt or `on_invalid` of another recipe, or an unknown reward term.
     """
     if agent.grammar != "r1_router":
         raise ValueError(
@@ -26,6 +26,11 @@ def r1_router(
         )
     if agent.prompt:
         raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")
+    if agent.on_invalid != "remind":
+        raise ValueError(
+            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='r1_router' asks again for what can't be read; leave "
+            "on_invalid='remind'"
+        )
     return Recipe(
         agent=StepwiseAgent(
             protocol=StepProtocol(tools=tuple(tools)),

@@ -24,6 +24,10 @@ def test_r1_router_reads_its_three_kinds_of_turns():
     assert ROUTER.parse("<think>x</think><ret> None </ret>").tool == "none"
     assert ROUTER.parse("<think>x</think><answer> Accra </answer>").answer == "Accra"
     assert ROUTER.parse("nothing").kind == "invalid"
+    nothing = "<think>x</think><sub-question>None</sub-question><ret>"
+    assert ROUTER.parse(f"{nothing}table retriever</ret>").error == "the sub-question is none, and the retriever is not"
+    assert ROUTER.parse(f"{nothing}none</ret>").tool == "none"
+    assert not ROUTER.choices.open(nothing)  # nothing to choose between
     capitals = R1RouterGrammar(tools=("Wiki", "table"))
     action = capitals.parse(capitals.write_search("t", "q", "Wiki"))
     assert (action.kind, action.tool) == ("search", "Wiki")

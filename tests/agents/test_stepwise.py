@@ -7,7 +7,7 @@ import pytest
 
 from routerl_jax.agents.driver import run
 from routerl_jax.baselines.known import routing_baselines, vanilla_rag
-from routerl_jax.core.types import Example, TextAndImage
+from routerl_jax.core.types import Example, Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes.r1_router_agents import StepAgent, StepwiseAgent
 from routerl_jax.recipes.r1_router_steps import StepProtocol
@@ -149,7 +149,30 @@ def test_documents_leave_room_for_a_turn():
     assert "fact 1" not in texts(episode, engine)[1][0]
     small = dataclasses.replace(AGENT, max_observation_tokens=1)
     episode, engine, _ = play(STEP, FOUND, STOP, FINAL, agent=small)
-    assert "Nothing was found." in texts(episode, engine)[1][0]
+    assert "fact 0 ..\n" in texts(episode, engine)[1][0]  # what tells that there is nothing is no shorter
+
+
+def test_of_a_document_that_does_not_fit_the_beginning_is_shown():
+    class Long:
+        def search(self, queries, k):
+            return [[Passage(id="1", title="Accra", text="It is by the sea. " * 40)] * k for _ in queries]
+
+    def prompt(limit):
+        agent = dataclasses.replace(AGENT, max_observation_tokens=limit)
+        episode, engine, _ = play(STEP, FOUND, STOP, FINAL, agent=agent, tools=knowledge(text=Long()))
+        return texts(episode, engine)[1][0]
+
+    bare = len(tiny.tokenizer().encode(PROTOCOL.answer("capital?", []).user))
+    whole, shown = prompt(0), 0
+    assert " ..\n" not in whole
+    for limit in (20, 40, 80):
+        cut = prompt(limit)
+        beginning, mark, _ = cut.partition(" ..\n")
+        assert mark
+        assert whole.startswith(beginning)
+        assert len(tiny.tokenizer().encode(cut)) <= bare + limit
+        assert len(beginning) > shown
+        shown = len(beginning)
 
 
 def test_without_room_for_the_next_chat_there_is_no_answer():
@@ -234,12 +257,12 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
 def test_demonstrations_leave_out_the_documents_that_rollouts_leave_out(steps):
     agent = dataclasses.replace(AGENT, prompt_suffix="<think>", max_turn_tokens=16)
     shown = set()
-    for max_length in range(44, 90, 2):
+    for max_length in range(55, 90):
         episode, _, _ = play("x", agent=agent, example=steps[1], max_length=max_length)
         fed = episode.sequences[0].tokens[~episode.sequences[0].loss_mask]
         np.testing.assert_array_equal(fed, agent.opening(steps[1], tiny.tokenizer(), room=max_length))
         shown.add(len(fed))
-    assert len(shown) == 2  # one or both of its documents
+    assert len(shown) == 3  # the first one's beginning, the first, or both of its documents
 
 
 # --- baselines ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def made(
     tmp_path: pathlib.Path, rows: dict[str, list[dict]], **options
 ) -> tuple[dict[str, Trajectory], dict[str, str]]:
     """Trajectories by id, and the outcome of every question."""
+    tmp_path.mkdir(exist_ok=True)
     for name, of_file in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_file))
     config = ConstructConfig(
@@ -90,6 +91,25 @@ def test_hops_and_questions_of_one_step(tmp_path: pathlib.Path) -> None:
     assert answer.answer == "1,500 km"
     assert none.query == "none"
     assert final.answers == ("1500", "1,500 km")
+
+
+def test_what_is_shown_holds_the_answer(tmp_path: pathlib.Path) -> None:
+    """Documents are cut to `max_document`: what stands behind that is not found."""
+    rows = {"cells": [question("volta", "How long is the Volta?", "1,500 km")]}
+    whole = len("Rivers: River: Volta; Length: 1,500 km")
+    assert made(tmp_path / "a", rows, max_document=whole)[1] == {"volta": "accepted"}
+    assert made(tmp_path / "b", rows, max_document=whole - 1)[1] == {"volta": "gold passage not found"}
+    hops = {"hops": [question("verdi", "Where was the composer of Aida born?", "Le Roncole", evidence_triples=TRIPLES)]}
+    assert made(tmp_path / "c", hops, max_document=20)[1] == {"verdi": "gold passage not found"}
+    [record] = [json.loads(line) for line in (tmp_path / "c" / "job" / "questions.jsonl").read_text().splitlines()]
+    assert "it is cut before the answer (max_document)" in json.dumps(record)
+
+
+def test_a_job_is_not_gone_on_with_when_gold_paths_change(tmp_path: pathlib.Path) -> None:
+    row = question("verdi", "Where was the composer of Aida born?", "Le Roncole", evidence_triples=TRIPLES)
+    made(tmp_path, {"hops": [row]})
+    with pytest.raises(ValueError, match="questions differs"):
+        made(tmp_path, {"hops": [row | {"evidence_triples": TRIPLES[:1]}]})
 
 
 def test_a_question_that_nothing_is_known_of_is_rejected(tmp_path: pathlib.Path) -> None:

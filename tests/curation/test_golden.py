@@ -17,6 +17,7 @@ import pytest
 
 from configs import r1_router_data
 from routerl_jax.core.types import Passage, TextAndImage
+from routerl_jax.curation.attempts import parse_routes
 from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden import construct, save_picture
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
@@ -266,6 +267,11 @@ def test_a_sub_question_may_name_several_retrievers(tmp_path):
     assert journal(tmp_path / "one")[0]["outcome"] == "unreadable route"
 
 
+def test_a_retriever_named_twice_is_asked_once():
+    text = "<sub-question>Where?</sub-question><ret>Text Retriever, text  retriever,table retriever</ret>"
+    assert [action.tool for action in parse_routes(StepProtocol(tools=("text", "table")), text, 2)] == ["text", "table"]
+
+
 def test_too_many_failures_in_a_row_stop_the_job(tmp_path):
     config = job(str(questions(tmp_path / "rivers.jsonl")), patience=3, concurrency=1)
     model = Scripted(lambda user, sample: Completion(error="401: no such key", finish="error"))
@@ -311,6 +317,11 @@ def test_balance_and_split():
     kept = collections.Counter(item.steps[0].retrievers[0] for item in shared["a"])  # type: ignore[union-attr]
     assert kept == {"text retriever": 4, "table retriever": 4}
     assert len(shared["b"]) == 4  # one habit alone can't be levelled
+    assert (
+        balanced(found, dataclasses.replace(everything, pattern_share=0.1)) == shared
+    )  # two can't have less than half each
+    three = [("c", _trajectory(f"c{i}", ("text", "table", "flags")[i % 3])) for i in range(300)]
+    assert len(balanced(three, dataclasses.replace(everything, pattern_share=0.3))["c"]) == 300
     assert {name: len(items) for name, items in balanced(found, AmountConfig(per_dataset=3)).items()} == {
         "a": 3,
         "b": 3,

@@ -221,6 +221,7 @@ def test_the_paper_s_settings() -> None:
     [
         (schema.AgentConfig(grammar="search_r1"), "config.agent.grammar='search_r1'"),
         (schema.AgentConfig(prompt="{question}"), "config.agent.prompt"),
+        (schema.AgentConfig(on_invalid="end"), "config.agent.on_invalid='end'"),
     ],
 )
 def test_settings_of_other_recipes_are_refused(agent: schema.AgentConfig, message: str) -> None:
