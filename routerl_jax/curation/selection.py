@@ -16,9 +16,11 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Example
+from routerl_jax.data.pictures import picture_name
 from routerl_jax.data.readers import ExampleSource
 from routerl_jax.evaluation.figures import difficulty_figure
 from routerl_jax.evaluation.records import read_records, write_records
+from routerl_jax.models.images import image_uri
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
@@ -165,9 +167,11 @@ def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> dict[str, l
 
 
 def _row(example: Example, rollouts: int | None, config: SelectionConfig) -> dict[str, Any]:
-    """A question as FlashRAG writes it."""
+    """A question as FlashRAG writes it; pictures that are in memory alone as `data:` URIs."""
     found = {"difficulty": config.difficulty(rollouts), "rollouts": rollouts}
+    pictures = [picture_name(image) or image_uri(image) for image in example.images]
     return {
+        **({"images": pictures} if pictures else {}),
         "id": example.id,
         "question": example.question,
         "golden_answers": list(example.answers),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 from routerl_jax.core.rows import Place
 
 
 class MissingPictureError(ValueError):
     """A row names a picture that is not there."""
+
+
+def picture_name(image: Any) -> str:
+    """What names a picture in a file that lies anywhere: its absolute path, or its `data:` URI; "" of one that is in memory."""
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    return str(pathlib.Path(image).resolve()) if isinstance(image, str | pathlib.Path) else ""
 
 
 def picture_beside(name: str, place: Place, otherwise: str) -> pathlib.Path:

@@ -10,16 +10,21 @@ from typing import Any
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
+from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.rewards.ranges import accepted_answers
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`."""
+    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`.
+
+    Pictures are named (data.pictures.picture_name); one that was in memory alone has "" for a name.
+    """
     return {
         "id": episode.example.id,
         "sample": episode.sample,
         "question": episode.example.question,
+        "images": [picture_name(image) for image in episode.example.images],
         "golden_answers": list(accepted_answers(episode.example, episode.answer)),
         "metadata": group_fields(episode.example.metadata),
         "prediction": episode.answer,
@@ -39,6 +44,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             id=str(record["id"]),
             question=record["question"],
             answers=tuple(record["golden_answers"]),
+            images=tuple(record.get("images", ())),
             metadata=record.get("metadata", {}),
         )
         return Episode(

@@ -257,6 +257,11 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
     good = [episode for episode, total in zip(episodes, totals) if total >= settings.least]
+    if lost := [episode.example.id for episode in good if not all(episode.example.images)]:
+        raise ValueError(
+            f"{source}: the pictures of {len(lost)} episodes, the first at question {lost[0]!r}, were in memory alone when "
+            "they were written; roll out questions whose pictures are files"
+        )
     questions = len({episode.example.id for episode in good})
     return (
         [Worked(episode.example, _pieces(episode)) for episode in good],

@@ -121,6 +121,16 @@ def test_two_wiki_and_its_aliases(tmp_path: pathlib.Path) -> None:
     inner = {key: value for key, value in rows.TWO_WIKI.items() if key not in ("_id", "question", "answer")}
     flash = {"id": "f", "question": "?", "golden_answers": ["Jane Roe"], "metadata": inner}
     assert only(as_json(aliased / "flash.jsonl", flash)).answers == ("Jane Roe", "Jane R. Roe", "Roean")
+    triples = rows.TWO_WIKI["evidences"]
+    columns = dict(zip(("fact", "relation", "entity"), map(list, zip(*triples))))  # type: ignore[call-overload]
+    each = [dict(zip(columns, triple)) for triple in triples]  # type: ignore[call-overload]
+    for evidences in (columns, each, json.dumps(triples)):
+        found = only(as_json(tmp_path / "hub.jsonl", rows.TWO_WIKI | {"evidences": evidences}))
+        assert found.metadata["evidence_triples"] == triples
+    for wrong in ({"fact": ["a"]}, {**columns, "fact": []}, [["a", "b"]], "x", 3):
+        path = as_json(tmp_path / "wrong.jsonl", rows.TWO_WIKI | {"evidences": wrong})
+        with pytest.raises(ValueError, match=r"wrong.jsonl, line 1: .*key 'evidences'"):
+            open_dataset(str(path))
 
 
 def test_infoseek(tmp_path: pathlib.Path) -> None:
@@ -163,6 +173,10 @@ def test_rows_without_answers_are_left_out_where_a_data_set_has_them(
     blank = {**unanswered, "_id": "y", "answer": " "}
     path = as_json(tmp_path / "test.json", {**unanswered, "_id": "x"}, blank, rows.HOTPOT)
     assert only(path).id == "5a8b57f2"
+    bare = {key: value for key, value in unanswered.items() if key in ("question", "context")}
+    assert only(as_json(tmp_path / "hotpot_test.json", {**bare, "_id": "x"}, rows.HOTPOT)).id == "5a8b57f2"
+    bare = {key: rows.MUSIQUE[key] for key in ("id", "question", "paragraphs")}
+    assert only(as_json(tmp_path / "musique_test.jsonl", {**bare, "id": "x"}, rows.MUSIQUE)).id == "2hop__12_34"
     with pytest.raises(ValueError, match=r"holds no questions \(1 rows have no answer\)"):
         FileExamples(as_json(tmp_path / "none.json", unanswered))
 
@@ -215,6 +229,25 @@ def test_verl(tmp_path: pathlib.Path) -> None:
     both = FileExamples(merged)
     assert [both[i].id for i in range(2)] == ["nq/train_0", "hotpotqa/train_0"]
     assert both[0].question == "who wrote tin boats?"
+
+
+def test_verl_rows_with_pictures_and_columns_of_their_data_set(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"picture")
+    seen = only(as_json(tmp_path / "seen.jsonl", {**rows.VERL, "images": ["a.png"], "difficulty": "hard"}))
+    assert seen.images == (tmp_path / "a.png",)
+    assert seen.metadata["difficulty"] == "hard"
+    assert only(as_parquet(tmp_path / "seen.parquet", {**rows.VERL, "images": [{"bytes": b"x"}]})).images == (b"x",)
+    inner = {key: value for key, value in rows.HOTPOT.items() if key not in ("_id", "question", "answer")}
+    path = as_json(tmp_path / "hotpot.jsonl", {**rows.VERL, "metadata": inner})
+    original = only(as_json(tmp_path / "hotpot.json", rows.HOTPOT))
+    found = only(path)
+    assert found.answers == ("Lou Ash", "L. Ash")
+    assert {key: found.metadata[key] for key in ("supporting", "type", "level")} == {
+        key: original.metadata[key] for key in ("supporting", "type", "level")
+    }
+    assert "context" not in found.metadata
+    same = tmp_path / "hotpot.json"
+    assert [item for _, item in read_passages(path)] == [item for _, item in read_passages(same)]
 
 
 def test_each_row_is_told_by_its_keys() -> None:

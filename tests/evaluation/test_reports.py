@@ -167,6 +167,14 @@ def test_records_round_trip(tmp_path: pathlib.Path) -> None:
     assert not list(path.parent.glob("*.tmp"))
 
 
+def test_records_name_their_pictures(tmp_path: pathlib.Path) -> None:
+    done = episode(call("table", "t1"), answer="Accra")
+    images = (tmp_path / "a.png", "data:image/png;base64,AA==", b"bytes")
+    record = episode_record(dataclasses.replace(done, example=dataclasses.replace(done.example, images=images)))
+    again = episode_of(json.loads(json.dumps(record)), Place(tmp_path, "line", 1)).example
+    assert again.images == (str(tmp_path / "a.png"), images[1], "")
+
+
 def test_a_broken_record_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "step.jsonl"
     path.write_text('{"id": 1}\n{"id": \n')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.rows import Place, read_rows
@@ -13,10 +14,12 @@ from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings, wit
 from routerl_jax.data.formats.hotpotqa import HotpotQA, from_json
 
 _ALIASES = "id_aliases.json"
+_COLUMNS = ("fact", "relation", "entity")  # of a triple, on the hub and under FlashRAG's metadata
 
 
 class TwoWiki(HotpotQA):
-    """HotpotQA's keys, `evidences` (`[subject, relation, object]` triples), and `answer_id`, a Wikidata id.
+    """HotpotQA's keys, `evidences` (`[subject, relation, object]` triples, on the hub and in FlashRAG `{fact, relation,
+    entity}` of lists), and `answer_id`, a Wikidata id.
 
     Where id_aliases.json of the data set lies beside the file (a row a line: `{Q_id, aliases, demonyms}`), the answer's
     aliases and demonyms are accepted answers too, as the data set's own scorer accepts them.
@@ -53,9 +56,15 @@ def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
 
 def _triples(value: Any, place: Place) -> list[list[str]]:
     value = from_json(value, "evidences", place)
-    if not isinstance(value, list) or not all(isinstance(item, list) and len(item) == 3 for item in value):
-        raise place.error("key 'evidences' must be a list of [subject, relation, object]")
-    return value
+    try:
+        rows = zip(*(value[key] for key in _COLUMNS), strict=True) if isinstance(value, Mapping) else value
+        triples = [[row[key] for key in _COLUMNS] if isinstance(row, Mapping) else list(row) for row in rows]
+        fine = all(len(triple) == 3 and all(isinstance(part, str) for part in triple) for triple in triples)
+    except (KeyError, TypeError, ValueError):
+        fine, triples = False, []
+    if not fine:
+        raise place.error(f"key 'evidences' must be a list of [subject, relation, object], or have the keys {_COLUMNS}")
+    return triples
 
 
 FORMATS.register("2wikimultihopqa")(TwoWiki())

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from routerl_jax.core.rows import Place
-from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, strings
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    images_of,
+    strings,
+    with_metadata,
+)
 
 _MARK = "Question:"
+_READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images")
+_WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
 
 
 class Verl(QuestionFormat):
@@ -18,7 +29,9 @@ class Verl(QuestionFormat):
 
     The question is `question`, or `extra_info.question`, or what follows the last "Question:" of the last user message
     (Search-R1's and RouteRAG's prompts end so): its instructions are those of another agent and are dropped. The id is
-    `data_source/split/index` (or `data_source/id`), as Search-R1 counts each data set from 0 in one file.
+    `data_source/split/index` (or `data_source/id`), as Search-R1 counts each data set from 0 in one file. `images` are pictures
+    (format.images_of). Other columns, and what is under `metadata`, are metadata; where they are a data set's own (`context`
+    and `supporting_facts`, ..), they are read as that one's.
     """
 
     def holds(self, row: Row) -> bool:
@@ -27,14 +40,34 @@ class Verl(QuestionFormat):
     def example(self, row: Row, place: Place) -> Example | None:
         info = _mapping(row.get("extra_info"))
         source = str(row.get("data_source") or "")
-        answers = _answers(row, place)
-        metadata: dict[str, Any] = {
-            key: row[key] for key in ("data_source", "ability", "type", "level") if row.get(key) is not None
-        }
-        metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
-        return Example(
-            id=_id(row, info, source, place), question=_question(row, info, place), answers=answers, metadata=metadata
+        example = Example(
+            id=_id(row, info, source, place),
+            question=_question(row, info, place),
+            answers=_answers(row, place),
+            images=images_of(row, place),
         )
+        metadata = _columns(row)
+        plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
+        if (form := _form_of(metadata | plain)) is not None:
+            found = form.example(metadata | plain, place)
+            metadata = {} if found is None else dict(found.metadata)
+        metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
+        return dataclasses.replace(example, metadata=metadata)
+
+    def passages(self, row: Row, place: Place) -> list[Passage]:
+        fields = _columns(row) | {"golden_answers": []}
+        form = _form_of(fields)
+        return [] if form is None else form.passages(fields, place)
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    """What a row holds beside what verl reads, with what FlashRAG keeps under `metadata`."""
+    return {key: _parsed(value) for key, value in with_metadata(row).items() if key not in _READ and value is not None}
+
+
+def _form_of(fields: Mapping[str, Any]) -> QuestionFormat | None:
+    """The data set whose gold passages the columns tell of."""
+    return next((form for form in map(FORMATS.get, _WITH_PASSAGES) if form.holds(fields)), None)
 
 
 def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
