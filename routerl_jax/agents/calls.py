@@ -11,6 +11,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.query import query_image, query_text
 from routerl_jax.remote.background import in_thread
@@ -33,8 +34,16 @@ async def search_calls(
     if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
         results = await _one_by_one(tools, tool, queries, k, timeout)
     seconds = time.perf_counter() - started
-    cost = float(getattr(tools.get(tool), "cost", 1.0))
+    cost = _cost(tools, tool)
     return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
+
+
+def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
+    """What a query costs. Raises TypeError that names the tool if it is no number."""
+    cost = getattr(tools.get(tool), "cost", 1.0)
+    if not isinstance(cost, int | float):
+        raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
+    return float(cost)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,8 @@ class _Failure:
     raised: bool = False
 
 
+_TEXTS = ("id", "title", "text")  # of a passage
+_LONGEST_ERROR = 300  # letters of what a tool says that are shown: a trace of the stack must not fill a conversation
 _Result = tuple[Passage, ...] | _Failure
 
 
@@ -92,11 +103,14 @@ async def _one_by_one(
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
     try:
         image = query_image(query)
-    except ValueError:  # a picture that is not there; the tool has said so
+    except (ValueError, OSError):  # a picture that is not there; the tool has said so
         image = ""
     call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
     if isinstance(result, _Failure):
-        return dataclasses.replace(call, error=result.message)
+        error = whole_letters(result.message)
+        if len(error) > _LONGEST_ERROR:
+            error = f"{error[:_LONGEST_ERROR]} .."
+        return dataclasses.replace(call, error=error)
     return dataclasses.replace(call, passages=result)
 
 
@@ -117,6 +131,21 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
             results.append(_Failure(f"tool {tool!r} gave {type(result).__name__} instead of a list of Passage"))
         elif wrong := [type(item).__name__ for item in result if not isinstance(item, Passage)]:
             results.append(_Failure(f"tool {tool!r} gave a list with {wrong[0]} in it instead of Passage"))
+        elif odd := [
+            f"{name}={getattr(item, name)!r}" for item in result for name in _TEXTS if not _is_text(item, name)
+        ]:
+            results.append(_Failure(f"tool {tool!r} gave a Passage with {odd[0]}, which is no string"))
         else:
-            results.append(tuple(result))
+            results.append(tuple(map(_whole, result)))
     return results
+
+
+def _is_text(passage: Passage, name: str) -> bool:
+    return isinstance(getattr(passage, name), str)
+
+
+def _whole(passage: Passage) -> Passage:
+    """The passage in letters that every tokenizer takes."""
+    texts = {name: getattr(passage, name) for name in _TEXTS}
+    whole = {name: whole_letters(text) for name, text in texts.items()}
+    return passage if whole == texts else dataclasses.replace(passage, **whole)

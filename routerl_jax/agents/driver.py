@@ -6,6 +6,7 @@ import asyncio
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -211,9 +212,11 @@ class _Driver:
                 await self._run_calls(calls)
                 return
             for tool in dict.fromkeys(call.tool for call in calls):  # apart, so that no tool's callers wait for another
-                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.tool == tool]))
+                of_tool = [call for call in calls if call.tool == tool]
+                task = asyncio.ensure_future(self._run_calls(of_tool))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
+                task.add_done_callback(functools.partial(_pass_on_error, of_tool))
                 task.add_done_callback(lambda _: self._changed.set())
         if self.engine.busy:
             started = time.perf_counter()
@@ -277,6 +280,16 @@ class _PendingCall:
     query: Query
     k: int
     future: asyncio.Future[Call]
+
+
+def _pass_on_error(calls: Sequence[_PendingCall], task: asyncio.Task[None]) -> None:
+    """Raises in the agents that wait for calls what ended the task that made them."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    for call in calls:
+        if not call.future.done():
+            call.rollout.outstanding -= 1
+            call.future.set_exception(error)
 
 
 def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between
+from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between, unshown
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.data.trajectories import label_of, tool_of
@@ -90,14 +90,10 @@ class R1RouterGrammar(Grammar):
         return "<answer>"
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        if call.error is not None:
-            body = f"The search failed: {call.error}\n"
-        elif not passages:
-            body = "Nothing was found.\n"
-        else:
-            marker = self.markers.get(call.tool, call.tool)
-            body = "".join(f"{marker}-{i}: {one_line(passage)}\n" for i, passage in enumerate(passages))
-        return f"<information>\n{body}</information>"
+        marker = self.markers.get(call.tool, call.tool)
+        lines = [f"{marker}-{i}: {one_line(passage)}" for i, passage in enumerate(passages)]
+        body = unshown(call, passages) or "\n".join(lines)
+        return f"<information>\n{body}\n</information>"
 
     def reminder(self, error: str) -> str:
         return f"<information>\nThat was no valid step: {error}.\n</information>"

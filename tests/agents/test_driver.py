@@ -120,6 +120,48 @@ def test_a_tool_that_hangs_times_out():
     assert [e.answer for e in episodes] == ["Accra"] * 2
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_tool_without_a_sensible_price_ends_the_run_and_is_named(deterministic):
+    class Dear(tiny.ScriptedKB):
+        cost = None
+
+    tools = knowledge(text=Dear("text"))
+    with pytest.raises((RuntimeError, TypeError)) as raised:
+        run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools, deterministic=deterministic)
+    told = f"{raised.value} {raised.value.__cause__}"
+    assert "tool 'text' has cost=None; give a number" in told
+
+
+def test_what_a_tool_says_of_its_failure_is_cut():
+    class Verbose:
+        def search(self, queries, k):
+            raise ValueError("no " * 4000)
+
+    [episode] = run(AGENT, EXAMPLES[:1], ScriptedEngine(script), knowledge(text=Verbose()))
+    assert len(episode.calls[0].error) < 320
+    assert episode.calls[0].error.endswith(" ..")
+    assert "The search failed: ValueError: no no" in episode.turns[0].observation
+
+
+@pytest.mark.parametrize("name", ["id", "title", "text"])
+def test_passages_of_no_text_fail_their_query_and_halves_of_letters_are_mended(name):
+    class Odd:
+        def __init__(self, value):
+            self.value = value
+
+        def search(self, queries, k):
+            return [[Passage(**{"id": "1", "title": "a", "text": "b", name: self.value})] for _ in queries]
+
+    def played(value):
+        [episode] = run(AGENT, EXAMPLES[:1], ScriptedEngine(script), knowledge(text=Odd(value)))
+        return episode.calls[0]
+
+    assert played(None).error == f"tool 'text' gave a Passage with {name}=None, which is no string"
+    call = played("cut \ud83d short")
+    assert call.error is None
+    assert getattr(call.passages[0], name) == "cut ? short"
+
+
 PASSAGE = Passage(id="1", title="", text="fine")
 
 

@@ -52,7 +52,9 @@ def test_r1_router_observations():
     call = Call(tool="text_image", query="q", passages=PASSAGES)
     expected = "<information>\ntir-0: Accra: A city of Ghana.\ntir-1: Togo borders Ghana.\n</information>"
     assert ROUTER.observation(call, PASSAGES) == expected
-    assert ROUTER.observation(call, ()) == "<information>\nNothing was found.\n</information>"
+    assert ROUTER.observation(call, ()) == "<information>\nWhat was found is too long to be shown.\n</information>"
+    nothing = Call(tool="text", query="q")
+    assert ROUTER.observation(nothing, ()) == "<information>\nNothing was found.\n</information>"
     failed = Call(tool="text", query="q", error="no reply within 2 s")
     assert "no reply within 2 s" in ROUTER.observation(failed, ())
 
