@@ -78,15 +78,18 @@ def main(_: Sequence[str]) -> None:
         stage2=counts_of(FLAGS.stage2, "stage2"),
     )
     workdir = pathlib.Path(FLAGS.workdir)
-    parts = ("seed", "model", "agent", "knowledge", "data", "rollout")
+    parts = ("seed", "recipe", "model", "agent", "knowledge", "data", "rollout")
     attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}
     made_of = {**attempted, **{key: dataclasses.asdict(config)[key] for key in parts}}
+    made_of["max_length"] = config.engine.max_length
     other = "use another --workdir"
     if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
     split_cpu(config.mesh.cpu_devices)
     source = open_examples(config.data.train, config.data.train_range, "train")
     recipe = build_recipe(config)
+
+    failed = [0]  # searches
 
     @functools.cache  # where all attempts are on disk already, no policy is needed
     def parts_of_agent():
@@ -108,6 +111,14 @@ def main(_: Sequence[str]) -> None:
             tool_timeout=config.rollout.tool_timeout,
             progress="attempts",
         )
+        calls = [call for episode in episodes for call in episode.calls]
+        errors = [call.error for call in calls if call.error is not None]
+        if errors and len(errors) == len(calls):
+            raise RuntimeError(
+                f"all {len(errors)} searches of these attempts failed, the first with: {errors[0]}. They would count against "
+                "the questions, so they are not kept; mend the knowledge base and go on with --resume"
+            )
+        failed[0] += len(errors)
         answers = [episode.answer for episode in episodes]
         return [answers[i : i + samples] for i in range(0, len(answers), samples)]
 
@@ -115,6 +126,8 @@ def main(_: Sequence[str]) -> None:
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
     print(f"{len(source)} questions: {shares}")
     print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")
+    if failed[0]:
+        print(f"{failed[0]} searches of this sitting failed, which counts against their questions")
     for line in report.missing:
         print(f"{line}; the set is smaller")
 

@@ -1,8 +1,9 @@
-"""The stream of training examples: grain, with a position that is part of the checkpoint."""
+"""The stream of training examples: shuffled by grain, with a position that is part of the checkpoint."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import grain.python as grain
 
@@ -13,38 +14,47 @@ from routerl_jax.data.readers import ExampleSource
 class ExampleStream:
     """Endless shuffled batches of distinct examples; each epoch has an order of its own.
 
+    Batches may differ in size. What is left of an epoch when it has not enough for the next one is passed over.
+
     Args:
       source: random access.
-      batch: examples per step.
+      largest: most examples of a batch.
       seed: of the shuffle.
 
     Raises:
       ValueError: the source has fewer examples than a batch.
     """
 
-    def __init__(self, source: ExampleSource, batch: int, seed: int) -> None:
-        if len(source) < batch:
+    def __init__(self, source: ExampleSource, largest: int, seed: int) -> None:
+        if len(source) < largest:
             raise ValueError(
-                f"the training data has {len(source)} examples, fewer than config.rollout.examples={batch}"
+                f"the training data has {len(source)} examples, fewer than config.rollout.examples={largest}"
             )
-        # Whole batches within an epoch, so that no batch holds an example twice.
-        usable = len(source) // batch * batch
-        dataset = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().slice(slice(0, usable))
-        dataset = dataset.repeat().batch(batch)
         self._source = source
-        self._iterator = iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+        self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
+        self._position = 0
 
-    def next(self) -> list[Example]:
+    def next(self, count: int) -> list[Example]:
         """The next batch."""
-        return [self._source[int(i)] for i in next(self._iterator)]
+        left = -self._position % len(self._source) or len(self._source)
+        first = self._position + (left if left < count else 0)
+        self._position = first + count
+        order = cast(
+            Sequence[int], self._order
+        )  # of grain's elements, which may be None where something was filtered out
+        return [self._source[order[i]] for i in range(first, first + count)]
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, as JSON-serialisable data."""
-        return self._iterator.get_state()
+        return {"position": self._position}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a saved position."""
-        self._iterator.set_state(state)
+        if "position" not in state:
+            raise ValueError(
+                "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
+            )
+        self._position = state["position"]
 
 
 class _Indices:

@@ -130,7 +130,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         stage = stages.at(step)
         try:
             with step_clock("step"):
-                metrics = _train_step(stage, recipe.agent, run_, engine, tools, stage.stream.next(), step, step_clock)
+                metrics = _train_step(stage, recipe.agent, run_, engine, tools, stage.examples(), step, step_clock)
         except NotFinite as error:
             alarm = Alarm(step, error.metric, str(error))
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers
 from routerl_jax.recipes.recipe import Recipe, Reward
 from routerl_jax.training.config import TrainConfig
@@ -24,6 +25,10 @@ class RunStage:
     config: TrainConfig
     stream: ExampleStream
 
+    def examples(self) -> list[Example]:
+        """The next step's questions."""
+        return self.stream.next(self.config.rollout.examples)
+
 
 class Stages:
     """All stages of a run. Those that train on the same questions go on with one stream of them.
@@ -38,10 +43,15 @@ class Stages:
         self._stages: list[RunStage] = []
         self._steps = config.steps
         owners: dict[Any, str] = {}
+        largest: dict[Any, int] = {}
         for stage in recipe.stages:
             settings = config.in_stage(stage.name)
-            data, examples = settings.data, settings.rollout.examples
-            owner = owners.setdefault((data.train, data.train_range, examples), stage.name)
+            questions_of = (settings.data.train, settings.data.train_range)
+            largest[questions_of] = max(largest.get(questions_of, 0), settings.rollout.examples)
+        for stage in recipe.stages:
+            settings = config.in_stage(stage.name)
+            data, questions_of = settings.data, (settings.data.train, settings.data.train_range)
+            owner = owners.setdefault(questions_of, stage.name)
             if owner == stage.name:
                 questions = open_examples(data.train, data.train_range, "train")
                 check_retrievers(
@@ -49,7 +59,7 @@ class Stages:
                     tuple(config.knowledge),
                     f"config.data.train={data.train}",
                 )
-                self._streams[owner] = ExampleStream(questions, examples, config.seed)
+                self._streams[owner] = ExampleStream(questions, largest[questions_of], config.seed)
             self._stages.append(
                 RunStage(
                     name=stage.name,

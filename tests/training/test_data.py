@@ -17,7 +17,7 @@ class Source:
 
 
 def take(stream: ExampleStream, count: int) -> list[list[str]]:
-    return [[example.id for example in stream.next()] for _ in range(count)]
+    return [[example.id for example in stream.next(5)] for _ in range(count)]
 
 
 def test_an_epoch_has_no_repeats_and_every_epoch_its_own_order() -> None:
@@ -42,6 +42,15 @@ def test_a_restored_stream_continues(position: int) -> None:
     other = ExampleStream(Source(), 5, seed=3)
     other.restore(state)
     assert take(other, 6) == rest
+
+
+def test_batches_may_differ_in_size() -> None:
+    """One order for all: what a smaller batch has taken a larger one does not take again within the epoch."""
+    stream, other = ExampleStream(Source(), 9, seed=1), ExampleStream(Source(), 9, seed=1)
+    first = [example.id for count in (5, 9, 5) for example in stream.next(count)]
+    assert len(set(first)) == 19
+    assert first[:18] == [example.id for _ in range(2) for example in other.next(9)]
+    assert len({example.id for example in stream.next(9)}) == 9  # four were left
 
 
 def test_too_few_examples() -> None:

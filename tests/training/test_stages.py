@@ -74,7 +74,7 @@ def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_
     whole, resumed = Stages(config, recipe), Stages(config, recipe)
 
     def ids(stages: Stages, step: int) -> list[str]:
-        return [example.id for example in stages.at(step).stream.next()]
+        return [example.id for example in stages.at(step).examples()]
 
     first = [ids(whole, step) for step in range(4)]
     resumed.restore(json.loads(json.dumps(whole.state())))
@@ -84,7 +84,7 @@ def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_
     assert all(int(i) < 5 for batch in (*first[:3], *rest[1:]) for i in batch)
     config = dataclasses.replace(config, stages={"only": schema.StageConfig()})
     one = Stages(config, build_recipe(config))
-    assert [example.id for example in one.at(0).stream.next()] == first[0]
+    assert [example.id for example in one.at(0).examples()] == first[0]
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_a_control_begins_the_questions_that_the_stage_it_lacks_would_have_begun
     config = dataclasses.replace(config, stages=stages)
     whole = Stages(config, build_recipe(config))
     for step in range(3):
-        whole.at(step).stream.next()
+        whole.at(step).examples()
     without = dataclasses.replace(config, stages={name: stages[name] for name in ("early", "late")})
     control = Stages(without, build_recipe(without))
     control.restore(json.loads(json.dumps(whole.state())))
-    assert control.at(3).stream.next() == whole.at(0).stream.next()
-    assert control.at(5).stream.next() == whole.at(3).stream.next()
+    assert control.at(3).examples() == whole.at(0).examples()
+    assert control.at(5).examples() == whole.at(3).examples()
 
 
 def test_a_run_in_two_stages(small_run: pathlib.Path) -> None:
