@@ -13,8 +13,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     python -m launch.compile_check --config=configs/search_qwen25_vl_7b.py --topology=v5e:16x16
 
-    It has been compiled (docs/accelerators.md) and not been run: no step time, no result. Questions with images come from a
-    dataset that is registered (docs/extending.md); the readers of files here give text alone.
+    It has been compiled (docs/accelerators.md) and not been run: no step time, no result. Questions with images are rows that
+    name them (docs/data.md).
     """
     run = searcher_run("Qwen/Qwen2.5-VL-7B-Instruct")
     run = dataclasses.replace(

@@ -15,6 +15,7 @@ from typing import Any
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS
 
 BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"
@@ -227,11 +228,12 @@ def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalize
 
     Args:
       metric: a name in `rewards.metrics.ANSWER_METRICS`; the paper's ablation has f1, cover_em and em.
-      signed: from -1 to 1 instead of from 0 to 1 (the Llama server's stage 1).
+      signed: from -1 to 1 instead of from 0 to 1 (eq. 5; the Llama server's stage 1).
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
-    score = ANSWER_METRICS[metric](own_answer(episode), episode.example.answers, normalizer)
+    own = own_answer(episode)
+    score = ANSWER_METRICS[metric](own, accepted_answers(episode.example, own), normalizer)
     return 2 * score - 1 if signed else score
 
 
@@ -266,14 +268,15 @@ LLAMA_STAGE_2: Reward = {
 
 
 def stage_2(metric: str) -> Reward:
-    """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em.
+    """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em, of which the last two are 1 or -1
+    (eq. 5).
 
     Raises:
       ValueError: there is no such metric.
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
-    return {**STAGE_2, "r1_searcher.answer": {"metric": metric}}
+    return {**STAGE_2, "r1_searcher.answer": {"metric": metric, "signed": metric in ("em", "cover_em")}}
 
 
 # --- released rollouts ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices, unshown
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
 
 TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the others' rankings (knowledge.hybrid)
@@ -195,7 +196,8 @@ def efficiency(
       scale: T of equation 4, see `scaled_costs`.
     """
     scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), scale)
-    right = [exact_match(episode.answer, episode.example.answers, normalizer) == 1.0 for episode in episodes]
+    accepted = [accepted_answers(episode.example, episode.answer) for episode in episodes]
+    right = [exact_match(e.answer, answers, normalizer) == 1.0 for e, answers in zip(episodes, accepted)]
     mean = float(scaled.mean()) if len(episodes) else 0.0
     return [mean - float(s) if fine else 0.0 for s, fine in zip(scaled, right)]
 

@@ -187,8 +187,8 @@ def _by_hand(text: str, gold: str) -> dict[str, float]:
         "stage2": f1 - 2 * (not qwen),
         "llama1": (1 if cem else -1) + 0.5 * (fine["marks"] and blocks >= 1) + 0.5 * (fine["think"] and fine["answer"]),
         "llama2": f1 - 1 * (not llama),
-        "em": em - 2 * (not qwen),
-        "cem": cem - 2 * (not qwen),
+        "em": (1 if em else -1) - 2 * (not qwen),
+        "cem": (1 if cem else -1) - 2 * (not qwen),
     }
 
 
