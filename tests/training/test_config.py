@@ -106,7 +106,7 @@ def test_variants_of_a_configuration() -> None:
     }
     for module in (r1_searcher_small, r1_searcher_qwen25_7b):
         ablation = from_config_dict(schema.TrainConfig, module.get_config("cover_em"))
-        assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em"}
+        assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em", "signed": True}
         with pytest.raises(ValueError, match="metric='bleu' is not known; use one of em, cover_em"):
             module.get_config("bleu")
     for module, default in ((r1_searcher_qwen25_7b, "f1"), (r1_searcher_llama31_8b, "released")):
