@@ -101,7 +101,7 @@ def _modes_by_step(axis: Any, policies: Rows, by: str = "") -> None:
     names = [f"{row['step']}. {title(name)} ({row['n']})" for name, row in steps]
     modes = sorted({mode for _, row in steps for mode in row["mode_usage"]})
     _stacked(axis, names, [row["mode_usage"] for _, row in steps], modes)
-    axis.set(title=f"Share of each search by mode (searches){by}", xlim=(0, 1))
+    axis.set(title=f"Each search by mode (searches){by}", xlim=(0, 1))
     axis.tick_params(axis="y", labelsize=8)
 
 
