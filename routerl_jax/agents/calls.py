@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import numbers
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ async def search_calls(
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
     """What a query costs. Raises TypeError that names the tool if it is no number."""
     cost = getattr(tools.get(tool), "cost", 1.0)
-    if not isinstance(cost, int | float):
+    if not isinstance(cost, numbers.Real):  # numpy's are such, too
         raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
     return float(cost)
 
@@ -103,7 +104,7 @@ async def _one_by_one(
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
     try:
         image = query_image(query)
-    except (ValueError, OSError):  # a picture that is not there; the tool has said so
+    except ValueError:  # a picture that is not there; the tool has said so
         image = ""
     call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
     if isinstance(result, _Failure):

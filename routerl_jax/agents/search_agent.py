@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
-from routerl_jax.core.text import beginning
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
 
@@ -146,17 +145,7 @@ class SearchAgent(Agent):
         def fits(shown: Sequence[Passage]) -> bool:
             return chat.tokens_of(self.grammar.observation(call, shown)) <= limit
 
-        shown = next(
-            (call.passages[:count] for count in range(len(call.passages), 0, -1) if fits(call.passages[:count])), ()
-        )
-        if call.passages and not shown and self.max_observation_tokens:
-            first = call.passages[0]
-
-            def cut(words: int) -> Passage:
-                return dataclasses.replace(first, text=beginning(first.text, words))
-
-            words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: not fits([cut(n)]))
-            shown = (cut(words),) if words else ()
+        shown = fitting(call.passages, fits, cut=bool(self.max_observation_tokens))
         return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve)
 
     async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:

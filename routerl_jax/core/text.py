@@ -15,8 +15,3 @@ def one_line(passage: Passage) -> str:
     """Title and text, the title left out where the text holds it."""
     text = " ".join(passage.text.split())
     return text if passage.title in text else f"{passage.title}: {text}"
-
-
-def beginning(text: str, words: int) -> str:
-    """Its first words, and a sign that there are more."""
-    return " ".join(text.split()[:words]) + " .."

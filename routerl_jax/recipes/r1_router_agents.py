@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
 from routerl_jax.agents.routing import AsNamed, Routing
-from routerl_jax.core.text import beginning
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
@@ -138,19 +137,11 @@ class StepAgent(Agent):
         bare = say((), "")
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
-        for count in range(len(documents), 0, -1):
-            said = say(documents[:count], "")
-            if room(said) >= least:
-                return said
-        if not documents:
-            return bare
-        first = documents[0]
-
-        def cut(words: int) -> Said:
-            return say([dataclasses.replace(first, text=beginning(first.text, words))], "")
-
-        words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: room(cut(n)) < least)
-        return cut(words) if words else say((), TOO_LONG)
+        shown = fitting(documents, lambda some: room(say(some, "")) >= least)
+        if shown or not documents:
+            return say(shown, "")
+        told = say((), TOO_LONG)
+        return told if room(told) >= self.max_turn_tokens else bare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

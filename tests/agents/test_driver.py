@@ -5,6 +5,7 @@ import threading
 import time
 import types
 
+import numpy as np
 import pytest
 
 from routerl_jax.agents.agent import Agent
@@ -130,6 +131,9 @@ def test_a_tool_without_a_sensible_price_ends_the_run_and_is_named(deterministic
         run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools, deterministic=deterministic)
     told = f"{raised.value} {raised.value.__cause__}"
     assert "tool 'text' has cost=None; give a number" in told
+    Dear.cost = np.float32(2.0)
+    episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), tools, deterministic=deterministic)
+    assert [episode.calls[0].cost for episode in episodes] == [2.0, 2.0]
 
 
 def test_what_a_tool_says_of_its_failure_is_cut():

@@ -257,12 +257,12 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
 def test_demonstrations_leave_out_the_documents_that_rollouts_leave_out(steps):
     agent = dataclasses.replace(AGENT, prompt_suffix="<think>", max_turn_tokens=16)
     shown = set()
-    for max_length in range(55, 90):
+    for max_length in range(44, 90):
         episode, _, _ = play("x", agent=agent, example=steps[1], max_length=max_length)
         fed = episode.sequences[0].tokens[~episode.sequences[0].loss_mask]
         np.testing.assert_array_equal(fed, agent.opening(steps[1], tiny.tokenizer(), room=max_length))
-        shown.add(len(fed))
-    assert len(shown) == 3  # the first one's beginning, the first, or both of its documents
+        shown.add(tuple(fed.tolist()))
+    assert len(shown) == 4  # none of its documents, the first one's beginning, the first, or both
 
 
 # --- baselines ---------------------------------------------------------------------------------------------------------

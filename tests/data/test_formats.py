@@ -175,6 +175,10 @@ def test_rows_without_answers_are_left_out_where_a_data_set_has_them(
     assert only(path).id == "5a8b57f2"
     bare = {key: value for key, value in unanswered.items() if key in ("question", "context")}
     assert only(as_json(tmp_path / "hotpot_test.json", {**bare, "_id": "x"}, rows.HOTPOT)).id == "5a8b57f2"
+    as_flash = {key: value for key, value in unanswered.items() if key != "_id"} | {"id": "x"}
+    assert only(as_json(tmp_path / "flash.json", as_flash, rows.HOTPOT)).id == "5a8b57f2"
+    asked = {key: rows.MUSIQUE[key] for key in ("question", "question_decomposition")}
+    assert only(as_json(tmp_path / "asked.jsonl", {**asked, "id": "x"}, rows.MUSIQUE)).id == "2hop__12_34"
     bare = {key: rows.MUSIQUE[key] for key in ("id", "question", "paragraphs")}
     assert only(as_json(tmp_path / "musique_test.jsonl", {**bare, "id": "x"}, rows.MUSIQUE)).id == "2hop__12_34"
     with pytest.raises(ValueError, match=r"holds no questions \(1 rows have no answer\)"):

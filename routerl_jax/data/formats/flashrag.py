@@ -8,6 +8,7 @@ from __future__ import annotations
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
     FORMATS,
     QuestionFormat,
     Row,
@@ -18,8 +19,6 @@ from routerl_jax.data.formats.format import (
     strings,
     with_metadata,
 )
-
-_ANSWER_KEYS = ("golden_answers", "answers", "answer")
 
 
 class FlashRag(QuestionFormat):
@@ -35,7 +34,7 @@ class FlashRag(QuestionFormat):
 
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
-        key = next((key for key in _ANSWER_KEYS if row.get(key)), None)
+        key = next((key for key in ANSWER_KEYS if row.get(key)), None)
         if key is None and row.get("supporting"):
             return None
         if key is None:

@@ -15,6 +15,8 @@ from routerl_jax.data.pictures import picture_beside
 
 Row = Mapping[str, Any]
 
+ANSWER_KEYS = ("golden_answers", "answers", "answer")  # what rows call their accepted answers
+
 
 class QuestionFormat(abc.ABC):
     """How one data set writes a question, its answers and the passages that come with it.

@@ -7,6 +7,7 @@ from typing import Any
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
     FORMATS,
     QuestionFormat,
     Row,
@@ -18,7 +19,7 @@ from routerl_jax.data.formats.format import (
     strings,
 )
 
-_ANSWER_KEYS = ("golden_answers", "answers", "answer", "gold_ans", "reference")
+_ANSWER_KEYS = (*ANSWER_KEYS, "gold_ans", "reference")
 
 
 class HippoRag(QuestionFormat):

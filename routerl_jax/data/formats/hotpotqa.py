@@ -9,6 +9,7 @@ from typing import Any
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
     FORMATS,
     QuestionFormat,
     Row,
@@ -21,8 +22,6 @@ from routerl_jax.data.formats.format import (
     with_metadata,
 )
 
-_ANSWER_KEYS = ("golden_answers", "answers", "answer")
-
 
 class HotpotQA(QuestionFormat):
     """`{_id, question, answer, supporting_facts: [[title, number], ..], context: [[title, [sentence, ..]], ..], type, level}`.
@@ -33,17 +32,16 @@ class HotpotQA(QuestionFormat):
 
     def holds(self, row: Row) -> bool:
         fields = with_metadata(row)
-        if not any(key in fields for key in _ANSWER_KEYS):  # the test set
-            return "context" in fields and "_id" in fields
-        return "context" in fields and "supporting_facts" in fields and "evidences" not in fields
+        of_test_set = "_id" in fields and not any(key in fields for key in ANSWER_KEYS)
+        return "context" in fields and "evidences" not in fields and ("supporting_facts" in fields or of_test_set)
 
     def example(self, row: Row, place: Place) -> Example | None:
         fields = with_metadata(row)
         question = question_of(fields, place)
-        answers = distinct(*(strings(fields.get(key), place, key) for key in _ANSWER_KEYS))
+        answers = distinct(*(strings(fields.get(key), place, key) for key in ANSWER_KEYS))
         if not answers:
             return None
-        used = (*_ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
+        used = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
         metadata = {key: value for key, value in fields.items() if key not in used}
         facts = _facts(fields.get("supporting_facts"), place)
         if facts is not None:

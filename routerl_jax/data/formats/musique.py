@@ -7,6 +7,7 @@ from typing import Any
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
     FORMATS,
     QuestionFormat,
     Row,
@@ -18,8 +19,6 @@ from routerl_jax.data.formats.format import (
 )
 from routerl_jax.data.formats.hipporag import paragraphs
 
-_ANSWER_KEYS = ("golden_answers", "answers", "answer")
-
 
 class Musique(QuestionFormat):
     """`{id, question, answer, answer_aliases, answerable, paragraphs: [{idx, title, paragraph_text, is_supporting}],
@@ -30,19 +29,19 @@ class Musique(QuestionFormat):
     """
 
     def holds(self, row: Row) -> bool:
-        if any(key in row for key in _ANSWER_KEYS):
-            return "question_decomposition" in row
-        given = row.get("paragraphs")  # the test set
-        return isinstance(given, list) and bool(given) and isinstance(given[0], dict) and "paragraph_text" in given[0]
+        given = row.get("paragraphs")
+        own = isinstance(given, list) and given and isinstance(given[0], dict) and "paragraph_text" in given[0]
+        of_test_set = bool(own) and not any(key in row for key in ANSWER_KEYS)
+        return "question_decomposition" in row or of_test_set
 
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
-        answers = distinct(*(strings(row.get(key), place, key) for key in _ANSWER_KEYS))
+        answers = distinct(*(strings(row.get(key), place, key) for key in ANSWER_KEYS))
         if row.get("answerable") is False or not answers:
             return None
         answers = distinct(answers, strings(row.get("answer_aliases"), place, "answer_aliases"))
         used = (
-            *_ANSWER_KEYS,
+            *ANSWER_KEYS,
             "answer_aliases",
             "id",
             "_id",
