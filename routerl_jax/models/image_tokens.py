@@ -16,6 +16,7 @@ from routerl_jax.models.patches import ImagePatches
 if TYPE_CHECKING:
     from routerl_jax.models.vision_language import VisionLanguageConfig
 
+_TEXT = -1  # some id that marks no image
 _KEPT_BYTES = 2**30  # of processed pictures; a page of four megapixels takes 100 MB
 
 
@@ -61,28 +62,32 @@ class ImageTokens:
     def expand(self, tokens: Sequence[int], images: Sequence[ImagePatches]) -> tuple[list[int], list[int]]:
         """Repeats each image token, one per image, as many times as its image has features; and where they begin.
 
+        Where there are more image tokens than images, the images stand at the first whole `marker`s, and what is left is text:
+        a policy, or a page that it has read, may have written marks of its own.
+
         Raises:
-          ValueError: not as many image tokens as images, or nothing after the last image.
+          ValueError: fewer image tokens than images, or nothing after the last image.
         """
         tokens = [int(token) for token in tokens]
-        count = tokens.count(self.config.image_id)
-        if count != len(images):
+        places = [place for place, token in enumerate(tokens) if token == self.config.image_id]
+        if len(places) > len(images):
+            places = [place for place in places if tokens[max(place - 1, 0) : place + 2] == self.marker][: len(images)]
+        if len(places) != len(images):
             raise ValueError(
-                f"{count} image tokens (id {self.config.image_id}) stand for {len(images)} images; put one where each image "
-                f"belongs"
+                f"{len(places)} image tokens (id {self.config.image_id}) stand for {len(images)} images; put one where each "
+                f"image belongs, as {self.marker}"
             )
-        if tokens and tokens[-1] == self.config.image_id:
+        if places and places[-1] == len(tokens) - 1:
             raise ValueError("tokens end with an image; let the token that ends images follow it")
-        remaining = iter(images)
         result: list[int] = []
         starts: list[int] = []
-        for token in tokens:
-            if token == self.config.image_id:
-                starts.append(len(result))
-                result.extend([token] * next(remaining).tokens)
-            else:
-                result.append(token)
-        return result, starts
+        done = 0
+        for place, image in zip(places, images):
+            result += tokens[done:place]
+            starts.append(len(result))
+            result += [self.config.image_id] * image.tokens
+            done = place + 1
+        return result + tokens[done:], starts
 
     def fed(self, tokens: Sequence[int], images: Sequence[ImageSource], start: int = 0) -> dict[str, Any]:
         """What `core.ledger.Ledger.feed` takes for tokens with these images at their markers, from position `start` on.
@@ -92,7 +97,7 @@ class ImageTokens:
         """
         placed = [self.process(image) for image in images]
         expanded, starts = self.expand(tokens, placed)
-        positions, after = self.positions(expanded, placed, start)
+        positions, after = self.positions(expanded, placed, start, starts)
         return {
             "tokens": expanded,
             "positions": positions,
@@ -101,11 +106,26 @@ class ImageTokens:
         }
 
     def positions(
-        self, tokens: Sequence[int], images: Sequence[ImagePatches], start: int = 0
+        self,
+        tokens: Sequence[int],
+        images: Sequence[ImagePatches],
+        start: int = 0,
+        starts: Sequence[int] | None = None,
     ) -> tuple[Int32[np.ndarray, "3 T"], int]:
-        """Rotary positions of expanded tokens with these images among them, and of the token that comes next."""
+        """Rotary positions of expanded tokens with these images among them, and of the token that comes next.
+
+        Args:
+          start: position of the first token.
+          starts: where the images begin; image tokens elsewhere are text. Default: there are none.
+        """
+        ids = np.asarray(tokens, np.int32)
+        if starts is not None:
+            image_tokens = np.zeros(len(ids), bool)
+            for first, image in zip(starts, images, strict=True):
+                image_tokens[first : first + image.tokens] = True
+            ids = np.where(image_tokens, ids, _TEXT)
         return mrope_positions(
-            np.asarray(tokens, np.int32),
+            ids,
             [image.grid for image in images],
             image_token_id=self.config.image_id,
             merge=self.config.vision.merge,

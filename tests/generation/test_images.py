@@ -170,6 +170,29 @@ def test_forks_and_image_marks_in_texts() -> None:
     check(model, [stream, fork])
 
 
+def test_marks_of_its_own_beside_the_pictures_in_one_chat() -> None:
+    """What a policy wrote comes into its next chat as text: whole marks after the pictures, and halves of them anywhere."""
+    model = seeing.model()
+    engine = Engine(model, rows=2, max_length=256)
+    shown = [seeing.picture(6), seeing.picture(7, 40, 16)]
+    half = seeing.MARKS[1]
+    prompt = f"{half} {seeing.MARKER}{seeing.MARKER} is {seeing.MARKER} {seeing.MARKS[0]}{half}{half} a flag?"
+    stream = engine.open(ids(prompt), "a", images=shown)
+    first, second = (at for at, _ in stream.ledger.images)
+    before, between = (len(ids(f"{half} {seeing.MARKS[0]}")), len(ids(seeing.MARKS[2] + seeing.MARKS[0])))
+    assert (first, second) == (before, before + model.image_tokens.process(shown[0]).tokens + between)
+    engine.request(stream, max_tokens=4, sampling=SAMPLING)
+    finish(engine)
+    check(model, [stream])
+    sequence = stream.ledger.sequence()
+    text = np.ones(len(sequence), bool)
+    for at, image in sequence.images:
+        text[at : at + image.tokens] = False
+        assert len(set(sequence.positions[0, at : at + image.tokens])) == 1  # seen at one time
+    assert (sequence.positions[:, text] == sequence.positions[0, text]).all()  # which texts, marks among them, never are
+    assert (np.diff(sequence.positions[0, text]) >= 1).all()
+
+
 def test_errors() -> None:
     engine = Engine(seeing.model(), rows=4, max_length=64)
     with pytest.raises(ValueError, match=r"the prompt of example 'x': 1 image tokens .* stand for 2 images"):
