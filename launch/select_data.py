@@ -57,7 +57,7 @@ def counts_of(parts: Sequence[str], flag: str) -> dict[str, int | None]:
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.agents.driver import run
-    from routerl_jax.core.types import Example
+    from routerl_jax.core.types import Episode, Example
     from routerl_jax.curation.job import check_same
     from routerl_jax.curation.selection import SelectionConfig, select
     from routerl_jax.generation.sampling import Sampling
@@ -89,15 +89,13 @@ def main(_: Sequence[str]) -> None:
     source = open_examples(config.data.train, config.data.train_range, "train")
     recipe = build_recipe(config)
 
-    failed = [0]  # searches
-
     @functools.cache  # where all attempts are on disk already, no policy is needed
     def parts_of_agent():
         return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config)
 
-    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[list[str | None]]:
+    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[Episode]:
         engine, tools = parts_of_agent()
-        episodes = run(
+        return run(
             recipe.agent,
             examples,
             engine,
@@ -111,23 +109,13 @@ def main(_: Sequence[str]) -> None:
             tool_timeout=config.rollout.tool_timeout,
             progress="attempts",
         )
-        calls = [call for episode in episodes for call in episode.calls]
-        errors = [call.error for call in calls if call.error is not None]
-        if errors and len(errors) == len(calls):
-            raise RuntimeError(
-                f"all {len(errors)} searches of these attempts failed, the first with: {errors[0]}. They would count against "
-                "the questions, so they are not kept; mend the knowledge base and go on with --resume"
-            )
-        failed[0] += len(errors)
-        answers = [episode.answer for episode in episodes]
-        return [answers[i : i + samples] for i in range(0, len(answers), samples)]
 
     report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
     print(f"{len(source)} questions: {shares}")
     print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")
-    if failed[0]:
-        print(f"{failed[0]} searches of this sitting failed, which counts against their questions")
+    if report.failed_searches:
+        print(f"{report.failed_searches} searches failed, which counts against their questions")
     for line in report.missing:
         print(f"{line}; the set is smaller")
 

@@ -42,10 +42,8 @@ def _share(items: Sequence[Trajectory], share: float) -> list[Trajectory]:
     if len(counts) < 2:
         return list(items)
     share = max(share, 1 / len(counts))
-    while (common := max(counts, key=lambda name: counts[name])) and counts[
-        common
-    ] > share * counts.total() + _ROUNDING:
-        counts[common] -= 1
+    while (most := counts.most_common(1)[0])[1] > share * counts.total() + _ROUNDING:
+        counts[most[0]] -= 1
     kept = []
     for item in items:
         if counts[pattern_of(item)] > 0:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.data.readers import ExampleSource
 from routerl_jax.evaluation.figures import difficulty_figure
@@ -28,8 +28,8 @@ from routerl_jax.rewards.ranges import accepted_answers
 Difficulty = Literal["easy", "medium", "hard"]
 LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 
-# (questions, attempts for each, round) -> each question's predictions, in the order of the attempts
-Attempt = Callable[[Sequence[Example], int, int], Sequence[Sequence[str | None]]]
+# (questions, attempts for each, round) -> episodes, question by question, in the order of the attempts
+Attempt = Callable[[Sequence[Example], int, int], Sequence[Episode]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,12 +71,14 @@ class SelectionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionReport:
-    """What came out: questions by difficulty, the size of the sets, and what they lack of what was asked for."""
+    """What came out: questions by difficulty, the size of the sets, what they lack of what was asked for, and how many of the
+    attempts' searches failed, which counts against their questions."""
 
     counts: Mapping[str, int]
     stage1: int
     stage2: int
     missing: Sequence[str]
+    failed_searches: int
 
 
 def select(
@@ -93,9 +95,10 @@ def select(
 
     Raises:
       ValueError: a portion on disk is of other questions, or damaged.
+      RuntimeError: all searches of a portion failed. It is not kept.
     """
     examples = {example.id: example for example in (source[i] for i in range(len(source)))}
-    rollouts = _measure(examples, attempt, config, workdir, progress)
+    rollouts, failed = _measure(examples, attempt, config, workdir, progress)
     rows = [_row(example, rollouts[name], config) for name, example in examples.items()]
     stage1, missing1 = _choose(rows, config.stage1, config.seed, set())
     stage2, missing2 = _choose(rows, config.stage2, config.seed, {row["id"] for row in stage1})
@@ -110,14 +113,16 @@ def select(
         stage1=len(stage1),
         stage2=len(stage2),
         missing=[f"stage 1: {text}" for text in missing1] + [f"stage 2: {text}" for text in missing2],
+        failed_searches=failed,
     )
 
 
 def _measure(
     examples: Mapping[str, Example], attempt: Attempt, config: SelectionConfig, workdir: pathlib.Path, progress: bool
-) -> dict[str, int | None]:
-    """The number of the first right attempt of each question."""
+) -> tuple[dict[str, int | None], int]:
+    """The number of the first right attempt of each question; and how many searches failed."""
     rollouts: dict[str, int | None] = dict.fromkeys(examples)
+    failed = 0
     rounds = -(-config.hard_above // config.per_round)
     for number in range(rounds):
         before = number * config.per_round
@@ -129,11 +134,12 @@ def _measure(
             path = workdir / "rounds" / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
             if not path.is_file():
                 _attempt(path, [examples[name] for name in names], attempt, samples, number, config)
-            for name, correct in _read(path, names, samples).items():
-                if any(correct):
-                    rollouts[name] = before + correct.index(True) + 1
+            for record in _read(path, names, samples):
+                failed += record.get("failed_searches", 0)
+                if any(record["correct"]):
+                    rollouts[record["id"]] = before + record["correct"].index(True) + 1
             bar.set_postfix_str(f"{sum(value is None for value in rollouts.values())} unanswered")
-    return rollouts
+    return rollouts, failed
 
 
 def _attempt(
@@ -146,16 +152,33 @@ def _attempt(
 ) -> None:
     """Makes a portion's attempts and writes what became of them."""
     metric = ANSWER_METRICS[config.metric]
+    episodes = attempt(examples, samples, number)
+    _check_searches(episodes)
     records = []
-    for example, predictions in zip(examples, attempt(examples, samples, number), strict=True):
+    for i, example in enumerate(examples):
+        own = episodes[i * samples : (i + 1) * samples]
+        predictions = [episode.answer for episode in own]
         correct = [metric(text, accepted_answers(example, text), config.normalizer) >= 1.0 for text in predictions]
-        records.append({"id": example.id, "predictions": list(predictions), "correct": correct})
+        failed = sum(call.error is not None for episode in own for call in episode.calls)
+        records.append(
+            {"id": example.id, "predictions": predictions, "correct": correct, "failed_searches": failed}
+        )
     if multihost.is_main():
         write_records(path, records)
     multihost.barrier(f"{path.parent.name}/{path.name}")
 
 
-def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> dict[str, list[bool]]:
+def _check_searches(episodes: Sequence[Episode]) -> None:
+    """A knowledge base that is down would make every question a hard one."""
+    errors = [call.error for episode in episodes for call in episode.calls]
+    if errors and None not in errors:
+        raise RuntimeError(
+            f"all {len(errors)} searches of these attempts failed, the first with: {errors[0]}. They would count against the "
+            "questions, so they are not kept; mend the knowledge base and go on with --resume"
+        )
+
+
+def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> list[dict[str, Any]]:
     records = list(read_records(path))
     same = [record.get("id") for record in records] == list(names)
     if not same or any(len(record["correct"]) != samples for record in records):
@@ -163,7 +186,7 @@ def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> dict[str, l
             f"{path} holds attempts at other questions, or another number of them: the data or the settings have changed. Use "
             f"another --workdir"
         )
-    return {record["id"]: record["correct"] for record in records}
+    return records
 
 
 def _row(example: Example, rollouts: int | None, config: SelectionConfig) -> dict[str, Any]:

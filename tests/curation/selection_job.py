@@ -11,12 +11,13 @@ import argparse
 import os
 import pathlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.driver import run
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Episode, Example
 from routerl_jax.curation.selection import SelectionConfig, SelectionReport, select
-from tests.agents.scripted import AGENT, ScriptedEngine, knowledge
+from tests.agents.scripted import AGENT, SEARCH, ScriptedEngine, knowledge
 
 # Question qN is answered at attempt N, q0 never.
 QUESTIONS = [Example(id=f"q{n}", question=f"Question {n}?", answers=("Accra",)) for n in (1, 3, 5, 6, 7, 9, 0, 4, 8)]
@@ -35,22 +36,25 @@ CONFIG = SelectionConfig(
 
 
 def job(
-    workdir: pathlib.Path, questions: Sequence[Example] = QUESTIONS, config: SelectionConfig = CONFIG
+    workdir: pathlib.Path,
+    questions: Sequence[Example] = QUESTIONS,
+    config: SelectionConfig = CONFIG,
+    tools: Mapping[str, SearchTool] | None = None,
 ) -> SelectionReport:
-    """Runs the job to its end."""
+    """Runs the job to its end. With `tools` every attempt searches in "text" once before it answers."""
 
-    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[list[str | None]]:
+    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[Episode]:
         workdir.mkdir(parents=True, exist_ok=True)
         with (workdir / "calls.txt").open("a") as file:
             file.write(f"round {number}: {' '.join(example.id for example in examples)}\n")
 
         def script(name: str, sample: int, turn: int) -> str:
+            if tools and turn == 0:
+                return SEARCH.format("text")
             right = number * config.per_round + sample + 1 == int(name[1:])
             return f"<think>so</think><answer>{'Accra' if right else 'Lima'}</answer>"
 
-        episodes = run(AGENT, examples, ScriptedEngine(script), knowledge(), samples=samples)  # type: ignore[arg-type]
-        answers = [episode.answer for episode in episodes]
-        return [answers[i : i + samples] for i in range(0, len(answers), samples)]
+        return run(AGENT, examples, ScriptedEngine(script), tools or knowledge(), samples=samples)  # type: ignore[arg-type]
 
     return select(questions, attempt, config, workdir, progress=False)
 

@@ -477,6 +477,9 @@ def test_pictures_are_shown_searched_with_and_written(tmp_path):
     steps = open_dataset(f"trajectories:{tmp_path / 'out' / 'train.jsonl'}")
     assert steps[0].images == (tmp_path / "out" / "images" / "volta.png",)
     assert steps[0].images[0].read_bytes() == content
+    PIL.Image.fromarray(np.full((8, 8, 3), 200, np.uint8)).save(tmp_path / "images" / "volta.png")
+    with pytest.raises(ValueError, match="questions differs"):  # another picture under its name
+        run(config, tmp_path / "out", model, tools)  # type: ignore[arg-type]
 
 
 def test_pictures_of_one_name_are_kept_apart(tmp_path):

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import pathlib
 import signal
+from collections.abc import Sequence
 
 import pytest
 
+from routerl_jax.core.types import Passage
 from routerl_jax.curation.selection import SelectionConfig
 from routerl_jax.data.readers import open_dataset
 from tests.curation.selection_job import CONFIG, QUESTIONS, job
@@ -134,3 +136,27 @@ def test_the_program_on_the_shipped_policy(
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl")) == before
     assert "--stage2: 'hard' is not" in refusal(*arguments, "--resume", "--stage2=hard")
     assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=1")
+
+
+class Shaky:
+    """A knowledge base of which the first `failing` searches fail."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        if self.failing:
+            self.failing -= 1
+            raise ConnectionError("the index is down")
+        return [[] for _ in queries]
+
+
+def test_failed_searches_are_told_and_a_portion_of_nothing_else_is_not_kept(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"all 12 searches of these attempts failed, the first with: .*index is down"
+    ):
+        job(tmp_path, tools={"text": Shaky(10**6)})
+    assert not list((tmp_path / "rounds").rglob("*.jsonl"))
+    # A batch of searches that fails is tried again one by one, of which the first fails once more.
+    assert job(tmp_path, tools={"text": Shaky(2)}).failed_searches == 1
+    assert job(tmp_path).failed_searches == 1  # as it was kept
