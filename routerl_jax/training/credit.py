@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -23,6 +22,7 @@ from routerl_jax.learning.advantages import (
     truncated_importance,
     whiten,
 )
+from routerl_jax.learning.losses import Aggregation, token_weights
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.fork_credit import by_forks, fork_metrics
@@ -61,11 +61,19 @@ class Credit:
     metrics: dict[str, float]
     reach: list[np.ndarray] | None = None
 
-    def weigh(self, weights: Seq[np.ndarray], chosen: Iterable[int]) -> list[np.ndarray]:
-        """The weights of these sequences' tokens, each times its `reach`."""
+    def token_weights(
+        self, sequences: Seq[Sequence], minibatch: np.ndarray, aggregation: Aggregation, constant: float
+    ) -> list[np.ndarray]:
+        """What each token of a mini-batch counts in its loss: `losses.token_weights`, times the token's `reach`.
+
+        Args:
+          sequences: the step's.
+          minibatch: indices of those that are in it.
+        """
+        weights = token_weights([sequences[i].loss_mask for i in minibatch], aggregation, constant)
         if self.reach is None:
-            return list(weights)
-        return [weight * self.reach[i].astype(weight.dtype) for weight, i in zip(weights, chosen)]
+            return weights
+        return [weight * self.reach[i].astype(weight.dtype) for weight, i in zip(weights, minibatch)]
 
 
 def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray, " S"]]:

@@ -18,30 +18,36 @@ class ExampleStream:
 
     Args:
       source: random access.
-      largest: most examples of a batch.
       seed: of the shuffle.
-
-    Raises:
-      ValueError: the source has fewer examples than a batch.
     """
 
-    def __init__(self, source: ExampleSource, largest: int, seed: int) -> None:
-        if len(source) < largest:
-            raise ValueError(
-                f"the training data has {len(source)} examples, fewer than config.rollout.examples={largest}"
-            )
+    def __init__(self, source: ExampleSource, seed: int) -> None:
         self._source = source
         self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
         self._position = 0
 
+    def check(self, count: int) -> None:
+        """Complains if there can't be a batch of so many.
+
+        Raises:
+          ValueError: the source has fewer examples.
+        """
+        if len(self._source) < count:
+            raise ValueError(
+                f"the training data has {len(self._source)} examples, fewer than config.rollout.examples={count}"
+            )
+
     def next(self, count: int) -> list[Example]:
-        """The next batch."""
+        """The next batch.
+
+        Raises:
+          ValueError: the source has fewer examples.
+        """
+        self.check(count)
         left = -self._position % len(self._source) or len(self._source)
         first = self._position + (left if left < count else 0)
         self._position = first + count
-        order = cast(
-            Sequence[int], self._order
-        )  # of grain's elements, which may be None where something was filtered out
+        order = cast(Sequence[int], self._order)  # grain's elements may be None, but where nothing is filtered out
         return [self._source[order[i]] for i in range(first, first + count)]
 
     def state(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
-from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
@@ -298,8 +297,7 @@ def _train_step(
             continue
         chosen = [learned[i] for i in minibatch]
         with clock("update"):
-            weights = token_weights([s.loss_mask for s in chosen], settings.aggregation, config.engine.max_length)
-            weights = credit.weigh(weights, minibatch)
+            weights = credit.token_weights(sequences, minibatch, settings.aggregation, config.engine.max_length)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
         if settings.loss.kl_coef:
             with clock("reference"):

@@ -73,7 +73,6 @@ class Run:
             config.learner.optimizer.build(updates),
             loss,
             self.layout,
-            temperature=1.0 if config.kind == "sft" else config.rollout.temperature or 1.0,
             remat=config.learner.remat,
             keep_reference=bool(config.learner.reward_kl_coef) if keep_reference is None else keep_reference,
             trainable=trained_parameters(model, config.model.freeze),

@@ -43,11 +43,6 @@ class Stages:
         self._stages: list[RunStage] = []
         self._steps = config.steps
         owners: dict[Any, str] = {}
-        largest: dict[Any, int] = {}
-        for stage in recipe.stages:
-            settings = config.in_stage(stage.name)
-            questions_of = (settings.data.train, settings.data.train_range)
-            largest[questions_of] = max(largest.get(questions_of, 0), settings.rollout.examples)
         for stage in recipe.stages:
             settings = config.in_stage(stage.name)
             data, questions_of = settings.data, (settings.data.train, settings.data.train_range)
@@ -59,7 +54,8 @@ class Stages:
                     tuple(config.knowledge),
                     f"config.data.train={data.train}",
                 )
-                self._streams[owner] = ExampleStream(questions, largest[questions_of], config.seed)
+                self._streams[owner] = ExampleStream(questions, config.seed)
+            self._streams[owner].check(settings.rollout.examples)
             self._stages.append(
                 RunStage(
                     name=stage.name,

@@ -78,9 +78,8 @@ class Watch:
         metrics = multihost.exchange(dict(metrics))[0]
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
-            self._bad = {
-                name: count for name, count in self._bad.items() if name in metrics
-            }  # others may not come again
+            # A metric that is not of this stage may not come again.
+            self._bad = {name: count for name, count in self._bad.items() if name in metrics}
         broken = _not_finite(metrics)
         if broken:
             return Alarm(step, broken, f"{broken} is {metrics[broken]}")

@@ -110,6 +110,17 @@ def test_a_supervised_run_on_episodes(
     assert set(GRAMMAR.special_tokens) <= {token["content"] for token in vocabulary["added_tokens"]}
 
 
+def test_pictures_that_were_in_memory_alone_cannot_be_learnt_from(tmp_path: pathlib.Path) -> None:
+    """Their names are empty. Episodes that are not learnt may have had such."""
+    path, good = tmp_path / "episodes.jsonl", {"none", "two"}
+    config = make_config(path)
+    write_records(path, [{**row, "images": [] if row["id"] in good else [""]} for row in records()])
+    assert open_demonstrations(config, agent_of(config))
+    write_records(path, [{**row, "images": [""]} for row in records()])
+    with pytest.raises(ValueError, match=r"the pictures of 2 episodes, the first at question 'none', were in memory"):
+        open_demonstrations(config, agent_of(config))
+
+
 def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
     agent = agent_of(make_config(tmp_path))
     with pytest.raises(

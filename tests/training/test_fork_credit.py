@@ -17,7 +17,7 @@ from routerl_jax.training.config import (
     RolloutConfig,
     TrainConfig,
 )
-from routerl_jax.training.credit import Credit, assign
+from routerl_jax.training.credit import Credit, assign, sequences_of
 from routerl_jax.training.fork_credit import as_the_policy_goes, fork_metrics, trees
 
 HALF = np.log(0.5)
@@ -74,7 +74,7 @@ def settings(**forks: str) -> LearnerConfig:
 def counted(credit: Credit) -> list[np.ndarray]:
     """Advantages as the loss counts them."""
     assert credit.reach is not None
-    return credit.weigh(credit.advantages, range(len(credit.advantages)))
+    return [values * reach for values, reach in zip(credit.advantages, credit.reach, strict=True)]
 
 
 def test_values_are_the_policy_s_expectations() -> None:
@@ -149,21 +149,21 @@ def test_ways_may_count_alike() -> None:
     assert found[2][4] == pytest.approx(0.5 * 0.35)
 
 
-@pytest.mark.parametrize("weights", ["policy", "even"])
-def test_the_kl_of_a_tree_is_the_policy_s(weights: str) -> None:
+@pytest.mark.parametrize("kind", ["policy", "even"])
+def test_the_kl_of_a_tree_is_the_policy_s(kind: str) -> None:
     """However ways count: the gradient of k2 over all choices' tokens is that of KL(pi, reference) at the decisions, each as
     often as the policy gets there."""
-    credit = assign(settings(weights=weights), TREE, np.zeros(4, int))
+    credit = assign(settings(weights=kind), TREE, np.zeros(4, int))
     probabilities = jnp.asarray([[0.5, 0.5], [0.2, 0.8], [0.2, 0.8]])  # the first decision, after `text`, after `table`
     places = [(0, 4, (0, 0)), (2, 4, (0, 1)), (0, 7, (1, 0)), (1, 7, (1, 1)), (2, 7, (2, 0)), (3, 7, (2, 1))]
-    masks = [np.isin(np.arange(12), [at for which, at, _ in places if which == i]) for i in range(4)]
-    weigh = credit.weigh([mask.astype(np.float32) for mask in masks], range(4))
+    sequences, _ = sequences_of(TREE)
+    weights = credit.token_weights(sequences, np.arange(4), "constant", 0.25)  # 1 / (0.25 * 4), times the reach
     reference = jnp.log(jnp.asarray([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7]]))
 
     def loss(logits: jax.Array) -> jax.Array:
         log = jax.nn.log_softmax(logits)
         fields = {
-            "weights": jnp.asarray([weigh[which][at] for which, at, _ in places]),
+            "weights": jnp.asarray([weights[which][at] for which, at, _ in places]),
             "advantages": jnp.zeros(len(places)),
             "old_logprobs": jnp.zeros(len(places)),
             "ref_logprobs": jnp.stack([reference[place] for *_, place in places]),

@@ -16,7 +16,7 @@ from routerl_jax.learning.learner import Learner
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import sft
-from routerl_jax.training.config import EngineConfig, EvaluationConfig
+from routerl_jax.training.config import EngineConfig, EvaluationConfig, RolloutConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.writer import read_metrics
@@ -93,6 +93,13 @@ def test_the_constant_of_a_dr_grpo_run_is_the_engine_s_length(
     (batch,) = batches
     weights = np.concatenate([one["weights"] for one in batch])
     np.testing.assert_allclose(np.unique(weights), np.asarray([0.3, 1.0]) / (1024 * len(batch)), rtol=1e-5)
+
+
+def test_the_temperature_of_rollouts_is_none_of_its_business(whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path) -> None:
+    config = make_sft_config(rollout=RolloutConfig(temperature=0.3), steps=1, evaluation=EvaluationConfig(every=0))
+    last = sft.train_sft(config, tmp_path / "run")
+    first = json.loads(metric_lines(whole[0])[0])
+    assert last["loss"] == first["loss"]
 
 
 def test_a_killed_run_continues_bit_for_bit(

@@ -87,6 +87,18 @@ def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_
     assert [example.id for example in one.at(0).examples()] == first[0]
 
 
+def test_stages_may_take_different_numbers_of_the_same_questions(tmp_path: pathlib.Path) -> None:
+    """One order for all, without repeats; too few for the largest is told at once, by the stage that wants them or not."""
+    config = make_config(tmp_path, rollout={"examples": 1})
+    stages = Stages(config, build_recipe(config))
+    taken = [[example.id for example in stages.at(step).examples()] for step in (0, 3, 4)]
+    assert list(map(len, taken)) == [2, 1, 1]
+    assert len({name for names in taken for name in names}) == 4
+    config = make_config(tmp_path, rollout={"examples": 6})
+    with pytest.raises(ValueError, match=r"has 5 examples, fewer than config.rollout.examples=6"):
+        Stages(config, build_recipe(config))
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [

@@ -119,6 +119,19 @@ def test_a_fall_is_measured_from_the_best_mean_of_its_stage() -> None:
     assert seen(resumed, *map(dict, rows[4:])) == [None, "format"]
 
 
+def test_a_metric_that_the_next_stage_lacks_no_longer_holds_checkpoints_back() -> None:
+    """Of those that both have, bad values are counted on."""
+    watch = Watch(dataclasses.replace(CONFIG, least={"share": 0.1, "forks/spread": 0.1}))
+    assert watch.see(0, "one", {"share": 0.5, "forks/spread": 0.05}) is None
+    assert watch.worried
+    assert watch.see(1, "two", {"share": 0.5}) is None
+    assert not watch.worried
+    assert watch.see(2, "two", {"share": 0.05}) is None
+    alarm = watch.see(3, "three", {"share": 0.05})
+    assert alarm is not None
+    assert alarm.metric == "share"
+
+
 def test_what_was_never_above_zero_has_not_fallen() -> None:
     """R1-Searcher's reward begins near -2: half of that is no level to fall below."""
     rising = [{"format": value} for value in (-2.0, -1.8, -1.5, -1.0, -0.2, 0.0)]
