@@ -6,16 +6,53 @@ import asyncio
 import dataclasses
 import numbers
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.query import query_image, query_text
+from routerl_jax.parallel import multihost
 from routerl_jax.remote.background import in_thread
+
+Request = tuple[str, Query, int]  # tool, query, passages
+
+
+async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Request], timeout: float) -> list[Call]:
+    """Calls of any tools, one batch each; with several processes, which all must ask the same, each makes its share and all
+    learn all replies (a collective call).
+
+    Args:
+      timeout: as of `search_calls`.
+
+    Returns:
+      One call per request, in order.
+    """
+    processes, process = jax.process_count(), jax.process_index()
+    batches: dict[tuple[str, int], list[int]] = {}
+    for i in range(process, len(requests), processes):
+        tool, _, k = requests[i]
+        batches.setdefault((tool, k), []).append(i)
+    calls: dict[int, Call] = {}
+
+    async def run_batch(tool: str, k: int, indices: list[int]) -> None:
+        queries = [requests[i][1] for i in indices]
+        calls.update(zip(indices, await search_calls(tools, tool, queries, k, timeout)))
+
+    await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
+    if processes > 1:
+        shared = multihost.exchange({str(i): dataclasses.asdict(call) for i, call in calls.items()})
+        calls = {int(i): _call_from_json(fields) for part in shared for i, fields in part.items()}
+    return [calls[i] for i in range(len(requests))]
+
+
+def _call_from_json(fields: dict[str, Any]) -> Call:
+    passages: Iterable[dict[str, Any]] = fields.pop("passages")
+    return Call(passages=tuple(Passage(**passage) for passage in passages), **fields)
 
 
 async def search_calls(

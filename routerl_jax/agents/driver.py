@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +15,13 @@ from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
-from routerl_jax.agents.calls import search_calls
+from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.forks import Course
-from routerl_jax.core.types import Call, Episode, Example, Passage, Query
+from routerl_jax.core.types import Call, Episode, Example, Query
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, PromptTooLong, Stream
-from routerl_jax.parallel import multihost
+from routerl_jax.remote.background import run_to_end
 
 
 @dataclasses.dataclass
@@ -96,16 +95,8 @@ def run(
     stats = stats or DriverStats()
     driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks)
 
-    def start() -> list[Episode]:
-        with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
-            return asyncio.run(driver.run_all(jobs, bar))
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return start()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own event loop is running
-        return pool.submit(start).result()
+    with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
+        return run_to_end(driver.run_all(jobs, bar))
 
 
 class _Driver:
@@ -247,30 +238,16 @@ class _Driver:
         self._changed.set()
 
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
-        """Runs calls, one batch per tool; with several processes, each runs its share and all learn all replies."""
+        """Runs calls, one batch per tool."""
         started = time.perf_counter()
-        processes, process = jax.process_count(), jax.process_index()
-        mine = range(process, len(calls), processes)
-        batches: dict[tuple[str, int], list[int]] = {}
-        for i in mine:
-            batches.setdefault((calls[i].tool, calls[i].k), []).append(i)
-        replies: dict[int, Call] = {}
-
-        async def run_batch(tool: str, k: int, indices: list[int]) -> None:
-            queries = [calls[i].query for i in indices]
-            for i, reply in zip(indices, await search_calls(self.tools, tool, queries, k, self.tool_timeout)):
-                replies[i] = reply
-
-        await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
-        if processes > 1:
-            shared = multihost.exchange({str(i): dataclasses.asdict(reply) for i, reply in replies.items()})
-            replies = {int(i): _call_from_json(reply) for part in shared for i, reply in part.items()}
+        requests = [(call.tool, call.query, call.k) for call in calls]
+        replies = await calls_of_all(self.tools, requests, self.tool_timeout)
         self.stats.tool_seconds += time.perf_counter() - started
         self.stats.tool_calls += len(calls)
-        self.stats.tool_errors += sum(reply.error is not None for reply in replies.values())
-        for i, call in enumerate(calls):
+        self.stats.tool_errors += sum(reply.error is not None for reply in replies)
+        for call, reply in zip(calls, replies, strict=True):
             call.rollout.outstanding -= 1
-            call.future.set_result(replies[i])
+            call.future.set_result(reply)
 
 
 @dataclasses.dataclass
@@ -305,8 +282,3 @@ def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
             f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"
         ) from error
     return task.result()
-
-
-def _call_from_json(fields: dict[str, Any]) -> Call:
-    passages: Iterable[dict[str, Any]] = fields.pop("passages")
-    return Call(passages=tuple(Passage(**passage) for passage in passages), **fields)

@@ -160,9 +160,7 @@ def _attempt(
         predictions = [episode.answer for episode in own]
         correct = [metric(text, accepted_answers(example, text), config.normalizer) >= 1.0 for text in predictions]
         failed = sum(call.error is not None for episode in own for call in episode.calls)
-        records.append(
-            {"id": example.id, "predictions": predictions, "correct": correct, "failed_searches": failed}
-        )
+        records.append({"id": example.id, "predictions": predictions, "correct": correct, "failed_searches": failed})
     if multihost.is_main():
         write_records(path, records)
     multihost.barrier(f"{path.parent.name}/{path.name}")

@@ -44,6 +44,16 @@ class BackgroundLoop:
         self._thread.join(5)
 
 
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, in a loop of its own; from a notebook, whose own loop is running, too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 async def in_thread(work: Callable[[], T], name: str) -> T:
     """The result of `work`, which runs on a thread of its own. A wait that is cancelled leaves it running, alone."""
     loop = asyncio.get_running_loop()

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_aside
+from routerl_jax.remote.background import run_to_end
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _LONGEST = 40  # words of evidence that a thought quotes
@@ -34,9 +36,17 @@ class _Draft:
 
 
 def worked_examples(
-    examples: Iterable[Example], tools: Mapping[str, SearchTool], *, k: int, max_searches: int, seed: int
+    examples: Iterable[Example],
+    tools: Mapping[str, SearchTool],
+    *,
+    k: int,
+    max_searches: int,
+    seed: int,
+    timeout: float = 60.0,
 ) -> list[Demonstration]:
     """Those of the examples whose gold passages are all found in so many searches, in their order.
+
+    With several processes every one must call this, on the same examples: they share the searches, and what was found.
 
     A query says only what can be known by then: a sub-question (where the data set gives them with the passage that answers
     each), else the title of a gold passage if the question or a passage read before names it, else the question as it is.
@@ -46,6 +56,10 @@ def worked_examples(
       k: passages per search.
       max_searches: at most, per question; the agent's, so that where a rollout would force the answer, it is marked so.
       seed: of the choice of knowledge bases.
+      timeout: seconds after which a batch of searches counts as failed. What a search fails for is left out.
+
+    Raises:
+      RuntimeError: the first searches of all of them failed.
     """
     drafts = [
         _Draft(example=example, missing=gold, known=example.question)
@@ -54,16 +68,13 @@ def worked_examples(
     ]
     rng = np.random.default_rng([3, seed])
     for _ in range(max_searches):
-        asked: dict[str, list[tuple[_Draft, str, str]]] = {name: [] for name in tools}
-        for draft in drafts:
-            if draft.missing and not draft.lost:
-                tool = str(rng.choice(list(tools)))
-                query, purpose = _next_query(draft)
-                asked[tool].append((draft, query, purpose))
-        for tool, requests in asked.items():
-            replies = tools[tool].search([query for _, query, _ in requests], k) if requests else []
-            for (draft, query, purpose), passages in zip(requests, replies, strict=True):
-                _note(draft, query, purpose, tool, passages)
+        open_ones = [draft for draft in drafts if draft.missing and not draft.lost]
+        asked = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
+        calls = run_to_end(calls_of_all(tools, [(tool, query, k) for tool, query, _ in asked], timeout))
+        if calls and not any(draft.steps for draft in drafts) and all(call.error is not None for call in calls):
+            raise RuntimeError(f"all {len(calls)} searches for demonstrations failed, the first with: {calls[0].error}")
+        for draft, (_, _, purpose), call in zip(open_ones, asked, calls, strict=True):
+            _note(draft, purpose, call)
     return [
         Demonstration(
             example=draft.example,
@@ -98,15 +109,15 @@ def _mention(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
 
 
-def _note(draft: _Draft, query: str, purpose: str, tool: str, passages: Sequence[Passage]) -> None:
+def _note(draft: _Draft, purpose: str, call: Call) -> None:
     """Writes down a search, what it found, and what that says."""
-    found = [passage for passage in passages if passage.id in draft.missing]
+    found = [passage for passage in call.passages if passage.id in draft.missing]
     thought = f"{draft.thought} {purpose}".strip()
-    draft.steps.append(DemonstrationStep(thought=thought, query=query, tool=tool, passages=tuple(passages)))
+    draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))
     draft.lost = not found
     for passage in found:
         del draft.missing[passage.id]
-    draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in passages)
+    draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
     draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in found)
 
 

@@ -213,6 +213,7 @@ def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[li
                 k=config.agent.k,
                 max_searches=config.agent.max_searches,
                 seed=config.seed + start,
+                timeout=config.rollout.tool_timeout,
             )
             found += made
             bar.update(len(made))

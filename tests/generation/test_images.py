@@ -189,7 +189,9 @@ def test_marks_of_its_own_beside_the_pictures_in_one_chat() -> None:
     for at, image in sequence.images:
         text[at : at + image.tokens] = False
         assert len(set(sequence.positions[0, at : at + image.tokens])) == 1  # seen at one time
-    assert (sequence.positions[:, text] == sequence.positions[0, text]).all()  # which texts, marks among them, never are
+    assert (
+        sequence.positions[:, text] == sequence.positions[0, text]
+    ).all()  # which texts, marks among them, never are
     assert (np.diff(sequence.positions[0, text]) >= 1).all()
 
 

@@ -19,6 +19,7 @@ from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.warm_start import supervised
+from tests.programs import two_processes
 from tests.training.small_run import make_sft_config, write_rows
 
 PASSAGES = {
@@ -113,6 +114,37 @@ def test_what_cannot_be_worked_out_is_left_out() -> None:
     assert not worked_examples([unnamed, nothing, retrieval_only], {"text": tool}, k=1, max_searches=2, seed=0)
     assert tool.asked == ["Which borough is meant?"]  # no passage that was read names it: the question is asked, once
     assert not worked_examples([BRIDGE], {"text": Names()}, k=1, max_searches=1, seed=0)  # two searches are needed
+
+
+class Failing(Names):
+    """One that has trouble with some queries."""
+
+    def __init__(self, trouble: str) -> None:
+        super().__init__()
+        self.trouble = trouble
+
+    def _find(self, query: str) -> list[Passage]:
+        if self.trouble in query:
+            raise ConnectionError("the index is down")
+        return super()._find(query)
+
+
+def test_a_search_that_fails_costs_its_own_question_and_if_all_do_that_is_said() -> None:
+    one = example("Which borough is Brooklyn?", "Brooklyn", ("other",))
+    made = worked_examples([BRIDGE, one], {"text": Failing("Fallon")}, k=1, max_searches=2, seed=0)
+    assert [worked.example.id for worked in made] == [one.id]
+    with pytest.raises(RuntimeError, match=r"all 2 searches for demonstrations failed, the first with: .*is down"):
+        worked_examples([BRIDGE, one], {"text": Failing("")}, k=1, max_searches=2, seed=0)
+
+
+def test_two_processes_share_searches_and_what_they_found(tmp_path: pathlib.Path) -> None:
+    """Every second question's searches are the other process's, where one name is not found: on both those are left out."""
+    outputs = two_processes("tests.training.two_searchers", workdir=tmp_path)
+    main, other = (json.loads(output.splitlines()[-1]) for output in outputs)
+    assert main["found"] == other["found"] == [[["Ew!", ["ew"]], ["Jimmy Fallon", ["fallon"]]]] * 2
+    assert main["asked"] == ["Ew!"] * 2 + ["Jimmy Fallon"] * 2
+    assert other["asked"][:2] == ["Ew!"] * 2
+    assert set(other["asked"][2:]) == {"Jimmy Fallon"}
 
 
 def test_knowledge_bases_are_drawn() -> None:

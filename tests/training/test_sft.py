@@ -95,7 +95,9 @@ def test_the_constant_of_a_dr_grpo_run_is_the_engine_s_length(
     np.testing.assert_allclose(np.unique(weights), np.asarray([0.3, 1.0]) / (1024 * len(batch)), rtol=1e-5)
 
 
-def test_the_temperature_of_rollouts_is_none_of_its_business(whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path) -> None:
+def test_the_temperature_of_rollouts_is_none_of_its_business(
+    whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path
+) -> None:
     config = make_sft_config(rollout=RolloutConfig(temperature=0.3), steps=1, evaluation=EvaluationConfig(every=0))
     last = sft.train_sft(config, tmp_path / "run")
     first = json.loads(metric_lines(whole[0])[0])
