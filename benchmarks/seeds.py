@@ -43,15 +43,14 @@ def main() -> None:
         parser.error(
             f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
         )
-    for workdirs in (given.workdirs, given.against or []):
-        _runs(workdirs)
+    _runs(given.workdirs)
+    if given.against:
+        _runs(given.against)
     if given.pair:
         _pairs(given.workdirs, against, [tuple(pair.partition(":")[::2]) for pair in given.pair])
 
 
 def _runs(workdirs: list[pathlib.Path]) -> None:
-    if not workdirs:
-        return
     runs = [json.loads((workdir / "results.json").read_text()) for workdir in workdirs]
     agents = runs[0]["agents"]
     columns = [column for column in _COLUMNS if all(column[0] in metrics for metrics in agents.values())]

@@ -47,7 +47,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     return to_config_dict(
         TrainConfig(
             recipe="r1_router",
-            steps=round(15 * _PASS),
+            steps=int(15 * _PASS),
             model=ModelConfig(
                 path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
             ),

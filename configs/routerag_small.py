@@ -31,14 +31,22 @@ KNOWLEDGE = {
 
 # T is fixed at twice what the dearest episode costs, three searches of both. One taken from the step's own costs (scale="p95")
 # shrinks as the policy gets cheaper, until what a search costs outweighs the few answers that only the graph finds.
-EFFICIENCY = {"weight": 1.0, "by": "cost", "scale": 18.0}
+SCALES = {"fixed": 18.0, "p95": "p95"}
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
     """The quickstart's policy, shown RouteRAG's tags, then 24 steps for exact match and 24 for cost as well.
 
     python -m launch.train --config=configs/routerag_small.py --workdir=runs/routerag_small
+
+    `:p95` takes T of every step's own costs, as the released code does.
+
+    Raises:
+      ValueError: there is no such scale.
     """
+    if scale not in SCALES:
+        raise ValueError(f"configs/routerag_small.py:{scale} is neither fixed nor p95")
+    efficiency = {"weight": 1.0, "by": "cost", "scale": SCALES[scale]}
     return to_config_dict(
         TrainConfig(
             steps=48,
@@ -50,7 +58,7 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=RolloutConfig(examples=32, samples=8),
             stages={
                 "stage1": StageConfig(start=0, reward=STAGE_1),
-                "stage2": StageConfig(start=24, reward={"em": 1.0, "routerag.efficiency": EFFICIENCY}),
+                "stage2": StageConfig(start=24, reward={"em": 1.0, "routerag.efficiency": efficiency}),
             },
             controls={"stage1_only": ControlConfig(without="stage2")},
             learner=LearnerConfig(

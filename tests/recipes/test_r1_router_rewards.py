@@ -103,6 +103,17 @@ def test_route_rewards_by_hand(encoder, example, text, paper, released):
     assert route_reward(episodes, variant="released") == pytest.approx([released])
 
 
+def test_a_knowledge_base_may_be_named_with_capitals(encoder):
+    """A user's `Wiki_2018`: trajectories and prompts call it "wiki 2018 retriever"."""
+    protocol = StepProtocol(tools=("Wiki_2018", "table"))
+    step = GoldenStep(kind="route", history=(), query="who made it?", retrievers=("wiki 2018 retriever",))
+    text = ROUTE.format("who made it?", "wiki 2018 retriever")
+    turn = Turn(text=text, stop_reason="stop", tokens=1, action=protocol.parse_route(text), well_formed=True)
+    assert turn.action.tool == "Wiki_2018"
+    example = Example(id="t/1", question="?", answers=("who made it?",), metadata={"step": step})
+    assert route_reward([Episode(example=example, sample=0, answer="x", turns=[turn], sequences=[])]) == [1.0]
+
+
 def test_the_leak_of_none_is_an_option(encoder):
     """The released code compares the word "none" with whatever was asked: cos((3, 4), (1, 1)) = 7 / (5 sqrt 2)."""
     episodes = [attempt(END, ROUTE.format("who made it?", "text retriever"))]

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from routerl_jax.core.types import Episode, Example
+from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.evaluation.metrics import averages
 from routerl_jax.evaluation.records import episode_record
+from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import RewardFunction
 
@@ -39,6 +40,23 @@ def test_thousands() -> None:
     assert accepted_answers(example, "3,900") == ("4020", "3,900")
     assert accepted_answers(example, "3.9") == ("4020",)
     assert accepted_answers(Example(id="q", question="?", answers=("4020",)), "3900") == ("4020",)
+
+
+def test_rewards_of_recipes_know_ranges() -> None:
+    """R1-Searcher's answer, which must stand in tags, and RouteRAG's saving, which right answers alone earn."""
+    answers = ("about 52 metres", "40 metres")
+
+    def episode(answer: str, cost: float) -> Episode:
+        call = Call(tool="text", query="?", passages=(), cost=cost)
+        turn = Turn(text=f"<think>so</think><answer>{answer}</answer>", stop_reason="stop", tokens=1, calls=[call])
+        return Episode(example=LENGTH, sample=0, answer=answer, turns=[turn], sequences=[])
+
+    near, far = (episode(answer, cost) for answer, cost in zip(answers, (0.0, 2.0)))
+    searcher = RewardFunction({"r1_searcher.answer": {"metric": "cover_em", "signed": True}})
+    assert [terms["total"] for terms in searcher([near, far])] == [1, -1]
+    plain = episode("52", 0.0)
+    saving = RewardFunction({"routerag.efficiency": {"scale": 4.0}})  # costs are 0, 1/2 and 0 of it
+    assert [terms["total"] for terms in saving([plain, far, near])] == pytest.approx([0.5 / 3, 0, 0])
 
 
 def test_every_score_knows_ranges(shared_data: Callable[[str], pathlib.Path]) -> None:

@@ -114,6 +114,11 @@ def test_variants_of_a_configuration() -> None:
         advantages = [run.in_stage("stage2").learner.advantage for run in (usual, grpo)]
         assert advantages == ["reinforce_pp_baseline", "grpo"]
         assert grpo.stages == usual.stages
+    for variant, scale in (("fixed", 18.0), ("p95", "p95")):
+        saving = from_config_dict(schema.TrainConfig, routerag_small.get_config(variant)).stages["stage2"].reward
+        assert saving["routerag.efficiency"] == {"weight": 1.0, "by": "cost", "scale": scale}
+    with pytest.raises(ValueError, match=r"routerag_small.py:p99 is neither fixed nor p95"):
+        routerag_small.get_config("p99")
     with pytest.raises(ValueError, match="variant 'em' of the configuration is neither 'released' nor 'grpo'"):
         r1_searcher_llama31_8b.get_config("em")
     routed = {

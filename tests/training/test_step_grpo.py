@@ -202,7 +202,7 @@ def test_the_paper_s_settings() -> None:
     assert config.learner.aggregation == "sequence"
     assert config.learner.optimizer.lr == 1e-6
     passes = config.steps * config.rollout.examples / 2686
-    assert passes == pytest.approx(15, abs=0.05)  # an update is a 21st of a pass
+    assert 14 < passes <= 15
     agent = build_recipe(config).agent
     assert isinstance(agent, StepwiseAgent)
     assert set(agent.protocol.tools) == {"text", "text_image", "table"}
