@@ -265,7 +265,9 @@ class Conversation:
                 self._rollout.spawn(self._rollout, other)
             return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)
         if left > 0:  # there is nothing to fork: on it goes
-            rest = await self._sample(stop, max_tokens and max_tokens - len(written.tokens), sampling)
+            rest = await self._sample(
+                stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
+            )
             written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
         else:
             written = Written(tokens=written.tokens, stop_reason="length")
@@ -287,7 +289,7 @@ class Conversation:
         place = course.begin() if place is None else place
         name = self._engine.tokenizer.encode(course.choices.names[tool])
         start = len(ledger)
-        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name)
+        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
         course.branches.append(
             Branch(
                 tool=tool,
@@ -303,9 +305,18 @@ class Conversation:
         return written
 
     async def _sample(
-        self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling, given: Sequence[int] = ()
+        self,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        sampling: Sampling,
+        *,
+        given: Sequence[int] = (),
+        begun: Sequence[int] = (),
     ) -> Written:
-        self._engine.request(self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given)
+        """What the engine writes; see `Engine.request`."""
+        self._engine.request(
+            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
+        )
         generated = await self._rollout.wait_turn(self._rollout, self._stream)
         return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 

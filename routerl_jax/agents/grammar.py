@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,15 +23,26 @@ class RouteChoices:
     Attributes:
       opening: what it writes right before the name, such as `<ret>`.
       stop: the stop string of turns in which it may choose.
-      names: by knowledge base, what it writes after the opening to choose it, as far as no other choice begins so.
+      names: by knowledge base, what it writes after the opening to choose it; no name is another's beginning.
       open: whether a turn so far, opening included, may still choose: one that has decided against a search, or can't be read
         whatever it chooses, is not forked.
+
+    Raises:
+      ValueError: a name is another's beginning, so that their probabilities would overlap.
     """
 
     opening: str
     stop: str
     names: Mapping[str, str]
     open: Callable[[str], bool] = lambda text: True
+
+    def __post_init__(self) -> None:
+        for one, other in itertools.permutations(self.names, 2):
+            if self.names[other].startswith(self.names[one]):
+                raise ValueError(
+                    f"the policy writes {self.names[one]!r} for {one!r} and {self.names[other]!r} for {other!r}: the first is "
+                    "the beginning of the second, and which of them it chooses can't be told there"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

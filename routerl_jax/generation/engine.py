@@ -193,10 +193,12 @@ class Engine:
         max_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         given: Sequence[int] = (),
+        begun: Sequence[int] = (),
     ) -> None:
         """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
 
         Args:
+          begun: the conversation's last tokens, if they belong to this turn: a stop string may begin in them.
           given: tokens that the turn begins with. They are recorded as if they had been sampled, with the log-probabilities
             that the policy gives them: one way of several that it may go, taken on purpose.
 
@@ -215,6 +217,8 @@ class Engine:
         if len(given) > remaining:
             raise ValueError(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
         stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
+        if begun:
+            stream.request.automaton_state = self._stops.current()[0].after(begun)
 
     def fork(self, stream: Stream, sample: int) -> Stream:
         """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""

@@ -36,6 +36,13 @@ class StopAutomaton:
             bits |= 1 << self.stops.index(stop)
         return np.uint32(bits)
 
+    def after(self, tokens: Sequence[int]) -> int:
+        """The state after reading these tokens from the start."""
+        state = 0
+        for token in tokens:
+            state = int(self.transition[state, token])
+        return state
+
 
 class StopTables:
     """The automaton of all stop strings asked for so far, on the devices; grows when new ones are added.

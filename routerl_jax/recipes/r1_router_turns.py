@@ -86,6 +86,20 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
     return rewards
 
 
+def turn_format_reward(episodes: Sequence[Episode]) -> list[list[float]]:
+    """-1 for each turn that is not in the form, or that can't be carried out; else 0.
+
+    On golden prefixes the right turn is always there to be written, and format is its factor. On the policy's own one often
+    is not, where a search missed: all that can be written then earns 0, and only this keeps it in the form. (Not of the paper.)
+    """
+    return [[-float(not _fine(turn)) for turn in episode.turns] for episode in episodes]
+
+
+def _fine(turn: Turn) -> bool:
+    return turn.well_formed and turn.action is not None and turn.action.kind != "invalid"
+
+
+REWARD_TERMS.register("r1_router.turn_format")(TurnTerm(turn_format_reward))
 REWARD_TERMS.register("r1_router.turn_route")(TurnTerm(turn_route_reward))
 REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
 

@@ -62,7 +62,10 @@ class RouteRAGGrammar(Grammar):
         return (*(f"<{slash}{tag}>" for tag in _TAGS for slash in ("", "/")), "[passage]", "[graph]")
 
     @property
-    def choices(self) -> RouteChoices:
+    def choices(self) -> RouteChoices | None:
+        """None with `graph` beside `graph_passage`: `[graph]` is the beginning of `[graph][passage]`."""
+        if {"graph", "graph_passage"} <= set(self.tools):
+            return None
         names = {tool: f" {_written(tool)}" for tool in self.tools}
         return RouteChoices(opening="<search>", stop="</search>", names=names)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from routerl_jax.core.config import override, unknown_key
+from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.advantages import ADVANTAGES, SCALED, UNGROUPED, WHITENED
 from routerl_jax.learning.counterfactual import Baseline, Weights
 from routerl_jax.learning.learner import LossConfig
@@ -56,6 +57,15 @@ class EngineConfig:
     lora: Literal["merged", "adapter"] = (
         "merged"  # with an adapter: added to the weights after every update, or beside them
     )
+
+    def __post_init__(self) -> None:
+        for key in ("rows", "max_length", "segment"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"config.engine.{key}={getattr(self, key)} must be at least 1")
+        if not 0 <= self.leave_fraction < 1:
+            raise ValueError(
+                f"config.engine.leave_fraction={self.leave_fraction} must be in [0, 1): with 1 no call would decode anything"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +129,14 @@ class RolloutConfig:
     forks: int = (
         0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
     )
+
+    def __post_init__(self) -> None:
+        try:
+            Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        except ValueError as error:
+            raise ValueError(f"config.rollout.{error}") from error
+        if self.tool_timeout <= 0:
+            raise ValueError(f"config.rollout.tool_timeout={self.tool_timeout} must be positive: it is in seconds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,6 +240,9 @@ class LearnerConfig:
                 f"config.learner.leave_out={self.leave_out} does not go with credit='counterfactual': without one of its ways "
                 "a choice has only the advantages of the others"
             )
+        for key in ("minibatches", "micro_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"config.learner.{key}={getattr(self, key)} must be at least 1")
         for key in ("std_floor", "reward_kl_coef", "importance_cap"):
             if getattr(self, key) < 0:
                 raise ValueError(f"config.learner.{key}={getattr(self, key)} must not be negative")
@@ -361,6 +382,11 @@ class TrainConfig:
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
                 "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
+            ),
+            (
+                max(self.learner.length_buckets, default=self.engine.max_length) >= self.engine.max_length,
+                f"config.learner.length_buckets={self.learner.length_buckets} end below "
+                f"config.engine.max_length={self.engine.max_length}: add a bucket of that length",
             ),
             (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
             (

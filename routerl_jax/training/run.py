@@ -38,8 +38,7 @@ class Run:
       keep_reference: keep the initial weights; default: if config.learner measures a KL to them.
 
     Raises:
-      ValueError: its checkpoint is of another architecture, adapter or base, or the buckets are too short for the engine's
-        conversations.
+      ValueError: its checkpoint is of another architecture, adapter or base.
     """
 
     def __init__(
@@ -57,14 +56,7 @@ class Run:
         self.workdir = workdir
         self.model = model
         workdir.mkdir(parents=True, exist_ok=True)
-        if multihost.is_main():
-            _write_config(config, workdir / "config.json")
         buckets = config.learner.length_buckets or (config.engine.max_length,)
-        if max(buckets) < config.engine.max_length:
-            raise ValueError(
-                f"config.learner.length_buckets={buckets} end below config.engine.max_length={config.engine.max_length}: "
-                f"add a bucket of that length"
-            )
         self.layout = BatchLayout(
             mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
         )
@@ -85,8 +77,13 @@ class Run:
         if resume:
             self.start = self.back_to_checkpoint()
         self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
-        if multihost.is_main():  # of an earlier sitting: checkpoints are newer from here on
-            shutil.rmtree(workdir / "policy", ignore_errors=True)
+        if multihost.is_main():
+            _write_config(
+                config, workdir / "config.json"
+            )  # last: what was refused above may be mended and started again
+            shutil.rmtree(
+                workdir / "policy", ignore_errors=True
+            )  # of an earlier sitting: checkpoints are newer from here on
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:

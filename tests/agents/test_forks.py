@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.types import Example
 from routerl_jax.generation.engine import Engine
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
@@ -206,10 +207,40 @@ def test_runs_without_a_fixed_order_are_refused():
 def test_agents_without_choices_are_refused():
     with pytest.raises(ValueError, match="forks=1: SearchAgent does not say how its policy writes the choice"):
         run(AGENTS["r1_searcher"], [EXAMPLE], ScriptedEngine(lambda *_: ANSWER), knowledge(), forks=1)
-    choices = RouteRAGGrammar(tools=("passage", "graph", "graph_passage")).choices
-    assert choices.names["graph_passage"] == " [graph][passage]"
-    grammar = RouteRAGGrammar(tools=("passage", "graph"))
+
+
+@pytest.mark.parametrize("tools", [("passage", "graph"), ("passage", "graph_passage")])
+def test_routerag_chooses_between_modes_that_can_be_told_apart(tools):
+    """[graph] is the beginning of [graph][passage]: with both of them there is nothing to fork."""
+    grammar = RouteRAGGrammar(tools=tools)
+    assert grammar.choices is not None
     for tool, name in grammar.choices.names.items():
         written = f"<think>x</think>\n{grammar.choices.opening}{name} river Volta {grammar.choices.stop}"
         assert grammar.well_formed(written)
         assert grammar.parse(written).tool == tool
+    assert RouteRAGGrammar(tools=("passage", "graph", "graph_passage")).choices is None
+    with pytest.raises(ValueError, match=r"writes ' \[graph\]' for 'graph' and .* is the beginning of the second"):
+        RouteChoices(opening="<s>", stop="</s>", names={"both": " [graph][passage]", "graph": " [graph]"})
+
+
+def test_a_stop_string_may_begin_before_a_decision_that_is_not_forked():
+    """The turn goes on after `<ret>`; what stood before is told to the engine, as stop strings may begin there."""
+
+    class Told(Asker):
+        begun = ()
+
+        def request(self, stream, *, begun=(), **options):
+            self.begun += (self.tokenizer.decode(list(begun)),)
+            super().request(stream, **options)
+
+        def step(self):
+            text = self.tokenizer.decode(next(stream for stream, *_ in self._wanted.values()).ledger.tokens)
+            said = "none</ret>" if text.endswith("<ret>") else enough if not self.begun[1:] else ANSWER
+            self.script = lambda example, sample, turn: said
+            return ScriptedEngine.step(self)
+
+    enough = "<think>hm</think>\n<sub-question>none</sub-question>\n<ret>none</ret>"
+    engine = Told(9)
+    (episode,) = run(STEPS, [EXAMPLE], engine, knowledge(), forks=2)
+    assert episode.answer == "Accra"
+    assert engine.begun == ("", enough.removesuffix("none</ret>"), "")

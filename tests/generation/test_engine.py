@@ -225,6 +225,18 @@ def test_a_stop_string_may_span_two_segments():
         assert stopped.tokens == written[place][: border + 1]
 
 
+def test_a_stop_string_may_begin_in_what_a_turn_has_already() -> None:
+    """A turn in two requests: the tokens of the first are told to the second."""
+    engine = Engine(tiny.model(), rows=1, max_length=128)
+    [before], [after] = (engine.tokenizer.encode(letter) for letter in "ab")
+    for begun, ended in (([before], "stop"), ([], "length")):
+        stream = engine.open([*prompts(1)[0], before])
+        engine.request(stream, stops=["ab"], max_tokens=1, given=[after], begun=begun)
+        [(_, turn)] = engine.step()
+        assert (turn.tokens, turn.stop_reason) == ([after], ended)
+        engine.close(stream)
+
+
 def test_end_tokens_end_turns():
     prompt = prompts(2)[1]
     new = greedy_reference(tiny.model(), prompt, 12)[len(prompt) :]

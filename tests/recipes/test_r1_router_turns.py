@@ -10,7 +10,7 @@ from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.learning.turn_advantages import rewards_to_go
-from routerl_jax.recipes.r1_router_turns import turn_answer_reward, turn_route_reward
+from routerl_jax.recipes.r1_router_turns import turn_answer_reward, turn_format_reward, turn_route_reward
 from routerl_jax.rewards.terms import RewardFunction, TurnTerm
 
 HOPS = (
@@ -104,6 +104,17 @@ def test_stopping_early_and_bad_form_earn_nothing() -> None:
     assert turn_answer_reward([episode(*turns, answer="Le")]) == [[0, 0]]
     assert turn_route_reward([episode(route("text", GOOD[0], well_formed=False))]) == [[0]]
     assert turn_answer_reward([episode(route("text", GOOD[0]), answer=None)]) == [[0]]
+
+
+def test_bad_form_costs_where_nothing_can_be_earned() -> None:
+    """No tags, and tags whose content can't be carried out."""
+    turns = (
+        route("table", GOOD[0]),
+        INVALID,
+        dataclasses.replace(INVALID, well_formed=True),
+        answer("x", well_formed=False),
+    )
+    assert turn_format_reward([episode(*turns, answer="x"), episode()]) == [[0, -1, -1, -1], []]
 
 
 def test_what_a_data_set_does_not_say_is_left_out() -> None:

@@ -226,6 +226,10 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
             "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes",
         ),
         ({"stages": {"late": schema.StageConfig(start=3)}}, "no stage starts at step 0"),
+        (
+            {"learner": schema.LearnerConfig(length_buckets=(128, 256)), "engine": schema.EngineConfig(max_length=512)},
+            "config.learner.length_buckets=(128, 256) end below config.engine.max_length=512",
+        ),
     ],
 )
 def test_mistakes_are_named(changes, message) -> None:
@@ -243,3 +247,24 @@ def test_single_attempts_are_fine_where_none_are_compared() -> None:
         schema.LearnerConfig(advantage=mine, drop_no_signal=False),
     ):
         assert schema.TrainConfig(learner=learner, **one).learner.advantage == learner.advantage
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("rollout", {"temperature": -0.5}),
+        ("rollout", {"top_p": 0.0}),
+        ("rollout", {"top_k": -1}),
+        ("rollout", {"tool_timeout": 0.0}),
+        ("engine", {"leave_fraction": 1.0}),
+        ("engine", {"rows": 0}),
+        ("learner", {"minibatches": 0}),
+        ("learner", {"micro_tokens": 0}),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with_are_named(section: str, settings: dict[str, float]) -> None:
+    """When the configuration is read, by their keys."""
+    fields = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
+    [(key, value)] = settings.items()
+    with pytest.raises(ValueError, match=re.escape(f"config.{section}.{key}={value} must")):
+        from_config_dict(schema.TrainConfig, {**fields, section: settings})

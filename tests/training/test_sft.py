@@ -136,6 +136,16 @@ def test_a_killed_run_continues_bit_for_bit(
     assert json.loads((workdir / "results.json").read_text()) == results
 
 
+def test_what_was_refused_may_be_mended_in_the_same_workdir(tmp_path: pathlib.Path) -> None:
+    """Nothing of the refused run is left that another configuration would be held against."""
+    config = make_sft_config(steps=1, evaluation=EvaluationConfig(every=0))
+    wrong = dataclasses.replace(config, model=dataclasses.replace(config.model, freeze=("visual",)))
+    with pytest.raises(ValueError, match=r"config.model.freeze"):
+        sft.train_sft(wrong, tmp_path / "run")
+    sft.train_sft(config, tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").is_file()
+
+
 def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     config = make_sft_config()
     other = dataclasses.replace(config.warm_start, demonstrations="mine")
