@@ -80,7 +80,7 @@ def get_config(variant: str = "step_grpo") -> ml_collections.ConfigDict:
     python -m launch.train --config=configs/r1_router_small.py --workdir=runs/r1_router_small
 
     `:online` learns from the same questions without golden steps: its own chats, live retrieval, the same rewards against the
-    gold path and a price on bad form, each turn answering for itself and what follows.
+    gold path and a price on bad form, each turn answering for itself.
 
     Raises:
       ValueError: there is no such variant.
@@ -108,7 +108,7 @@ def _online(run: TrainConfig) -> TrainConfig:
         rollout=dataclasses.replace(run.rollout, examples=ONLINE_EXAMPLES),
         stages={"main": StageConfig(reward=rewards)},
         controls={},
-        learner=dataclasses.replace(run.learner, credit="turn", turn=TurnCreditConfig(discount=0.9)),
+        learner=dataclasses.replace(run.learner, credit="turn", turn=TurnCreditConfig(discount=0.0)),
         evaluation=dataclasses.replace(run.evaluation, names=names),
     )
 
