@@ -108,9 +108,9 @@ class Learner:
         # The same arrays in variables of their own: the model's may be given other values.
         self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
         homes = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        self._jit = functools.partial(jit_programs, model, trainable, homes, layout, optimizer, remat=remat)
-        self._objective = loss, temperature
-        self._programs = self._jit(loss, temperature=temperature)
+        self._jit = functools.partial(jit_programs, model, trainable, homes, layout, remat=remat)
+        self._objective = optimizer, loss, temperature
+        self._programs = self._jit(optimizer, loss, temperature=temperature)
         self._compiled_before = 0
 
     @property
@@ -118,21 +118,27 @@ class Learner:
         """Current weights, the frozen ones included; valid until the next update."""
         return nnx.merge_state(self.state.params, self.frozen)
 
-    def switch(self, loss: LossConfig, temperature: float) -> None:
+    def switch(
+        self, loss: LossConfig, temperature: float, optimizer: optax.GradientTransformation | None = None
+    ) -> None:
         """Goes on with another objective, or sequences of another temperature; its programs are compiled when they are used.
+
+        Args:
+          optimizer: one with the same state, such as one of another schedule; default: as it was.
 
         Raises:
           ValueError: the loss has a KL term, and the initial weights were not kept.
         """
-        if (loss, temperature) == self._objective:
+        objective = optimizer or self._objective[0], loss, temperature
+        if objective == self._objective:
             return
         if loss.kl_coef and self.reference is None:
             raise ValueError(
                 "the loss has a KL term, but the reference was not kept: Learner(..., keep_reference=True)"
             )
         self._compiled_before = self.compilations
-        self._objective = loss, temperature
-        self._programs = self._jit(loss, temperature=temperature)
+        self._objective = objective
+        self._programs = self._jit(objective[0], loss, temperature=temperature)
 
     def restart(self) -> None:
         """Goes on as a run that starts from the current weights would: with a new state of the optimiser, whose schedule

@@ -94,7 +94,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
         )
         loss = stages.at(0).config.learner.loss
-        run_ = Run(config, workdir, model, mesh, loss, stages.updates, resume, stages.has_reference)
+        run_ = Run(config, workdir, model, mesh, loss, stages.at(0).updates, resume, stages.has_reference)
         engine = make_engine(config, model)
         engine.rest()  # a merged adapter's weights exist once
         engine.update(run_.served_params(), run_.start)
@@ -246,7 +246,7 @@ def _train_step(
     settings = config.learner
     if stage.restart and step == stage.start:
         learner.restart()
-    learner.switch(settings.loss, config.rollout.temperature or 1.0)
+    learner.switch(settings.loss, config.rollout.temperature or 1.0, run_.optimizer(stage.updates))
     engine.stats, stats = EngineStats(), DriverStats()
     with clock("rollout"):
         episodes = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -33,7 +34,7 @@ class Run:
       model: the initial policy.
       mesh: its devices.
       loss: objective to begin with.
-      updates: optimiser updates in the whole run (for schedules).
+      updates: of the optimiser, which the schedule spans to begin with.
       resume: go on from the newest checkpoint, if there is one.
       keep_reference: keep the initial weights; default: if config.learner measures a KL to them.
 
@@ -60,9 +61,10 @@ class Run:
         self.layout = BatchLayout(
             mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
         )
+        self.optimizer = functools.cache(config.learner.optimizer.build)  # by the updates that its schedule spans
         self.learner = Learner(
             model,
-            config.learner.optimizer.build(updates),
+            self.optimizer(updates),
             loss,
             self.layout,
             remat=config.learner.remat,

@@ -15,12 +15,13 @@ from routerl_jax.training.setup import open_examples
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStage:
-    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them, and whether it begins as a run of its
-    own would (`StageConfig.restart`)."""
+    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them, whether it begins as a run of its
+    own would (`StageConfig.restart`), and how many updates the schedule spans: from one such beginning to the next."""
 
     name: str
     start: int
     restart: bool
+    updates: int
     reward: Reward
     config: TrainConfig
     stream: ExampleStream
@@ -61,6 +62,7 @@ class Stages:
                     name=stage.name,
                     start=stage.start,
                     restart=config.stages[stage.name].restart,
+                    updates=_updates(config, recipe, stage.start),
                     reward=stage.reward,
                     config=settings,
                     stream=self._streams[owner],
@@ -74,11 +76,6 @@ class Stages:
     def ended(self, done: int) -> RunStage | None:
         """The stage that is over, another one following, when so many steps are done."""
         return self.at(done - 1) if 0 < done < self._steps and any(s.start == done for s in self._stages) else None
-
-    @property
-    def updates(self) -> int:
-        """Optimiser updates of the whole run."""
-        return sum(self.at(step).config.learner.minibatches for step in range(self._steps))
 
     @property
     def has_reference(self) -> bool:
@@ -96,3 +93,13 @@ class Stages:
         for name, stream in self._streams.items():
             if name in state:
                 stream.restore(state[name])
+
+
+def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
+    """Optimiser updates from the last stage that began anew by this step, or the run's beginning, to the next that does, or
+    the run's end."""
+    anew = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
+    begin = max((start for start in anew if start <= step), default=0)
+    end = min((start for start in anew if start > step), default=config.steps)
+    minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
+    return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))

@@ -202,15 +202,16 @@ def test_a_restart_is_a_new_learner_of_the_same_weights():
         going.update(build(going)[0])
     weights = jax.tree.map(jnp.copy, going.params)
     going.restart()
+    going.switch(LOSS, 1.0, settings.build(5))  # a schedule of half the length
     model = tiny.model()
     nnx.update(model, weights)
-    fresh = Learner(model, settings.build(10), LOSS, going.layout)
-    for _ in range(2):  # the rate of the first is 0
+    fresh = Learner(model, settings.build(5), LOSS, going.layout)
+    for _ in range(4):  # the rate of the first is 0, of the last three it falls
         going.update(build(going)[0])
         fresh.update(build(fresh)[0])
     jax.tree.map(np.testing.assert_array_equal, going.params, fresh.params)
     jax.tree.map(np.testing.assert_array_equal, going.reference, weights)  # later updates leave it alone
-    assert int(going.state.updates) == 5
+    assert int(going.state.updates) == 7
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), going.params, weights)
     assert any(jax.tree.leaves(changed))
 

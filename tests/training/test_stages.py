@@ -56,7 +56,7 @@ def test_each_stage_has_the_settings_that_it_names_and_else_the_run_s(tmp_path: 
     for step in (0, 5):
         stage = stages.at(step).config
         assert (stage.data, stage.rollout, stage.learner) == (config.data, config.rollout, config.learner)
-    assert stages.updates == 2 * 5 + 1 * 2
+    assert [stages.at(step).updates for step in range(7)] == [2 * 5 + 1 * 2] * 7
     assert stages.has_reference
     ended = [stages.ended(done) for done in range(8)]
     assert [stage and stage.name for stage in ended] == [None, None, None, "early", None, "middle", None, None]
@@ -66,6 +66,7 @@ def test_which_stages_restart(tmp_path: pathlib.Path) -> None:
     config = make_config(tmp_path, restart=True)
     stages = Stages(config, build_recipe(config))
     assert [stages.at(step).restart for step in range(7)] == [False] * 3 + [True] * 2 + [False] * 2
+    assert [stages.at(step).updates for step in range(7)] == [2 * 3] * 3 + [2 * 4] * 4  # what each schedule spans
 
 
 def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_were(tmp_path: pathlib.Path) -> None:
