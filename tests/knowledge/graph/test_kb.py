@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from routerl_jax.knowledge.corpus import read_corpus
-from routerl_jax.knowledge.graph.build import GraphConfig, build_graph_from_passages
+from routerl_jax.knowledge.graph.build import build_graph_from_passages
+from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.graph.linking import RecognitionFilter
 from routerl_jax.knowledge.graph.triples import GivenTriples
