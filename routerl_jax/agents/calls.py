@@ -43,10 +43,19 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
         queries = [requests[i][1] for i in indices]
         calls.update(zip(indices, await search_calls(tools, tool, queries, k, timeout)))
 
-    await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
+    error: Exception | None = None
+    try:
+        await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
+    except Exception as raised:  # not a tool's own, which is a failed call
+        error = raised
     if processes > 1:
-        shared = multihost.exchange({str(i): dataclasses.asdict(call) for i, call in calls.items()})
-        calls = {int(i): _call_from_json(fields) for part in shared for i, fields in part.items()}
+        own = {str(i): dataclasses.asdict(call) for i, call in calls.items()}
+        shared = multihost.exchange([own, None if error is None else f"{type(error).__name__}: {error}"])
+        if error is None and (told := [message for _, message in shared if message is not None]):
+            error = RuntimeError(f"another process failed: {told[0]}")
+        calls = {int(i): _call_from_json(fields) for part, _ in shared for i, fields in part.items()}
+    if error is not None:
+        raise error
     return [calls[i] for i in range(len(requests))]
 
 

@@ -71,7 +71,7 @@ def run(
 
     Raises:
       ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
-        its policy chooses (`Agent.choices`).
+        its policy chooses (`Agent.choices`), or its choices can't be told apart.
       RuntimeError: an agent raised (a tool that raises or hangs does not: the agent sees `call.error`).
     """
     ids = [example.id for example in examples]
@@ -119,6 +119,7 @@ class _Driver:
         self.tool_timeout = tool_timeout
         self.stats = stats
         self.forks = forks
+        self._choices = agent.choices if forks else None
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -136,7 +137,7 @@ class _Driver:
             while queue or self._active:
                 while queue and len(self._active) < concurrency:
                     index, (example, sample) = queue.popleft()
-                    index_of[self._start(example, sample, Course(self.agent.choices, self.forks))] = index
+                    index_of[self._start(example, sample, Course(self._choices, self.forks))] = index
                 await self._settle()
                 for parent, course in self._spawned:
                     origin = next(task for task, rollout in self._active.items() if rollout is parent)
@@ -177,7 +178,7 @@ class _Driver:
 
     def _way(self, episode: Episode) -> tuple[int, ...]:
         """Sorts an attempt's episodes: the first choice first, at every decision."""
-        choices = self.agent.choices
+        choices = self._choices
         names = [] if choices is None else list(choices.names)
         return tuple(names.index(branch.tool) for branch in episode.branches)
 

@@ -153,6 +153,8 @@ def _attempt(
     """Makes a portion's attempts and writes what became of them."""
     metric = ANSWER_METRICS[config.metric]
     episodes = attempt(examples, samples, number)
+    if len(episodes) != len(examples) * samples:
+        raise ValueError(f"{len(episodes)} episodes for {samples} attempts at each of {len(examples)} questions")
     _check_searches(episodes)
     records = []
     for i, example in enumerate(examples):

@@ -66,17 +66,16 @@ class ImageTokens:
         a policy, or a page that it has read, may have written marks of its own.
 
         Raises:
-          ValueError: fewer image tokens than images, or nothing after the last image.
+          ValueError: there are not enough of them, or nothing follows the last image.
         """
         tokens = [int(token) for token in tokens]
         places = [place for place, token in enumerate(tokens) if token == self.config.image_id]
+        found = f"{len(places)} image tokens (id {self.config.image_id})"
         if len(places) > len(images):
             places = [place for place in places if tokens[max(place - 1, 0) : place + 2] == self.marker][: len(images)]
+            found = f"{len(places)} whole image marks ({self.marker})"
         if len(places) != len(images):
-            raise ValueError(
-                f"{len(places)} image tokens (id {self.config.image_id}) stand for {len(images)} images; put one where each "
-                f"image belongs, as {self.marker}"
-            )
+            raise ValueError(f"{found} stand for {len(images)} images; put one where each image belongs")
         if places and places[-1] == len(tokens) - 1:
             raise ValueError("tokens end with an image; let the token that ends images follow it")
         result: list[int] = []

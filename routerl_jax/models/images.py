@@ -108,9 +108,16 @@ def image_uri(source: ImageSource) -> str:
 
 
 def image_digest(source: ImageSource) -> str:
-    """SHA-256 of what a picture is given as: of its encoded bytes, wherever they are, or of its pixels."""
+    """SHA-256 of what a picture is given as: of its encoded bytes, wherever they are, or of its pixels.
+
+    Raises:
+      ValueError: it can't be read.
+    """
     if isinstance(source, Image.Image):
-        parts: tuple[Any, bytes] = (source.mode, source.size), source.tobytes()
+        try:
+            parts: tuple[Any, bytes] = (source.mode, source.size), source.tobytes()
+        except OSError as error:  # it was opened, and its pixels are read only now
+            raise ValueError(f"a picture of {source.size} pixels can't be read: {error}") from error
     elif isinstance(source, np.ndarray):
         parts = (source.dtype.str, source.shape), source.tobytes()
     else:

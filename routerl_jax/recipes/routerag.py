@@ -62,10 +62,8 @@ class RouteRAGGrammar(Grammar):
         return (*(f"<{slash}{tag}>" for tag in _TAGS for slash in ("", "/")), "[passage]", "[graph]")
 
     @property
-    def choices(self) -> RouteChoices | None:
-        """None with `graph` beside `graph_passage`: `[graph]` is the beginning of `[graph][passage]`."""
-        if {"graph", "graph_passage"} <= set(self.tools):
-            return None
+    def choices(self) -> RouteChoices:
+        """Raises ValueError with `graph` beside `graph_passage`: `[graph]` is the beginning of `[graph][passage]`."""
         names = {tool: f" {_written(tool)}" for tool in self.tools}
         return RouteChoices(opening="<search>", stop="</search>", names=names)
 

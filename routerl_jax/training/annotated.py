@@ -20,6 +20,7 @@ from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_as
 from routerl_jax.remote.background import run_to_end
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
+_BATCH = 256  # searches at a time
 _LONGEST = 40  # words of evidence that a thought quotes
 
 
@@ -56,10 +57,10 @@ def worked_examples(
       k: passages per search.
       max_searches: at most, per question; the agent's, so that where a rollout would force the answer, it is marked so.
       seed: of the choice of knowledge bases.
-      timeout: seconds after which a batch of searches counts as failed. What a search fails for is left out.
+      timeout: seconds for a batch of searches, of which there are `_BATCH` in one.
 
     Raises:
-      RuntimeError: the first searches of all of them failed.
+      RuntimeError: a search failed. Without what it was to find, a run that resumes would learn from other examples.
     """
     drafts = [
         _Draft(example=example, missing=gold, known=example.question)
@@ -70,9 +71,15 @@ def worked_examples(
     for _ in range(max_searches):
         open_ones = [draft for draft in drafts if draft.missing and not draft.lost]
         asked = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
-        calls = run_to_end(calls_of_all(tools, [(tool, query, k) for tool, query, _ in asked], timeout))
-        if calls and not any(draft.steps for draft in drafts) and all(call.error is not None for call in calls):
-            raise RuntimeError(f"all {len(calls)} searches for demonstrations failed, the first with: {calls[0].error}")
+        calls: list[Call] = []
+        for start in range(0, len(asked), _BATCH):
+            requests = [(tool, query, k) for tool, query, _ in asked[start : start + _BATCH]]
+            calls += run_to_end(calls_of_all(tools, requests, timeout))
+        if failed := [call for call in calls if call.error is not None]:
+            raise RuntimeError(
+                f"{len(failed)} of {len(calls)} searches for demonstrations failed, the first one, of {failed[0].tool} for "
+                f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
+            )
         for draft, (_, _, purpose), call in zip(open_ones, asked, calls, strict=True):
             _note(draft, purpose, call)
     return [

@@ -383,11 +383,6 @@ class TrainConfig:
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
                 "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
             ),
-            (
-                max(self.learner.length_buckets, default=self.engine.max_length) >= self.engine.max_length,
-                f"config.learner.length_buckets={self.learner.length_buckets} end below "
-                f"config.engine.max_length={self.engine.max_length}: add a bucket of that length",
-            ),
             (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
             (
                 self.rollout.deterministic or not self.rollout.forks,
@@ -452,6 +447,11 @@ class TrainConfig:
             if control.without not in self.stages:
                 raise ValueError(
                     f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
+                )
+            if self.stages[control.without].restart and self.learner.optimizer.schedule != "constant":
+                raise ValueError(
+                    f"config.controls.{name}: without the stage {control.without!r}, which restarts, the schedule of the one "
+                    "before it would be longer than in the main run; take config.learner.optimizer.schedule='constant'"
                 )
             if not 0 < self.stages[control.without].start < self.steps:
                 raise ValueError(

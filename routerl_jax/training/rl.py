@@ -42,7 +42,7 @@ from routerl_jax.training.credit import (
 )
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
-from routerl_jax.training.run import Run, check_workdir, step_seed
+from routerl_jax.training.run import Run, check_buckets, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
     build_policy,
@@ -74,6 +74,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     started = time.perf_counter()
     clock = _Clock()
     check_workdir(config, workdir, resume)  # before anything takes long
+    check_buckets(config)
     check_overlap(config)
     with clock("warm_start"):
         start = warm_start(config, workdir, resume=resume)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -39,7 +40,8 @@ class Run:
       keep_reference: keep the initial weights; default: if config.learner measures a KL to them.
 
     Raises:
-      ValueError: its checkpoint is of another architecture, adapter or base.
+      ValueError: conversations may be longer than the model's context, or its checkpoint is of another architecture, adapter
+        or base.
     """
 
     def __init__(
@@ -56,12 +58,17 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
+        if config.engine.max_length > model.config.max_length:
+            raise ValueError(
+                f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
+                f"{model.config.max_length} tokens; lower it"
+            )
         workdir.mkdir(parents=True, exist_ok=True)
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         self.layout = BatchLayout(
             mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
         )
-        self.optimizer = functools.cache(config.learner.optimizer.build)  # by the updates that its schedule spans
+        self._optimizers = functools.cache(config.learner.optimizer.build)
         self.learner = Learner(
             model,
             self.optimizer(updates),
@@ -80,12 +87,10 @@ class Run:
             self.start = self.back_to_checkpoint()
         self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
         if multihost.is_main():
-            _write_config(
-                config, workdir / "config.json"
-            )  # last: what was refused above may be mended and started again
-            shutil.rmtree(
-                workdir / "policy", ignore_errors=True
-            )  # of an earlier sitting: checkpoints are newer from here on
+            # Of an earlier sitting: checkpoints are newer from here on.
+            shutil.rmtree(workdir / "policy", ignore_errors=True)
+            # Last: what was refused above may be mended and started again.
+            _write_config(config, workdir / "config.json")
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
@@ -111,6 +116,11 @@ class Run:
         )
         self.policy()
         return latest
+
+    def optimizer(self, updates: int) -> optax.GradientTransformation:
+        """The run's optimiser with a schedule over so many updates; equal ones are one object, for which programs are
+        compiled."""
+        return self._optimizers(0 if self.config.learner.optimizer.schedule == "constant" else updates)
 
     def due(self, step: int) -> bool:
         """True if a checkpoint is due after `step` steps."""
@@ -150,6 +160,19 @@ def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
         return ""
     _, _, frozen = nnx.split(model, trained_parameters(model, parts), ...)
     return digest(frozen)
+
+
+def check_buckets(config: TrainConfig) -> None:
+    """Complains, before anything takes long, if the learner has no rows for the engine's longest conversations.
+
+    Raises:
+      ValueError: that is so.
+    """
+    buckets, longest = config.learner.length_buckets, config.engine.max_length
+    if buckets and max(buckets) < longest:
+        raise ValueError(
+            f"config.learner.length_buckets={buckets} end below config.engine.max_length={longest}: add a bucket of that length"
+        )
 
 
 def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:

@@ -100,6 +100,6 @@ def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     the run's end."""
     anew = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
     begin = max((start for start in anew if start <= step), default=0)
-    end = min((start for start in anew if start > step), default=config.steps)
+    end = min((start for start in anew if step < start < config.steps), default=config.steps)
     minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
     return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))

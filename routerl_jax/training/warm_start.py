@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import EngineConfig, LearnerConfig, TrainConfig
+from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
 
@@ -62,6 +62,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         agent=config.agent,
         knowledge=config.knowledge,
         data=config.data,
+        rollout=RolloutConfig(tool_timeout=config.rollout.tool_timeout),  # of searches for demonstrations
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,

@@ -1,12 +1,13 @@
 """Attempts that go every way at a routing decision: one conversation and chats of their own, one fork and several."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.types import Example
 from routerl_jax.generation.engine import Engine
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
@@ -218,9 +219,11 @@ def test_routerag_chooses_between_modes_that_can_be_told_apart(tools):
         written = f"<think>x</think>\n{grammar.choices.opening}{name} river Volta {grammar.choices.stop}"
         assert grammar.well_formed(written)
         assert grammar.parse(written).tool == tool
-    assert RouteRAGGrammar(tools=("passage", "graph", "graph_passage")).choices is None
+    agent = dataclasses.replace(AGENT, grammar=RouteRAGGrammar(tools=("passage", "graph", "graph_passage")))
     with pytest.raises(ValueError, match=r"writes ' \[graph\]' for 'graph' and .* is the beginning of the second"):
-        RouteChoices(opening="<s>", stop="</s>", names={"both": " [graph][passage]", "graph": " [graph]"})
+        run(agent, [EXAMPLE], ScriptedEngine(lambda *_: ANSWER), knowledge(), forks=1)
+    (episode,) = run(agent, [EXAMPLE], ScriptedEngine(lambda *_: ANSWER), knowledge())
+    assert episode.answer == "Accra"
 
 
 def test_a_stop_string_may_begin_before_a_decision_that_is_not_forked():

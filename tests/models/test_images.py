@@ -17,7 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.images import ImageProcessor, crop, decode_image, processor_from_hf, smart_resize
+from routerl_jax.models.images import ImageProcessor, crop, decode_image, image_digest, processor_from_hf, smart_resize
 from routerl_jax.models.patches import arrange, blank, concatenate, place_images
 from routerl_jax.models.vision import VisionConfig
 from routerl_jax.parallel.mesh import make_mesh
@@ -160,6 +160,15 @@ def test_a_file_that_ends_early_is_refused(kind):
     for end in (0, 3, 40, len(data) // 2):
         with pytest.raises(ValueError, match="page 7"):
             decode_image(data[:end], name="page 7")
+
+
+def test_an_opened_file_that_ends_early_has_no_digest():
+    """Pillow reads the pixels only when they are asked for: a query with such a picture is a failed one, and no crash."""
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)).save(data, "PNG")
+    opened = Image.open(io.BytesIO(data.getvalue()[: len(data.getvalue()) // 2]))
+    with pytest.raises(ValueError, match=r"a picture of \(64, 64\) pixels can't be read: .*truncated"):
+        image_digest(opened)
 
 
 def test_what_is_no_picture_is_refused(tmp_path):

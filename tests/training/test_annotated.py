@@ -12,7 +12,7 @@ import pytest
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.training import demonstrations, sft
+from routerl_jax.training import annotated, demonstrations, sft
 from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
@@ -129,22 +129,40 @@ class Failing(Names):
         return super()._find(query)
 
 
-def test_a_search_that_fails_costs_its_own_question_and_if_all_do_that_is_said() -> None:
+def test_a_search_that_fails_ends_the_work() -> None:
+    """Without it other examples would be learnt from, and again others by a run that resumes."""
     one = example("Which borough is Brooklyn?", "Brooklyn", ("other",))
-    made = worked_examples([BRIDGE, one], {"text": Failing("Fallon")}, k=1, max_searches=2, seed=0)
-    assert [worked.example.id for worked in made] == [one.id]
-    with pytest.raises(RuntimeError, match=r"all 2 searches for demonstrations failed, the first with: .*is down"):
+    with pytest.raises(
+        RuntimeError, match=r"1 of 1 searches .* the first one, of text for 'Jimmy Fallon', with: .*is down"
+    ):
+        worked_examples([BRIDGE, one], {"text": Failing("Fallon")}, k=1, max_searches=2, seed=0)
+    with pytest.raises(RuntimeError, match=r"2 of 2 searches for demonstrations failed.*raise config.rollout.tool_tim"):
         worked_examples([BRIDGE, one], {"text": Failing("")}, k=1, max_searches=2, seed=0)
 
 
+def test_searches_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotated, "_BATCH", 3)
+    sizes = []
+
+    class Counting(Names):
+        def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
+            sizes.append(len(queries))
+            return super().search(queries, k)
+
+    assert len(worked_examples([BRIDGE] * 4, {"text": Counting()}, k=1, max_searches=2, seed=0)) == 4
+    assert sizes == [3, 1, 3, 1]
+
+
 def test_two_processes_share_searches_and_what_they_found(tmp_path: pathlib.Path) -> None:
-    """Every second question's searches are the other process's, where one name is not found: on both those are left out."""
+    """Every second search is the other process's. What fails on one of them is an error on both."""
     outputs = two_processes("tests.training.two_searchers", workdir=tmp_path)
     main, other = (json.loads(output.splitlines()[-1]) for output in outputs)
-    assert main["found"] == other["found"] == [[["Ew!", ["ew"]], ["Jimmy Fallon", ["fallon"]]]] * 2
-    assert main["asked"] == ["Ew!"] * 2 + ["Jimmy Fallon"] * 2
-    assert other["asked"][:2] == ["Ew!"] * 2
-    assert set(other["asked"][2:]) == {"Jimmy Fallon"}
+    assert main["found"] == other["found"] == [[["Ew!", ["ew"]], ["Jimmy Fallon", ["fallon"]]]] * 4
+    assert main["asked"] == other["asked"] == ["Ew!"] * 2 + ["Jimmy Fallon"] * 2
+    assert main["failed"] == other["failed"]
+    assert "2 of 4 searches for demonstrations failed" in main["failed"]
+    assert main["broken"] == "TypeError: tool 'text' has cost='much'; give a number, or no `cost`, which is 1"
+    assert other["broken"] == f"RuntimeError: another process failed: {main['broken']}"
 
 
 def test_knowledge_bases_are_drawn() -> None:

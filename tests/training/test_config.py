@@ -226,10 +226,6 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
             "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes",
         ),
         ({"stages": {"late": schema.StageConfig(start=3)}}, "no stage starts at step 0"),
-        (
-            {"learner": schema.LearnerConfig(length_buckets=(128, 256)), "engine": schema.EngineConfig(max_length=512)},
-            "config.learner.length_buckets=(128, 256) end below config.engine.max_length=512",
-        ),
     ],
 )
 def test_mistakes_are_named(changes, message) -> None:

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.checkpoints import Checkpoints
+from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
@@ -98,6 +99,17 @@ def test_the_control_s_beginning_is_there_before_the_run_s_own_checkpoint(
         rl.train_rl(config, tmp_path / "run")
     assert saved == ["control 1", "run 1"]
     assert Checkpoints(tmp_path / "run" / "controls" / "first_only" / "checkpoints").latest() == 1
+
+
+def test_a_control_has_the_main_run_s_schedule():
+    """Without a stage that restarts it would have a longer one."""
+    fields = {"model": schema.ModelConfig(path="somewhere"), "knowledge": {"text": schema.KnowledgeConfig()}}
+    stages = {"first": schema.StageConfig(), "second": schema.StageConfig(start=2, restart=True)}
+    control = {"c": schema.ControlConfig(without="second")}
+    linear = schema.LearnerConfig(optimizer=OptimizerConfig(schedule="linear"))
+    with pytest.raises(ValueError, match=r"'second', which restarts, .* take config.learner.optimizer.schedule='const"):
+        schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields)
+    assert schema.TrainConfig(stages=stages, controls=control, **fields).controls == control
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def test_which_stages_restart(tmp_path: pathlib.Path) -> None:
     stages = Stages(config, build_recipe(config))
     assert [stages.at(step).restart for step in range(7)] == [False] * 3 + [True] * 2 + [False] * 2
     assert [stages.at(step).updates for step in range(7)] == [2 * 3] * 3 + [2 * 4] * 4  # what each schedule spans
+    shorter = dataclasses.replace(config, steps=2)  # it ends before the stage that restarts
+    assert Stages(shorter, build_recipe(shorter)).at(0).updates == 2 * 2
 
 
 def test_stages_with_the_same_questions_share_a_stream_and_all_go_on_where_they_were(tmp_path: pathlib.Path) -> None:

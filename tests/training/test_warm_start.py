@@ -136,6 +136,11 @@ def test_killed_in_the_phase_and_after_it(
         np.testing.assert_array_equal(a[...], b[...], err_msg=str(path))
 
 
+def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig) -> None:
+    slow = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tool_timeout=600.0))
+    assert warm_start.supervised(slow).rollout.tool_timeout == 600.0
+
+
 def test_a_supervised_run_has_no_warm_start() -> None:
     with pytest.raises(ValueError, match=r"a run of kind 'sft' has config.steps"):
         make_sft_config(warm_start=WarmStartConfig(steps=3))
