@@ -19,6 +19,7 @@ class GoldHop:
       kb: the knowledge base that answers it.
       value: the fact that it asks for.
       passage_id, title: of a passage that states it.
+      needs: the places in the path of hops whose facts must be known before it can be asked for.
     """
 
     query: str = ""
@@ -26,6 +27,7 @@ class GoldHop:
     value: str = ""
     passage_id: str = ""
     title: str = ""
+    needs: tuple[int, ...] = ()
 
     def found_in(self, passages: tuple[Passage, ...]) -> bool:
         """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`) or title or, where neither is
@@ -43,15 +45,19 @@ def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
 
     Read are, of what there is the first: Atlas's `path`; a `decomposition` (`sub_questions`); 2WikiMultihopQA's
     `evidence_triples` (subject, relation, object: a subject is most often the title of a passage); the gold passages of any
-    other data set, of which only id and title are known.
+    other data set, of which only id and title are known. Atlas's hops need the one before; others those that they name, by
+    `#1` or as a triple whose object is their subject.
     """
     metadata = example.metadata
     if (path := metadata.get("path")) is not None:
-        return tuple(GoldHop(**{name: str(hop.get(name, "")) for name in _NAMES}) for hop in path)
+        return tuple(
+            GoldHop(**{name: str(hop.get(name, "")) for name in _NAMES}, needs=(i - 1,) if i else ())
+            for i, hop in enumerate(path)
+        )
     if hops := sub_questions(metadata):
         return hops
     if triples := metadata.get("evidence_triples"):
-        return tuple(_of_triple(triple, gold_passages(metadata)) for triple in triples)
+        return _of_triples(triples, gold_passages(metadata))
     if passages := gold_passages(metadata):
         return tuple(GoldHop(passage_id=name, title=title) for name, title in passages.items())
     return None
@@ -82,14 +88,13 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
     if not all(isinstance(step, Mapping) and step.get("question") for step in steps):
         return ()
     passages = gold_passages(metadata)
-    aligned = [_of_triple(triple, passages) for triple in metadata.get("evidence_triples") or ()] or [GoldHop()] * len(
-        steps
-    )
+    aligned = _of_triples(metadata.get("evidence_triples") or (), passages) or (GoldHop(),) * len(steps)
     if len(aligned) != len(steps):
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
     hops = []
-    for step, answer, known in zip(steps, answers, aligned):
+    for place, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
+        named = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
         name = str(step.get("support") or known.passage_id)
         hops.append(
             GoldHop(
@@ -99,6 +104,7 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
                 value=known.value or answer,
                 passage_id=name,
                 title=passages.get(name, known.title),
+                needs=tuple(sorted({one for one in named if 0 <= one < place} | set(known.needs))),
             )
         )
     return tuple(hops)
@@ -116,6 +122,15 @@ def without_aside(title: str) -> str:
 
 def _bare(title: str) -> str:
     return without_aside(title).casefold()
+
+
+def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -> tuple[GoldHop, ...]:
+    objects = [_bare(str(triple[2])) for triple in triples]
+    hops = []
+    for i, triple in enumerate(triples):
+        needs = tuple(j for j in range(i) if objects[j] == _bare(str(triple[0])))
+        hops.append(dataclasses.replace(_of_triple(triple, passages), needs=needs))
+    return tuple(hops)
 
 
 def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:

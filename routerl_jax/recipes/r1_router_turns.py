@@ -8,11 +8,11 @@ sum is what the best turns at its hops are worth, and nothing is gained by doing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.core.types import Episode, Turn
+from routerl_jax.core.types import Episode, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes.r1_router_rewards import ENCODER, final_accuracy, similarities
@@ -20,13 +20,22 @@ from routerl_jax.rewards.metrics import f1_recall
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
 
+Open = tuple[tuple[int, GoldHop], ...]
+
 
 class Judged(NamedTuple):
-    """A turn by its index, and the hop that it was to work on by its place in the path; one past the end: none was open."""
+    """A turn by its index, and the hops that it may have worked on, with their places in the path; none: all were closed."""
+
+    turn: int
+    open: Open
+
+
+class Worth(NamedTuple):
+    """What a turn is worth at the hop that it is worth most at, by its place in the path; -1: none was open."""
 
     turn: int
     place: int
-    hop: GoldHop | None
+    value: float
 
 
 def turn_route_reward(
@@ -36,12 +45,13 @@ def turn_route_reward(
     beta: float = 0.5,
     normalizer: str = "vqa",
 ) -> list[list[float]]:
-    """r_format x (alpha r_ask + beta r_route) of each turn that routes, against the gold hop that is open next; else 0.
+    """r_format x (alpha r_ask + beta r_route) of each turn that routes, against a gold hop that is open; else 0.
 
-    r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked. What the gold path does not
-    say is left out, and the weights of the rest are scaled to alpha + beta; of a hop that names a passage alone, what counts is
-    whether the search finds it. Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a
-    gold path earns nothing. Of several routes to a hop each earns what it has beyond the best before it.
+    r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked or, where the gold path does
+    not say which that is, whether the search finds its passage. What is not known at all is left out, and the weights of the
+    rest are scaled to alpha + beta. Of several open hops (a comparison's) the one counts at which the route is worth most.
+    Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a gold path earns nothing. Of
+    several routes to a hop each earns what it has beyond the best before it.
 
     Args:
       encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.
@@ -50,33 +60,46 @@ def turn_route_reward(
         [one for one in routes(episode, normalizer) if episode.turns[one.turn].well_formed] for episode in episodes
     ]
     asked = {
-        (i, one.turn): (_query(episodes[i].turns[one.turn]), one.hop.query.lower())
+        (i, one.turn, place): (_query(episodes[i].turns[one.turn]), hop.query.lower())
         for i, of_episode in enumerate(judged)
         for one in of_episode
-        if one.hop is not None and one.hop.query
+        for place, hop in one.open
+        if hop.query
     }
     likeness = dict(zip(asked, similarities(list(asked.values()), lambda: shared_encoder(encoder)).tolist()))
     rewards = []
     for i, (episode, of_episode) in enumerate(zip(episodes, judged)):
-        values = [
-            _route(episode.turns[one.turn], one.hop, likeness.get((i, one.turn)), alpha, beta) for one in of_episode
-        ]
-        rewards.append(_gains(len(episode.turns), of_episode, values))
+        found = []
+        for one in of_episode:
+            turn = episode.turns[one.turn]
+            values = [
+                (place, _route(turn, hop, likeness.get((i, one.turn, place)), alpha, beta)) for place, hop in one.open
+            ]
+            found.append(Worth(one.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+        rewards.append(_gains(len(episode.turns), found))
     return rewards
 
 
 def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> list[list[float]]:
     """r_format x r_answer of each turn that answers; 0 of other turns.
 
-    An intermediate answer earns its F1-recall against the value of the hop that its search was for (equations 22 and 23), less
-    the best one's before it, and nothing where none was open or its value is not known; the final answer 1 if it has all words
-    of an accepted answer, else 0.
+    An intermediate answer earns its F1-recall against the value of a hop that was open, of several the one that it has most of
+    (equations 22 and 23), less the best one's before it, and nothing where none was open or no value is known; the final answer
+    1 if it has all words of an accepted answer, else 0.
     """
     rewards = []
     for episode in episodes:
-        judged = [one for one in answers(episode, normalizer) if one.hop is not None and one.hop.value]
-        values = [_answers(episode.turns[one.turn], one.hop, normalizer) for one in judged]
-        of_episode = _gains(len(episode.turns), judged, values)
+        found = []
+        for one in answers(episode, normalizer):
+            turn = episode.turns[one.turn]
+            values = [
+                (place, turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer))
+                for place, hop in one.open
+                if hop.value
+            ]
+            if values:
+                found.append(Worth(one.turn, *_most(values)))
+        of_episode = _gains(len(episode.turns), found)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
             of_episode[last] = final_accuracy(
@@ -105,76 +128,95 @@ REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
 
 
 def routes(episode: Episode, normalizer: str) -> list[Judged]:
-    """The turns that route and the hop that was open next when they did; none where the example has no gold path."""
+    """The turns that route and the hops that were open when they did; none where the example has no gold path."""
     return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "search"]  # type: ignore[union-attr]
 
 
 def answers(episode: Episode, normalizer: str) -> list[Judged]:
-    """The turns that give an intermediate answer and the hop that their search was for."""
+    """The turns that give an intermediate answer and the hops that were open before it."""
     return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "answer"]  # type: ignore[union-attr]
 
 
-def _gains(turns: int, judged: Sequence[Judged], values: Sequence[float]) -> list[float]:
+def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    """The largest value and its place, the first of equals."""
+    return max(values, key=lambda pair: pair[1])
+
+
+def _gains(turns: int, found: Sequence[Worth]) -> list[float]:
     """One number per turn: by how much its value is above the best before it at the same hop; 0 for turns without value."""
     rewards, best = [0.0] * turns, dict[int, float]()
-    for one, value in zip(judged, values, strict=True):
+    for one in found:
         before = best.get(one.place, 0.0)
-        rewards[one.turn] = max(value - before, 0.0)
-        best[one.place] = max(value, before)
+        rewards[one.turn] = max(one.value - before, 0.0)
+        best[one.place] = max(one.value, before)
     return rewards
 
 
 def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
-    """Routes and intermediate answers in order, each with the hop that it was to work on.
+    """Routes and intermediate answers in order, each with the hops that it may work on.
 
-    A hop is closed by what the policy carries on from its search: the intermediate answer, if it holds the whole value, or
-    where it reads what was found in its own conversation, the passages. Hops close in the order of the path.
+    A hop is open once the hops that it needs are closed. It is closed by what the policy carries on from its search: the
+    intermediate answer, if it holds the whole value, or, if that is not known, any answer to a search that found the passage;
+    or, where the policy reads what was found in its own conversation, by the passages.
     """
     path = gold_path(episode.example)
     if path is None:
         return
-    waiting, final = list(path), _final(episode)
-    found: list[int] = []  # places in the path whose passages have come up
+    waiting, final = dict(enumerate(path)), _final(episode)
+    found: set[int] = set()  # places in the path whose passages have come up
+    shown: tuple[Passage, ...] = ()  # by the last search
     for k, turn in enumerate(episode.turns):
         kind = "invalid" if turn.action is None else turn.action.kind
         if kind == "invalid" or k == final:
             continue
-        hop = waiting[0] if waiting else None
-        yield Judged(k, len(path) - len(waiting), hop)
+        hops = _open(waiting)
+        yield Judged(k, hops)
         if kind == "answer":
-            if hop is not None and _states(turn, hop, normalizer):
-                waiting.pop(0)
+            closed = next((place for place, hop in hops if _closes(turn, hop, shown, normalizer)), None)
+            waiting.pop(closed, None)  # type: ignore[arg-type]
             continue
+        shown = _passages(turn)
         if not turn.asked:
-            passages = tuple(passage for call in turn.calls for passage in call.passages)
-            found += [place for place, other in enumerate(path) if other.found_in(passages)]
-            while waiting and len(path) - len(waiting) in found:
-                waiting.pop(0)
+            found |= {place for place, hop in enumerate(path) if hop.found_in(shown)}
+            while closed_now := [place for place, _ in _open(waiting) if place in found]:
+                for place in closed_now:
+                    del waiting[place]
 
 
-def _states(turn: Turn, hop: GoldHop, normalizer: str) -> bool:
-    """Whether an intermediate answer closes its hop; one that has no value is closed by any answer."""
-    return not hop.value or f1_recall(_answer(turn), hop.value, normalizer) == 1.0
+def _open(waiting: Mapping[int, GoldHop]) -> Open:
+    return tuple((place, hop) for place, hop in waiting.items() if not any(one in waiting for one in hop.needs))
 
 
-def _answers(turn: Turn, hop: GoldHop | None, normalizer: str) -> float:
-    return turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer) if hop is not None else 0.0
+def _closes(turn: Turn, hop: GoldHop, shown: tuple[Passage, ...], normalizer: str) -> bool:
+    """Whether an intermediate answer closes a hop."""
+    return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(shown)
 
 
-def _route(turn: Turn, hop: GoldHop | None, likeness: float | None, alpha: float, beta: float) -> float:
+def _stops(turn: Turn) -> bool:
     assert turn.action is not None
-    if hop is None or turn.action.tool == NO_TOOL:
-        return (alpha + beta) * float(hop is None and turn.action.tool == NO_TOOL)
+    return turn.action.tool == NO_TOOL
+
+
+def _route(turn: Turn, hop: GoldHop, likeness: float | None, alpha: float, beta: float) -> float:
+    """What a route is worth at a hop that is open."""
+    assert turn.action is not None
+    if _stops(turn):
+        return 0.0
     parts = []
     if likeness is not None:
         parts.append((alpha, likeness))
     if hop.kb:
         parts.append((beta, float(turn.action.tool == hop.kb)))
+    elif hop.passage_id:
+        parts.append((beta, float(hop.found_in(_passages(turn)))))
     if not parts:
-        passages = tuple(passage for call in turn.calls for passage in call.passages)
-        return (alpha + beta) * float(hop.found_in(passages))
+        return (alpha + beta) * float(hop.found_in(_passages(turn)))
     weight = sum(weight for weight, _ in parts)
     return (alpha + beta) * sum(weight * value for weight, value in parts) / weight if weight else 0.0
+
+
+def _passages(turn: Turn) -> tuple[Passage, ...]:
+    return tuple(passage for call in turn.calls for passage in call.passages)
 
 
 def _final(episode: Episode) -> int | None:

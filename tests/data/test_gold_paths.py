@@ -34,7 +34,7 @@ def test_musique_s_decomposition() -> None:
     path = path_of(**GOLD, decomposition=steps)
     assert path == (
         GoldHop(query="Ewe, capital", value="Lome", passage_id="m1", title="Lome"),
-        GoldHop(query="what country is Lome in, ?", value="Togo", passage_id="m2", title="Togo"),
+        GoldHop(query="what country is Lome in, ?", value="Togo", passage_id="m2", title="Togo", needs=(0,)),
     )
     assert path[0].found_in((passage("m1", "another title"),))
     assert path[0].found_in((passage("wiki/7", "Lome"),))  # another corpus
@@ -54,11 +54,23 @@ def test_two_wiki_s_triples() -> None:
     hops = path_of(**gold)
     assert hops == (
         GoldHop(query="director of Amico", value="Gerhard Buchholz", passage_id="w1", title="Amico (film)"),
-        GoldHop(query="died in of gerhard buchholz", value="Berlin", passage_id="w2", title="Gerhard Buchholz"),
+        GoldHop(
+            query="died in of gerhard buchholz", value="Berlin", passage_id="w2", title="Gerhard Buchholz", needs=(0,)
+        ),
     )
     whole = path_of(**gold, decomposition=asked)
     assert whole == tuple(dataclasses.replace(hop, query=question) for hop, question in zip(hops, questions))
     assert path_of(**gold, decomposition=asked[:1]) == hops
+
+
+def test_what_a_hop_needs() -> None:
+    """Atlas's hops follow each other; a comparison's do not."""
+    atlas = path_of(path=[{"query": "where?"}, {"query": "what is its capital?"}, {"query": "how many live there?"}])
+    compared = path_of(evidence_triples=[["Aida", "year", "1871"], ["Nabucco", "year", "1842"]])
+    assert atlas is not None
+    assert compared is not None
+    assert [hop.needs for hop in atlas] == [(), (0,), (1,)]
+    assert [hop.needs for hop in compared] == [(), ()]
 
 
 def test_a_subject_is_the_title_that_it_equals_most() -> None:

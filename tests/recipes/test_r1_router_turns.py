@@ -9,7 +9,9 @@ import pytest
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.learning.turn_advantages import rewards_to_go
+from routerl_jax.recipes.r1_router_rewards import similarities
 from routerl_jax.recipes.r1_router_turns import turn_answer_reward, turn_format_reward, turn_route_reward
 from routerl_jax.rewards.terms import RewardFunction, TurnTerm
 
@@ -134,6 +136,54 @@ def test_what_a_data_set_does_not_say_is_left_out() -> None:
     unknown.turns = [route("text", "q"), answer("a")]
     assert turn_route_reward([unknown]) == [[0, 0]]
     assert turn_answer_reward([unknown]) == [[0, 1.0]]
+
+
+def test_a_comparison_may_be_worked_on_in_either_order() -> None:
+    """Neither hop needs the other, so both orders earn the same; asking for the same one twice earns nothing more."""
+    triples = [["Aida", "year", "1871"], ["Nabucco", "year", "1842"]]
+    asked = [
+        (route("text", f"year of {name}", asked="route"), answer(year, asked="answer")) for name, _, year in triples
+    ]
+    end = (route(NO_TOOL, NO_TOOL, asked="route"), answer("Le Roncole", asked="final"))
+    orders = [
+        episode(*asked[0], *asked[1], *end, evidence_triples=triples),
+        episode(*asked[1], *asked[0], *end, evidence_triples=triples),
+        episode(*asked[1], *asked[1], *end, evidence_triples=triples),
+    ]
+    name = "all-MiniLM-L6-v2"
+    routed, answered = turn_route_reward(orders, encoder=name), turn_answer_reward(orders)
+    for i in range(2):
+        assert routed[i] == pytest.approx([1, 0, 1, 0, 1, 0], abs=1e-5)
+        assert answered[i] == [0, 1, 0, 1, 0, 1]
+    again = float(similarities([("year of nabucco", "year of aida")], lambda: shared_encoder(name))[0])
+    assert routed[2] == pytest.approx([1, 0, again, 0, 0, 0], abs=1e-5)  # as far as it resembles what is left to ask
+
+
+def test_a_hop_that_needs_another_waits_for_it() -> None:
+    """Asked for too early, the second hop of a chain is judged by the first."""
+    turns = (route("table", GOOD[1], asked="route"), answer("Le Roncole", asked="answer"))
+    assert turn_answer_reward([episode(*turns, answer=None)]) == [[0, 0]]
+    free = [{**HOPS[0]}, {**HOPS[1]}]
+    triples = [["Aida", "composer", "Giuseppe Verdi"], ["Giuseppe Verdi", "birthplace", "Le Roncole"]]
+    assert turn_answer_reward([episode(*turns, answer=None, evidence_triples=triples)]) == [[0, 0]]
+    assert turn_answer_reward([episode(*turns, answer=None, path=free[1:])]) == [[0, 1.0]]
+
+
+def test_a_hop_that_names_a_passage_alone_is_closed_by_finding_it() -> None:
+    """In chats: not by any answer to any search."""
+    none, final = route(NO_TOOL, NO_TOOL, asked="route"), answer("Le Roncole", asked="final")
+    miss = (route("text", "q", "p2", asked="route"), answer("rubbish", asked="answer"))
+    hit = (route("text", "q", "p1", asked="route"), answer("right", asked="answer"))
+    turns = [episode(*miss, none, final, supporting=["p1"]), episode(*miss, *hit, none, final, supporting=["p1"])]
+    assert turn_route_reward(turns) == [[0, 0, 0, 0], [0, 0, 1, 0, 1, 0]]
+
+
+def test_where_no_knowledge_base_is_named_its_passage_tells() -> None:
+    """2WikiMultihopQA: a right question that finds nothing is half of a route."""
+    gold = {"evidence_triples": [["Aida", "composer", "Verdi"]], "supporting": ["p1"], "supporting_titles": ["Aida"]}
+    turns = [route(tool, "composer of aida", found, asked="route") for tool, found in (("table", ""), ("text", "p1"))]
+    rewards = turn_route_reward([episode(turn, **gold) for turn in turns])
+    assert rewards == [pytest.approx([0.5], abs=1e-5), pytest.approx([1.0], abs=1e-5)]
 
 
 def test_a_sum_for_the_episode_and_each_value_at_its_turn() -> None:
