@@ -23,8 +23,9 @@ class Annotations:
     """In the place of `attempts.Teacher`, for questions whose data sets say how they are answered.
 
     The sub-questions are those of the gold path (data.gold_paths), the answers its values, the documents what the knowledge
-    base returns. A question without a path whose data set has a home is a path of one: it is asked itself, and what is found
-    must state an accepted answer. Nothing is guessed: where a search misses its passage, the attempt is rejected.
+    base returns. A question of whose path at most the passage is known, and whose data set has a home, is a path of one: it is
+    asked itself, and what is found must state an accepted answer. Nothing is guessed: where a search misses its passage, the
+    attempt is rejected.
 
     Attributes:
       protocol: what is said.
@@ -68,7 +69,8 @@ class Annotations:
             documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
             values = (hop.value,) if hop.value else example.answers
             value = hop.value or _stated(values, documents)
-            if not value or (hop.value and not hop.found_in(passages)):
+            located = hop.value or hop.passage_id or hop.title
+            if not value or (located and not hop.found_in(passages)):
                 raise GivenUp("gold passage not found", f"{hop.kb}: {hop.query}")
             if _stated(values, passages) and not _stated(values, documents):
                 raise GivenUp(
@@ -90,8 +92,8 @@ class Annotations:
         """The hops with their knowledge bases and sub-questions."""
         home = self.homes.get(str(example.metadata.get("dataset", "")), "")
         path = gold_path(example)
-        if path is None and home:
-            return [GoldHop(query=example.question, kb=home)]
+        if home and (path is None or (len(path) == 1 and not path[0].query)):  # of which at most the passage is known
+            return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=home)]
         hops = [dataclasses.replace(hop, kb=hop.kb or home) for hop in path or ()]
         if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
             raise GivenUp("no gold path", "its data set does not say what to ask, or of which knowledge base")

@@ -102,7 +102,8 @@ class Teacher:
             return made
         if not self._right(made.answer, example):
             made.outcome = "wrong answer"
-        made.steps.append(FinalStep(answers=example.answers, system=said.system, problem=problem_of(said, example)))
+        accepted = accepted_answers(example, made.answer)  # the model's own number, too, where a range of them is
+        made.steps.append(FinalStep(answers=accepted, system=said.system, problem=problem_of(said, example)))
         return made
 
     async def _gather(self, example: Example, number: int, made: Attempt) -> list[tuple[str, str]]:
@@ -158,14 +159,16 @@ class Teacher:
     async def _replies(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> list[Action]:
         """What the model's reply says; it is asked again, and told why, where that can't be read."""
         asked = said
-        for _ in range(self.config.retries + 1):
-            actions = self._read(kind, await self._ask(kind, asked, example, number, made))
+        for retry in range(self.config.retries + 1):
+            actions = self._read(
+                kind, await self._ask(kind, asked, example, number + retry * self.config.attempts, made)
+            )
             if actions[0].kind != "invalid":
                 return actions
             asked = self.protocol.again(said, actions[0].error)
         raise GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
-    async def _ask(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> str:
+    async def _ask(self, kind: Kind, said: Said, example: Example, sample: int, made: Attempt) -> str:
         conversation = (
             Message(role="system", content=said.system),
             *shots(self.protocol, kind, self.config.shots),
@@ -175,7 +178,7 @@ class Teacher:
             conversation,
             max_tokens=self.config.max_tokens,
             temperature=self.config.temperature,
-            sample=number,
+            sample=sample,
         )
         made.prompt_tokens += reply.prompt_tokens
         made.tokens += reply.tokens
@@ -185,11 +188,8 @@ class Teacher:
         return reply.text
 
     def _read(self, kind: Kind, text: str) -> list[Action]:
-        """What follows a reasoning model's thoughts, which may hold drafts with tags; or else all that it wrote."""
-        after = self._parse(kind, without_thinking(text))
-        return after if after[0].kind != "invalid" else self._parse(kind, text)
-
-    def _parse(self, kind: Kind, text: str) -> list[Action]:
+        """What follows a reasoning model's thoughts, which may hold drafts with tags."""
+        text = without_thinking(text)
         if kind == "route":
             return parse_routes(self.protocol, text, self.config.candidates)
         return [self.protocol.parse_answer(text)]

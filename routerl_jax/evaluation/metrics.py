@@ -98,7 +98,7 @@ def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> 
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
-        "tokens_per_question": sum(e.sampled_tokens for e in episodes) / len(episodes),
+        "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]

@@ -41,6 +41,7 @@ def r1_router(
             answer_tokens=agent.answer_tokens,
             instruct=agent.instruct,
             prompt_suffix=agent.prompt_suffix,
+            sees=tuple(agent.sees),
         ),
         stages=stages_of(stages, normalizer),
     )

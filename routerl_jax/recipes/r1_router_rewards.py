@@ -152,9 +152,23 @@ def _paper_answer(episode: Episode, step: GoldenStep, normalizer: str) -> float:
     return final_accuracy(episode.answer, step.answers, normalizer)
 
 
+_OPPOSITE = {"yes": "no", "no": "yes"}
+
+
 def final_accuracy(answer: str | None, golds: Sequence[str], normalizer: str = "vqa") -> float:
-    """Acc of a final answer (equations 17 and 24): 1 if it has all words of some accepted answer, else 0."""
-    return float(any(f1_recall(answer, gold, normalizer) == 1.0 for gold in golds))
+    """Acc of a final answer (equations 17 and 24): 1 if it has all words of some accepted answer, else 0.
+
+    Further words are free, but not the opposite of a yes or a no: "yes and no" is neither.
+    """
+
+    def has(gold: str) -> bool:
+        return f1_recall(answer, gold, normalizer) == 1.0
+
+    def accepts(gold: str) -> bool:
+        opposite = _OPPOSITE.get(gold.strip().lower())
+        return has(gold) and not (opposite and has(opposite))
+
+    return float(any(map(accepts, golds)))
 
 
 # --- the released code's -----------------------------------------------------------------------------------------------

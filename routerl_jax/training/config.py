@@ -82,6 +82,9 @@ class AgentConfig:
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
+    sees: tuple[str, ...] = (
+        "text_image",
+    )  # recipe "r1_router": knowledge bases asked with the question's picture, too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -231,7 +231,7 @@ def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[li
 
 
 def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Worked], str]:
-    """All steps of golden trajectories."""
+    """All steps of golden trajectories, but for empty answers, which can't be written in the form."""
     if name == "annotated":
         raise ValueError(
             f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
@@ -241,7 +241,8 @@ def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Wor
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
     check_retrievers(examples, agent.protocol.tools, source)
-    return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(steps)} golden steps"
+    examples = [example for example in examples if any(map(str.strip, example.answers))]
+    return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(examples)} golden steps"
 
 
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:

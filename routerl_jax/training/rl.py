@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import pathlib
 import time
@@ -17,6 +18,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
+from routerl_jax.data.trajectories import check_retrievers
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
@@ -81,6 +83,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     mesh = build_mesh(config.mesh)
     recipe = build_recipe(config)
     judged = evaluated_agent(config, recipe)
+    _check_names(config, judged)
     with clock("setup"):
         model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
@@ -91,6 +94,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
             "validation",
             config.evaluation.examples,
         )
+        check_retrievers(validation, tuple(config.knowledge), f"config.data.validation={config.data.validation}")
         test = take_examples(
             config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
         )
@@ -185,6 +189,15 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     if alarm:
         raise RunStopped(stopped["stopped"]["message"])
     return results
+
+
+def _check_names(config: TrainConfig, judged: Agent) -> None:
+    """Complains about config.evaluation.names of agents that are not scored."""
+    scored = ("warm_start", "trained", *config.stages, *routing_baselines(judged))
+    if unknown := [name for name in config.evaluation.names if name not in scored]:
+        close = difflib.get_close_matches(unknown[0], scored, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
+        raise ValueError(f"config.evaluation.names.{unknown[0]}: no agent is called so; {hint}")
 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:

@@ -93,6 +93,22 @@ def test_hops_and_questions_of_one_step(tmp_path: pathlib.Path) -> None:
     assert final.answers == ("1500", "1,500 km")
 
 
+def test_a_question_whose_passage_alone_is_known_is_asked_itself(tmp_path: pathlib.Path) -> None:
+    """WikiTableQuestions, TabFact: the table is named. Another one that states the answer is not it; rows are parts of it."""
+    cells = [
+        question("volta", "How long is the Volta?", "1,500 km", supporting=["t1:3"]),
+        question("another", "How long is the Volta?", "1,500 km", supporting=["t2"]),
+        question("two", "How long is the Volta?", "1,500 km", supporting=["t1:3", "t2"]),
+    ]
+    found, outcomes = made(tmp_path, {"cells": cells})
+    assert outcomes == {"volta": "accepted", "another": "gold passage not found", "two": "no gold path"}
+    [trajectory] = found.values()
+    assert [(s.query, s.retrievers) for s in trajectory.steps if isinstance(s, RouteStep)] == [
+        ("How long is the Volta?", ("table retriever",)),
+        ("none", ("none",)),
+    ]
+
+
 def test_what_is_shown_holds_the_answer(tmp_path: pathlib.Path) -> None:
     """Documents are cut to `max_document`: what stands behind that is not found."""
     rows = {"cells": [question("volta", "How long is the Volta?", "1,500 km")]}

@@ -228,6 +228,45 @@ def test_an_unreadable_reply_is_asked_for_again_and_told_why(tmp_path):
     assert not any("could not be used" in step.problem for step in trajectory.steps)
 
 
+def test_drafts_in_thoughts_are_never_taken(tmp_path):
+    """Not even where nothing follows them, or the reply was cut off within them."""
+    draft = "<sub-question>Draft?</sub-question> <ret>text retriever</ret>"
+    drafts = iter([f"<think>Perhaps {draft} hmm", f"<think>{draft} No.</think>I do not know."])
+
+    def reply(user: str, sample: int) -> str:
+        return next(drafts, None) or knowing(user)
+
+    config = job(str(questions(tmp_path / "rivers.jsonl", "Volta")), validation=0.0)
+    run(config, tmp_path / "out", Scripted(reply))
+    (trajectory,) = made(tmp_path / "out")
+    assert "Draft" not in str(trajectory.steps)
+
+
+def test_no_reply_is_drawn_twice(tmp_path):
+    """Samples differ from attempt to attempt and from one asking to the next: an engine repeats equal ones word for word."""
+    model = Scripted(lambda user, sample: "what?")
+    config = job(str(questions(tmp_path / "rivers.jsonl", "Volta")), {"attempts": 3, "retries": 2})
+    run(config, tmp_path / "out", model)
+    assert len(model.asked) == 9
+    asked = [(str(conversation), sample) for conversation, sample in model.asked]
+    assert len(set(asked)) == 9
+    assert {sample for _, sample in asked} == set(range(9))
+
+
+def test_a_number_in_the_range_is_an_accepted_final_answer(tmp_path):
+    """InfoSeek: what was accepted from the model can be answered from its own steps."""
+    path = tmp_path / "rivers.jsonl"
+    row = {"id": "Volta", "question": question_of("Volta"), "golden_answers": ["51.97"]}
+    path.write_text(json.dumps({**row, "metadata": {"answer_ranges": [[46.8, 57.2]]}}) + "\n")
+
+    def reply(user: str, sample: int) -> str:
+        return answer("50") if asked_for(user)[0] == "final" else knowing(user)
+
+    run(job(str(path), validation=0.0), tmp_path / "out", Scripted(reply))
+    (trajectory,) = made(tmp_path / "out")
+    assert trajectory.steps[-1].answers == ("51.97", "50")
+
+
 def test_the_shortest_of_the_right_attempts(tmp_path):
     """The second attempt needs no table; the third is wrong, and shorter."""
 

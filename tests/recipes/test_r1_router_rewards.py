@@ -11,7 +11,14 @@ from routerl_jax.data.trajectories import GoldenStep, golden_steps, read_traject
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes import r1_router_rewards
 from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
-from routerl_jax.recipes.r1_router_rewards import RELEASED_REWARD, REWARD, answer_reward, route_reward, similarities
+from routerl_jax.recipes.r1_router_rewards import (
+    RELEASED_REWARD,
+    REWARD,
+    answer_reward,
+    final_accuracy,
+    route_reward,
+    similarities,
+)
 from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.rewards.terms import RewardFunction
 
@@ -101,6 +108,21 @@ def test_route_rewards_by_hand(encoder, example, text, paper, released):
     episodes = [attempt(example, text)]
     assert route_reward(episodes) == pytest.approx([paper])
     assert route_reward(episodes, variant="released") == pytest.approx([released])
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "right"),
+    [
+        ("Yes, it is.", ("yes",), 1.0),
+        ("yes no", ("yes",), 0.0),
+        ("yes or no", ("No",), 0.0),
+        ("no", ("no", "not at all"), 1.0),
+        ("not at all, yes", ("no", "not at all"), 1.0),  # another answer that is accepted
+        ("Accra, and no other", ("Accra",), 1.0),
+    ],
+)
+def test_yes_and_no_at_once_is_neither(answer, golds, right):
+    assert final_accuracy(answer, golds) == right
 
 
 def test_a_knowledge_base_may_be_named_with_capitals(encoder):

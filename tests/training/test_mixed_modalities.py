@@ -176,7 +176,7 @@ def test_a_run_with_and_without_pictures(tmp_path: pathlib.Path, one_device: Non
     results = rl.train_rl(config, tmp_path / "run")
     assert list(results["agents"]) == ["prompt", "step_grpo", "sft"]
     for row in results["agents"].values():
-        assert {"f1_recall", "em", "searches_per_question"} <= row.keys()
+        assert {"f1_recall", "em", "routing_accuracy", "searches_per_question"} <= row.keys()
     assert "sft" in results["comparisons"]
     [row] = read_metrics(tmp_path / "run")
     assert row["actor/trained_sequences"] == 16

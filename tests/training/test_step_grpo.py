@@ -89,13 +89,28 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
         stages={"main": schema.StageConfig(reward=_with_encoder(tmp_path))},
         learner=dataclasses.replace(whole.learner, minibatches=1, drop_no_signal=False, aggregation="sequence"),
         evaluation=schema.EvaluationConfig(
-            every=2, examples=2, final_examples=3, before=False, baselines=True, normalizer="vqa"
+            every=2,
+            examples=2,
+            final_examples=3,
+            before=False,
+            baselines=True,
+            normalizer="vqa",
+            names={"trained": "step_grpo", "random_kb": "step_grpo_random_routing"},
         ),
         log_episodes=99,
     )
     results = rl.train_rl(config, tmp_path / "run")
-    routed = ["only_text", "only_table", "only_elements", "random_kb", "full_budget", "full_budget_random"]
-    assert list(results["agents"]) == ["trained", *routed, "no_search"]
+    routed = [
+        "only_text",
+        "only_table",
+        "only_elements",
+        "step_grpo_random_routing",
+        "full_budget",
+        "full_budget_random",
+    ]
+    assert list(results["agents"]) == ["step_grpo", *routed, "no_search"]
+    for row in results["agents"].values():
+        assert {"f1_recall", "em", "searches_per_question"} <= row.keys()
     for name in ("full_budget", "full_budget_random"):
         assert results["agents"][name]["searches_per_question"] == 2
     assert results["agents"]["no_search"]["searches_per_question"] == 0
@@ -111,6 +126,26 @@ def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
         assert all(len(record["turns"]) == 1 for record in records)
         assert {record["id"].rpartition("/")[2] for record in records} <= {"1", "2", "3", "4"}
         _check_means_by_kind(row, records)
+
+
+def test_what_is_evaluated_on_is_checked(trajectories: pathlib.Path, tmp_path: pathlib.Path, one_device: None) -> None:
+    """Names of agents that are not scored, and golden steps that nobody could get right."""
+    whole = make_config(tmp_path / "home")
+    config = dataclasses.replace(
+        whole,
+        recipe="r1_router",
+        knowledge={"text": whole.knowledge["text"], "elements": whole.knowledge["elements"]},
+        data=dataclasses.replace(whole.data, validation=f"trajectories:{trajectories}", validation_range=()),
+        stages={"main": schema.StageConfig(reward={"em": 1.0})},
+        evaluation=schema.EvaluationConfig(examples=0),
+    )
+    with pytest.raises(
+        ValueError, match=r"^config.data.validation=trajectories:.* retrievers that config.knowledge lack"
+    ):
+        rl.train_rl(config, tmp_path / "run")
+    named = dataclasses.replace(config, evaluation=schema.EvaluationConfig(names={"randm_kb": "random"}))
+    with pytest.raises(ValueError, match=r"config.evaluation.names.randm_kb: .* did you mean random_kb\?"):
+        rl.train_rl(named, tmp_path / "other")
 
 
 def _check_means_by_kind(row: dict, records: list[dict]) -> None:
@@ -146,6 +181,7 @@ def test_a_supervised_run_learns_golden_steps(
     assert len(training) + len(held_out) == 40
     of = [{source[i].example.question for i in range(len(source))} for source in (training, held_out)]
     assert not of[0] & of[1]
+    assert all(any(map(str.strip, training[i].example.answers)) for i in range(len(training)))
     [one] = [training[i] for i in range(len(training)) if training[i].example.id == training[0].example.id][:1]
     assert one.pieces[0][0].startswith("<think></think>")
     sft.train_sft(config, tmp_path / "sft")
