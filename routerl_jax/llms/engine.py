@@ -126,6 +126,7 @@ class EngineModel:
     def _open(self, job: _Job) -> None:
         stream = None
         try:
+            self._check_marks(job.conversation)
             prompt = self._engine.tokenizer.chat([self._marked(message) for message in job.conversation])
             images = [image for message in job.conversation for image in message.images]
             stream = self._engine.open(prompt, _identity(job.conversation), job.sample, images=images)
@@ -137,6 +138,17 @@ class EngineModel:
             job.done.set_result(Completion(error=f"{type(error).__name__}: {error}", finish="error"))
             return
         self._running[id(stream)] = (stream, job)
+
+    def _check_marks(self, conversation: Sequence[Message]) -> None:
+        """Complains about the model's own mark in a text before a picture, which would be taken for the picture's."""
+        if (reader := self._engine.images) is None:
+            return
+        mark = self._engine.tokenizer.decode(reader.marker)
+        last = max((i for i, message in enumerate(conversation) if message.images), default=0)
+        if any(mark in message.content for message in conversation[:last]):
+            raise ValueError(
+                f"a message before one with a picture says {mark}, where the picture would be put; leave it out"
+            )
 
     def _marked(self, message: Message) -> Message:
         """The message with the model's mark before its content for each of its pictures."""

@@ -82,6 +82,10 @@ def test_a_model_that_sees_is_shown_pictures(engine):
         assert answer.tokens == len(turn.tokens)
         ids = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
         assert answer.text == sees.tokenizer.decode(ids).strip()
+        marked = Message(role="user", content=f"here {seeing.MARKER} was one")
+        wrong, fine = model.complete([[marked, asked], [asked, marked]], max_tokens=2)
+        assert "says <|vision_start|>" in wrong.error
+        assert fine.error is None
         model.close()
     finally:
         sees.tokenizer.hf.chat_template = None
