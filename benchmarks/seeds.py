@@ -80,9 +80,8 @@ def _pairs(workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: lis
             low, high = found["cost_reduction_interval"]
             searched = any(record_cost(record) for _, second in chosen for record in second)
             cost = _interval(-found["cost_reduction"], [-high, -low]) if searched else "-"
-            print(
-                f"| {title(one)} - {title(other)} | {seed} | {em} | {found['mcnemar_p']:.2g} | {cost} | {found['n']} |"
-            )
+            p = "-" if len(chosen) > 1 else f"{found['mcnemar_p']:.2g}"
+            print(f"| {title(one)} - {title(other)} | {seed} | {em} | {p} | {cost} | {found['n']} |")
 
 
 def _evaluation(workdir: pathlib.Path) -> dict[str, Any]:

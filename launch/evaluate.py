@@ -38,7 +38,9 @@ def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Agent, knowledge bases and data for --model.")
     flags.DEFINE_list("agents", [], "Agents to run; default: all that make sense.")
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
-    flags.DEFINE_integer("limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.")
+    flags.DEFINE_integer(
+        "limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.", lower_bound=0
+    )
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
@@ -48,6 +50,7 @@ def define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.baselines.known import routing_baselines, vanilla_rag
+    from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
     from routerl_jax.evaluation.groups import by_group
@@ -59,6 +62,10 @@ def main(_: Sequence[str]) -> None:
 
     if bool(FLAGS.workdir) == bool(FLAGS.model):
         raise ValueError("give either --workdir or --model")
+    if FLAGS.workdir and FLAGS.config is not None:
+        raise ValueError(
+            "--workdir has a configuration of its own: --config and its settings would change nothing; leave it out"
+        )
     if FLAGS.workdir:
         config = load_config(pathlib.Path(FLAGS.workdir))
     else:
@@ -78,6 +85,13 @@ def main(_: Sequence[str]) -> None:
     limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
     benchmark = FLAGS.benchmark or config.data.test or config.data.train
     examples = take_examples(benchmark, () if FLAGS.benchmark else config.data.test_range, "test", limit)
+    if any(golden_step(example) is not None for example in examples):
+        check_retrievers(examples, tuple(config.knowledge), benchmark)
+        if set(FLAGS.agents) - {"trained"}:
+            raise ValueError(
+                f"{benchmark} holds golden steps, at which nothing is searched: --agents can be trained alone"
+            )
+        agents = {"trained": judged}
     if FLAGS.by and FLAGS.by not in by_group([example.metadata for example in examples]):
         raise ValueError(
             f"--by={FLAGS.by}: the {len(examples)} questions of {benchmark} are not of several {FLAGS.by}s"

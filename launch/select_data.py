@@ -77,6 +77,7 @@ def main(_: Sequence[str]) -> None:
         stage1=counts_of(FLAGS.stage1, "stage1"),
         stage2=counts_of(FLAGS.stage2, "stage2"),
     )
+    source = open_examples(config.data.train, config.data.train_range, "train")  # what is not there locks no workdir
     workdir = pathlib.Path(FLAGS.workdir)
     parts = ("seed", "recipe", "model", "agent", "knowledge", "data", "rollout")
     attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}
@@ -86,7 +87,6 @@ def main(_: Sequence[str]) -> None:
     if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
     split_cpu(config.mesh.cpu_devices)
-    source = open_examples(config.data.train, config.data.train_range, "train")
     recipe = build_recipe(config)
 
     @functools.cache  # where all attempts are on disk already, no policy is needed

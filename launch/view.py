@@ -7,6 +7,7 @@ python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Sequence
 
@@ -23,28 +24,41 @@ def define_flags() -> None:
     flags.DEFINE_string("file", None, "A file of episode records instead of a workdir.")
     flags.DEFINE_integer("count", 5, "Episodes to show; 0: all.")
     flags.DEFINE_bool("wrong", False, "Only episodes whose answer matches no gold answer.")
+    flags.DEFINE_string("normalizer", None, "How answers are compared; default: as the run that the file is of says.")
 
 
 def main(_: Sequence[str]) -> None:
     from rich.console import Console
     from rich.rule import Rule
+    from rich.text import Text
 
     from routerl_jax.evaluation.records import read_records
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.rewards.metrics import exact_match
 
     path = _file()
+    normalizer = FLAGS.normalizer or _normalizer(path)
     console = Console()
     shown = 0
     for record in read_records(path):
-        if FLAGS.wrong and exact_match(record["prediction"], record["golden_answers"]) == 1:
+        golds = record["golden_answers"]
+        if FLAGS.wrong and (not golds or exact_match(record["prediction"], golds, normalizer) == 1):
             continue
-        console.print(Rule(f"{record['id']}, sample {record['sample']}", style="dim"))
+        console.print(Rule(Text(f"{record['id']}, sample {record['sample']}"), style="dim"))
         console.print(render(record))
         shown += 1
         if FLAGS.count and shown == FLAGS.count:
             break
-    console.print(f"\n{shown} episodes of {path}", highlight=False, style="dim")
+    console.print(Text(f"\n{shown} episodes of {path}"), style="dim")
+
+
+def _normalizer(path: pathlib.Path) -> str:
+    """That of the run in whose directory a file lies; else the usual one."""
+    for directory in path.resolve().parents:
+        if (config := directory / "config.json").is_file():
+            found = json.loads(config.read_text()).get("evaluation", {}).get("normalizer")
+            return found or "search_r1"
+    return "search_r1"
 
 
 def _file() -> pathlib.Path:

@@ -279,7 +279,7 @@ def _write(
     records: Sequence[Mapping[str, Any]],
     seconds: float,
 ) -> ConstructReport:
-    """Files of what was accepted, in the order in which questions are tried, and the report."""
+    """Files of what was accepted, data sets in turns, each in the order in which its questions are tried; and the report."""
     place = Place(workdir / _MADE[1], "line", 0)
     last = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
     found = []
@@ -289,7 +289,11 @@ def _write(
             found.append((question.dataset, trajectory_of(record["trajectory"], place._replace(number=number))))
     parts = {name: split(items, config.amount.validation) for name, items in balanced(found, config.amount).items()}
     for index, name in enumerate(("train", "validation")):
-        write_trajectories(workdir / f"{name}.jsonl", [item for part in parts.values() for item in part[index]])
+        lists = [part[index] for part in parts.values()]
+        items = [
+            lists[which][place] for which, place in in_turns([*map(len, lists)])
+        ]  # so that the first ones are of all
+        write_trajectories(workdir / f"{name}.jsonl", items)
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)
     for name, text in (("report.json", json.dumps(report.record(), indent=2)), ("report.md", str(report))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ _ANSWER = ("em", "f1", "cover_em", "f1_recall")
 _OF_GROUPS = ("em", "f1", "f1_recall", "routing_accuracy", "searches_per_question")
 
 
-def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, Any]:
+def summarize(
+    episodes: Sequence[Episode], normalizer: str = "search_r1", tools: Collection[str] | None = None
+) -> dict[str, Any]:
     """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
 
     Returns:
@@ -37,11 +39,14 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     share = knowledge_base_shares(episodes)
     groups = by_group([episode.example.metadata for episode in episodes])
     by = {
-        key: {value: _of_group([episodes[i] for i in numbers], scores[numbers]) for value, numbers in values.items()}
+        key: {
+            value: _of_group([episodes[i] for i in numbers], scores[numbers], tools)
+            for value, numbers in values.items()
+        }
         for key, values in groups.items()
     }
     return {
-        **_averages(episodes, scores),
+        **_averages(episodes, scores, tools),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
         "kb_share": share,
         "mode_usage": share,
@@ -50,13 +55,20 @@ def summarize(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dic
     }
 
 
-def _of_group(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, Any]:
-    found = _averages(episodes, scores)
+def _of_group(
+    episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"], tools: Collection[str] | None
+) -> dict[str, Any]:
+    found = _averages(episodes, scores, tools)
     return {"n": len(episodes), **{name: found[name] for name in _OF_GROUPS if name in found}}
 
 
-def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict[str, float]:
+def averages(
+    episodes: Sequence[Episode], normalizer: str = "search_r1", tools: Collection[str] | None = None
+) -> dict[str, float]:
     """What finished episodes come to.
+
+    Args:
+      tools: names of the knowledge bases that there were; default: those that were asked.
 
     Returns:
       `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
@@ -69,7 +81,7 @@ def averages(episodes: Sequence[Episode], normalizer: str = "search_r1") -> dict
     Raises:
       ValueError: no episodes.
     """
-    return _averages(episodes, _answer_scores(episodes, normalizer))
+    return _averages(episodes, _answer_scores(episodes, normalizer), tools)
 
 
 def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -87,7 +99,9 @@ def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.nda
     )
 
 
-def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, float]:
+def _averages(
+    episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"], tools: Collection[str] | None
+) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     result = {
@@ -104,7 +118,7 @@ def _averages(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> 
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
-    accuracy = routing_accuracy(list(episodes))
+    accuracy = routing_accuracy(list(episodes), tools)
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
 
 

@@ -59,9 +59,9 @@ def compare_seeds(
     """How the first agent of each run differs from the second, over all runs of a configuration.
 
     Returns:
-      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over questions, each with its mean over the
-      runs) and `mcnemar_p` (exact, two-sided: are the questions that only one of them answers shared out evenly? Over several
-      runs it counts a question once for each, as if they were different questions: the interval says more);
+      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over the questions and, where there are several,
+      over the runs: of few runs that differ it is wide, as it should be) and `mcnemar_p` (exact, two-sided: are the questions
+      that only one of them answers shared out evenly? nan of several runs, which are no independent questions);
       `cost_reduction`, 1 - cost / cost, with `cost_reduction_interval`; `n`, the questions of a run.
 
     Raises:
@@ -77,18 +77,23 @@ def compare_seeds(
     values = np.asarray([_pairs(ours, theirs, normalizer) for ours, theirs in zip(found[::2], found[1::2])])
     ours, theirs = values[..., 0], values[..., 1]
     won, lost = int(((ours == 1) & (theirs == 0)).sum()), int(((ours == 0) & (theirs == 1)).sum())
-    rows = values.mean(axis=0)
+    count, questions = values.shape[:2]
     rng = np.random.default_rng(0)
-    drawn = np.asarray([_statistics(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(_RESAMPLES)])
-    em, cost = _statistics(rows)
+
+    def resample() -> tuple[float, float]:
+        chosen = values[rng.integers(count, size=count)] if count > 1 else values
+        return _statistics(chosen[:, rng.integers(questions, size=questions)].mean(axis=0))
+
+    drawn = np.asarray([resample() for _ in range(_RESAMPLES)])
+    em, cost = _statistics(values.mean(axis=0))
     low, high = np.nanquantile(drawn, (0.025, 0.975), axis=0)
     return {
         "em_difference": em,
         "em_difference_interval": [float(low[0]), float(high[0])],
-        "mcnemar_p": _mcnemar(won, lost),
+        "mcnemar_p": _mcnemar(won, lost) if count == 1 else math.nan,
         "cost_reduction": cost,
         "cost_reduction_interval": [float(low[1]), float(high[1])],
-        "n": len(rows),
+        "n": questions,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from routerl_jax.core.types import Episode
 from routerl_jax.data.trajectories import NONE, golden_step, label_of
 
@@ -52,12 +54,16 @@ def _choice(episode: Episode) -> str:
     return action.tool if action is not None and action.kind == "search" else ""
 
 
-def routing_accuracy(episodes: list[Episode]) -> float | None:
+def routing_accuracy(episodes: list[Episode], tools: Collection[str] | None = None) -> float | None:
     """Share of right decisions over all episodes with a gold path; None if there is no such episode, or if gold paths lead
-    through knowledge bases of which none was ever asked: those of another division of the same facts."""
-    asked = {call.tool for episode in episodes for call in episode.calls}
+    through none of the knowledge bases that there are: they are of another division of the same facts.
+
+    Args:
+      tools: names of the knowledge bases; default: those that were asked.
+    """
+    there = {call.tool for episode in episodes for call in episode.calls} if tools is None else set(tools)
     gold = {hop["kb"] for episode in episodes for hop in episode.example.metadata.get("path") or ()}
-    if asked and gold and not asked & gold:
+    if there and gold and not there & gold:
         return None
     decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
     total = sum(count for _, count in decisions)

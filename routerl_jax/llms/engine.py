@@ -141,10 +141,10 @@ class EngineModel:
 
     def _check_marks(self, conversation: Sequence[Message]) -> None:
         """Complains about the model's own mark in a text before a picture, which would be taken for the picture's."""
-        if (reader := self._engine.images) is None:
+        last = max((i for i, message in enumerate(conversation) if message.images), default=0)
+        if not last or (reader := self._engine.images) is None:
             return
         mark = self._engine.tokenizer.decode(reader.marker)
-        last = max((i for i, message in enumerate(conversation) if message.images), default=0)
         if any(mark in message.content for message in conversation[:last]):
             raise ValueError(
                 f"a message before one with a picture says {mark}, where the picture would be put; leave it out"

@@ -256,7 +256,7 @@ class EvaluationConfig:
     """Greedy evaluation."""
 
     every: int = 20  # steps between validations; 0: never
-    examples: int = 128  # validation questions
+    examples: int = 128  # validation questions; 0: all
     final_examples: int = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
     canary: bool = False  # validate with a retriever that answers other questions, too
@@ -267,11 +267,24 @@ class EvaluationConfig:
     # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for key in ("every", "examples", "final_examples", "k"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"config.evaluation.{key}={getattr(self, key)} must not be negative; see what 0 means")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    every: int = 20  # steps
-    keep: int = 2
+    """When weights and the optimiser's state are saved; after the last step they always are."""
+
+    every: int = 20  # steps; 0: at the end alone
+    keep: int = 2  # the newest ones
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise ValueError(
+                f"config.checkpoint.every={self.every} must not be negative, config.checkpoint.keep={self.keep} at least 1"
+            )
 
 
 # What a stage may change, by section.

@@ -9,6 +9,7 @@ from absl import logging
 from routerl_jax.core.types import Example
 from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.demonstrations import shown_questions
 from routerl_jax.training.setup import open_examples
 
 _NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
@@ -55,7 +56,14 @@ def check_overlap(config: TrainConfig) -> None:
 
 
 def _trained_on(config: TrainConfig) -> Iterator[Example]:
-    """The training questions of every stage, those that several stages share once."""
+    """The training questions of every stage, and of what is shown before it or instead; those that are shared once."""
+    for source in dict.fromkeys(
+        settings.demonstrations
+        for settings in (config.warm_start, *(control.supervised for control in config.controls.values()))
+        if settings.steps
+    ):
+        if source not in ("atlas", "annotated"):  # invented questions, and those of the stages
+            yield from shown_questions(source)
     data = [config.in_stage(name).data for name in config.stages]
     for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
         yield from examples_of(open_examples(name, limits, "train"))

@@ -8,7 +8,7 @@ import math
 import pathlib
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -245,16 +245,20 @@ def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Wor
     return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(examples)} golden steps"
 
 
+def shown_questions(name: str) -> Iterator[Example]:
+    """The questions of a source of demonstrations: of golden steps, or of episodes, whether or not they are good enough."""
+    if not pathlib.Path(name).expanduser().exists():
+        steps = open_examples(name, (), "train")
+        yield from (steps[i] for i in range(len(steps)))
+        return
+    for file in _episode_files(name):
+        yield from (episode_of(row, place).example for place, row in read_rows(file))
+
+
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
     """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough."""
     source = settings.demonstrations
-    path = pathlib.Path(source).expanduser()
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise ValueError(
-            f"config.warm_start.demonstrations={source!r} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
-            "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
-        )
+    files = _episode_files(source)
     reward = RewardFunction(dict(settings.select), normalizer)
     episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
@@ -269,6 +273,17 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
         [Worked(episode.example, _pieces(episode)) for episode in good],
         f"{len(good)} of {len(episodes)} episodes, on {questions} questions, reach config.warm_start.least",
     )
+
+
+def _episode_files(source: str) -> list[pathlib.Path]:
+    path = pathlib.Path(source).expanduser()
+    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise ValueError(
+            f"config.warm_start.demonstrations={source!r} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
+            "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
+        )
+    return files
 
 
 def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[_Kept, _Kept]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +16,18 @@ from routerl_jax.learning.advantages import groups_without_signal
 from routerl_jax.rewards.terms import judged
 
 
-def rollout_metrics(episodes: Sequence[Episode], groups: np.ndarray, normalizer: str) -> dict[str, Any]:
+def rollout_metrics(
+    episodes: Sequence[Episode], groups: np.ndarray, normalizer: str, tools: Collection[str] | None = None
+) -> dict[str, Any]:
     """Answer quality, behaviour, rewards and group statistics of the sampled episodes. The mean of a reward term is over the
-    episodes that it judges."""
+    episodes that it judges.
+
+    Args:
+      tools: as of `evaluation.metrics.averages`.
+    """
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
-    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in averages(episodes, normalizer).items()}
+    found = averages(episodes, normalizer, tools)
+    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in found.items()}
     metrics |= {f"rollout/kb/{name}": share for name, share in knowledge_base_shares(episodes).items()}
     for name in episodes[0].rewards:
         if of_term := judged(name, episodes):

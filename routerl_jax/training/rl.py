@@ -18,7 +18,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.data.trajectories import check_retrievers
+from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
@@ -98,6 +98,12 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         test = take_examples(
             config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
         )
+        check_retrievers(test, tuple(config.knowledge), f"config.data.test={config.data.test}")
+        if config.evaluation.canary and any(golden_step(example) is not None for example in validation):
+            raise ValueError(
+                "config.evaluation.canary changes what searches find, and golden steps, of which config.data.validation has "
+                "some, search nothing: switch it off, or validate on questions"
+            )
         loss = stages.at(0).config.learner.loss
         run_ = Run(config, workdir, model, mesh, loss, stages.at(0).updates, resume, stages.has_reference)
         engine = make_engine(config, model)
@@ -166,7 +172,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     usable = not stopped or stopped["stopped"]["steps"] > 0  # else its weights are those of the trouble
     run_.finish(export=usable)
     agents = {"trained": judged}
-    if config.evaluation.baselines:
+    if config.evaluation.baselines and not any(golden_step(example) is not None for example in test):
         agents |= routing_baselines(judged)
     names = config.evaluation.names
     table = _kept(workdir, ["warm_start", *config.stages]) | (evaluate(agents) if usable else {})
@@ -194,6 +200,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
 def _check_names(config: TrainConfig, judged: Agent) -> None:
     """Complains about config.evaluation.names of agents that are not scored."""
     scored = ("warm_start", "trained", *config.stages, *routing_baselines(judged))
+    if taken := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
+        raise ValueError(f"config.evaluation.names: {taken[0]!r} is another agent's name; take one that nobody has")
     if unknown := [name for name in config.evaluation.names if name not in scored]:
         close = difflib.get_close_matches(unknown[0], scored, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
@@ -284,7 +292,9 @@ def _train_step(
     place = {example.id: i for i, example in enumerate(examples)}
     groups = np.asarray([place[episode.example.id] for episode in episodes])
     seen = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
-    metrics = rollout_metrics([episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer)
+    metrics = rollout_metrics(
+        [episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer, tuple(tools)
+    )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
 
     sequences, _ = sequences_of(episodes)

@@ -336,6 +336,8 @@ def test_data_sets_take_turns_and_stop_when_they_have_enough(tmp_path):
     report = run(more, tmp_path / "out", model)  # how much is made may change
     assert {name: row.train for name, row in report.datasets.items()} == {"a": 3, "b": 3}
     assert len(journal(tmp_path / "out")) == 6
+    of = {record["trajectory"]["id"]: record["dataset"] for record in journal(tmp_path / "out")}
+    assert [of[item.id] for item in made(tmp_path / "out")] == ["a", "b"] * 3  # in files, too
 
 
 def _trajectory(name: str, *retrievers: str) -> Trajectory:

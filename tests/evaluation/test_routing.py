@@ -38,6 +38,13 @@ def test_accuracy_is_over_decisions() -> None:
     assert routing_accuracy([episode(path=None)]) is None
 
 
+def test_asking_none_of_the_right_knowledge_bases_is_wrong_and_no_other_division() -> None:
+    lost = [episode(call("elements", "x9"))] * 3
+    assert routing_accuracy(lost, ("text", "table", "elements")) == 0
+    assert routing_accuracy(lost, ("elements", "web")) is None  # gold paths are of text and table
+    assert routing_accuracy(lost) is None
+
+
 def golden(tool: str, kind: str = "route") -> Episode:
     """A golden step whose gold is the text retriever, at which the policy named `tool`."""
     step = GoldenStep(kind=kind, history=(), query="q", retrievers=("text retriever",))

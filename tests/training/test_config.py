@@ -29,6 +29,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit import assign
@@ -67,6 +68,10 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_demonstrations(config, build_recipe(config).agent)[0][0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
+        seeing = schema.AgentConfig(max_searches=2, k=1, sees=("flags",))
+        agent = build_recipe(make_sft_config(recipe="r1_router", agent=seeing)).agent
+        assert isinstance(agent, StepwiseAgent)
+        assert agent.sees == ("flags",)
         assign(schema.LearnerConfig(credit="counterfactual"), test_fork_credit.TREE, np.zeros(4, int))
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))

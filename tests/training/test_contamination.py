@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.training import config as schema
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.rl import train_rl
@@ -45,6 +47,21 @@ def test_a_run_refuses_before_it_trains(questions: pathlib.Path, tmp_path: pathl
     with pytest.raises(ValueError, match=expected):
         check_overlap(config(questions, 1, test_range=(4, 5), validation_range=(2, 3)))
     check_overlap(config(questions, 0, test_range=(4, 5), validation_range=(2, 3)))  # it never validates
+
+
+def test_what_is_shown_before_is_looked_at(questions: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Episodes at the test questions, which launch.evaluate writes; and golden steps, of a control."""
+    run = config(questions, test_range=(4, 5))
+    example = Example(id="q4", question="Why?", answers=("x",))
+    episode = Episode(example=example, sample=0, answer="x", turns=[], sequences=[])
+    write_records(tmp_path / "rollouts" / "trained.jsonl", [episode_record(episode)])
+    shown = schema.WarmStartConfig(steps=1, demonstrations=str(tmp_path / "rollouts"))
+    with pytest.raises(ValueError, match=r"1 validation or test questions .*'Why\?' \(id q4 in training"):
+        check_overlap(dataclasses.replace(run, warm_start=shown))
+    check_overlap(dataclasses.replace(run, warm_start=dataclasses.replace(shown, steps=0)))
+    control = schema.ControlConfig(supervised=dataclasses.replace(shown, demonstrations=f"{questions}[4:5]"))
+    with pytest.raises(ValueError, match=r"'Why\?' \(id q4 in training"):
+        check_overlap(dataclasses.replace(run, controls={"sft": control}))
 
 
 def test_every_stage_is_looked_at(questions: pathlib.Path) -> None:
