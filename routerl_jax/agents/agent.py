@@ -89,7 +89,13 @@ class Rollout:
         self.spawn = spawn
         self.conversations: list[Conversation] = []
         self.turns: list[Turn] = []
+        self.early: list[Call] = []  # made before there was a turn; the first one's
         self.outstanding = 0  # requests that the driver has not answered yet
+
+    def add(self, turn: Turn) -> None:
+        """Books a turn."""
+        turn.calls, self.early = [*self.early, *turn.calls], []
+        self.turns.append(turn)
 
     def close(self) -> None:
         """Frees all rows."""
@@ -177,8 +183,8 @@ class Tool:
             place = course.begin()
             call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
             course.finish(place, call)
-        if self._rollout.turns:
-            self._rollout.turns[-1].calls.append(call)
+        rollout = self._rollout
+        (rollout.turns[-1].calls if rollout.turns else rollout.early).append(call)
         return call
 
 
@@ -222,7 +228,7 @@ class Conversation:
             start=start,
         )
         self._forced = ""
-        self._rollout.turns.append(turn)
+        self._rollout.add(turn)
         return turn
 
     async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
@@ -341,7 +347,7 @@ class Conversation:
         start = len(self._stream.ledger)
         turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)
         self._forced = ""
-        self._rollout.turns.append(turn)
+        self._rollout.add(turn)
         return turn
 
     def close(self) -> None:

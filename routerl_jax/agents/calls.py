@@ -182,6 +182,8 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
             f"{name}={getattr(item, name)!r}" for item in result for name in _TEXTS if not _is_text(item, name)
         ]:
             results.append(_Failure(f"tool {tool!r} gave a Passage with {odd[0]}, which is no string"))
+        elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
+            results.append(_Failure(f"tool {tool!r} gave a Passage with score={scores[0]!r}, which is no number"))
         else:
             results.append(tuple(map(_whole, result)))
     return results
@@ -192,7 +194,9 @@ def _is_text(passage: Passage, name: str) -> bool:
 
 
 def _whole(passage: Passage) -> Passage:
-    """The passage in letters that every tokenizer takes."""
+    """The passage in letters that every tokenizer takes, and with a number that JSON does: numpy's are not."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
     whole = {name: whole_letters(text) for name, text in texts.items()}
-    return passage if whole == texts else dataclasses.replace(passage, **whole)
+    if whole == texts and type(passage.score) is float:
+        return passage
+    return dataclasses.replace(passage, **whole, score=float(passage.score))

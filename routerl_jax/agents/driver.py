@@ -275,6 +275,8 @@ def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
     if isinstance(error, PromptTooLong):
         if rollout.sample == 0:
             logging.warning("%s. It counts as unanswered", error)
+        if rollout.course.branches:  # the other ways share what came before
+            return rollout.conversations[-1].episode(answer=None, truncated=True)
         return Episode(
             example=rollout.example, sample=rollout.sample, answer=None, turns=[], sequences=[], truncated=True
         )

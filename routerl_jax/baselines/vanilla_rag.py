@@ -48,6 +48,4 @@ class OneSearch(StepwiseAgent):
         call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
         chats: list[Conversation] = []
         answer = await self._answer(self.read(example.question, call, example, llm, last=True), example, llm, chats)
-        episode = chats[-1].episode(answer=answer)
-        episode.turns[0].calls.append(call)  # it was made before there was a turn
-        return episode
+        return chats[-1].episode(answer=answer)

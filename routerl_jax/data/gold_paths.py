@@ -49,7 +49,7 @@ def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
     `#1` or as a triple whose object is their subject.
     """
     metadata = example.metadata
-    if (path := metadata.get("path")) is not None:
+    if (path := known_path(metadata)) is not None:
         return tuple(
             GoldHop(**{name: str(hop.get(name, "")) for name in _NAMES}, needs=(i - 1,) if i else ())
             for i, hop in enumerate(path)
@@ -61,6 +61,15 @@ def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
     if passages := gold_passages(metadata):
         return tuple(GoldHop(passage_id=name, title=title) for name, title in passages.items())
     return None
+
+
+def known_path(metadata: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+    """Atlas's `path`: hops, each with the knowledge base `kb` that holds passage `passage_id`; None where there is none. (Other
+    data sets call other things so, such as a picture's place.)"""
+    path = metadata.get("path")
+    if not isinstance(path, list | tuple):
+        return None
+    return path if all(isinstance(hop, Mapping) and {"kb", "passage_id"} <= hop.keys() for hop in path) else None
 
 
 def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:

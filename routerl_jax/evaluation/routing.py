@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from routerl_jax.core.types import Episode
+from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.trajectories import NONE, golden_step, label_of
 
 
@@ -20,7 +21,7 @@ def routing_decisions(episode: Episode) -> tuple[int, int] | None:
     step = golden_step(episode.example)
     if step is not None:
         return None if step.kind != "route" else (int(_named(episode) in step.retrievers), 1)
-    path = episode.example.metadata.get("path")
+    path = known_path(episode.example.metadata)
     if path is None:
         return None
     missing = list(path)
@@ -62,7 +63,7 @@ def routing_accuracy(episodes: list[Episode], tools: Collection[str] | None = No
       tools: names of the knowledge bases; default: those that were asked.
     """
     there = {call.tool for episode in episodes for call in episode.calls} if tools is None else set(tools)
-    gold = {hop["kb"] for episode in episodes for hop in episode.example.metadata.get("path") or ()}
+    gold = {hop["kb"] for episode in episodes for hop in known_path(episode.example.metadata) or ()}
     if there and gold and not there & gold:
         return None
     decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]

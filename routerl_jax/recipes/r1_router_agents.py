@@ -182,7 +182,8 @@ class StepwiseAgent(StepAgent):
             if not chats:
                 raise
             return chats[-1].episode(answer=None, truncated=True)
-        return chats[-1].episode(answer=answer)
+        episode = chats[-1].episode(answer=answer)
+        return dataclasses.replace(episode, truncated=answer is None and episode.turns[-1].stop_reason == "length")
 
     @property
     def tools(self) -> tuple[str, ...]:

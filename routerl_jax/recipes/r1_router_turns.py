@@ -198,9 +198,9 @@ def _stops(turn: Turn) -> bool:
 
 
 def _route(turn: Turn, hop: GoldHop, likeness: float | None, alpha: float, beta: float) -> float:
-    """What a route is worth at a hop that is open."""
+    """What a route is worth at a hop that is open: nothing if it searches nothing, because it stops or the budget is spent."""
     assert turn.action is not None
-    if _stops(turn):
+    if _stops(turn) or not turn.calls:
         return 0.0
     parts = []
     if likeness is not None:

@@ -123,10 +123,16 @@ class RewardFunction:
         Terms of turns are also left where they belong, in `Turn.rewards`.
 
         Raises:
-          ValueError: a term of turns gave another number of values than an episode has turns.
+          ValueError: a term gave another number of values than there are episodes, or a term of turns than an episode has
+            turns.
         """
-        columns = {name: [weight * value for value in term(episodes)] for name, (weight, term) in self._bound.items()}
-        rows = [dict(zip(columns, values)) for values in zip(*columns.values())] if columns else [{} for _ in episodes]
+        columns = {
+            name: [weight * float(value) for value in term(episodes)] for name, (weight, term) in self._bound.items()
+        }
+        for name, values in columns.items():
+            if len(values) != len(episodes):
+                raise ValueError(f"reward term {name!r} gave {len(values)} values for {len(episodes)} episodes")
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
     @functools.cached_property

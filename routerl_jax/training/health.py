@@ -37,7 +37,8 @@ def rollout_metrics(
     metrics["rollout/frac_reward_zero_std"] = float(groups_without_signal(totals, groups).mean())
     metrics["rollout/sequence_length/mean"] = float(np.mean(lengths))
     metrics["rollout/sequence_length/max"] = int(np.max(lengths))
-    metrics["rollout/well_formed_rate"] = float(np.mean([all(t.well_formed for t in e.turns) for e in episodes]))
+    well_formed = [bool(e.turns) and all(t.well_formed for t in e.turns) for e in episodes]
+    metrics["rollout/well_formed_rate"] = float(np.mean(well_formed))
     thoughts = [turn.action.thought for episode in episodes for turn in episode.turns if turn.action]
     metrics["rollout/thought_words"] = float(np.mean([len(thought.split()) for thought in thoughts] or [0]))
     metrics |= _searches_by_kind(episodes)

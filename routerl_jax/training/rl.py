@@ -287,7 +287,7 @@ def _train_step(
             forks=config.rollout.forks,
         )
     engine.rest()
-    for episode, rewards in zip(episodes, stage.reward(episodes)):
+    for episode, rewards in zip(episodes, stage.reward(episodes), strict=True):
         episode.rewards = rewards
     place = {example.id: i for i, example in enumerate(examples)}
     groups = np.asarray([place[episode.example.id] for episode in episodes])

@@ -1,6 +1,8 @@
 """The driver: batching, order, and tools that fail."""
 
 import asyncio
+import dataclasses
+import json
 import threading
 import time
 import types
@@ -11,6 +13,7 @@ import pytest
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Example, Passage
+from routerl_jax.evaluation.records import episode_record
 from tests import tiny
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 
@@ -166,6 +169,22 @@ def test_passages_of_no_text_fail_their_query_and_halves_of_letters_are_mended(n
     assert getattr(call.passages[0], name) == "cut ? short"
 
 
+def test_scores_of_any_kind_of_number_are_written_down_and_others_fail_their_query():
+    class Scored:
+        def __init__(self, score):
+            self.score = score
+
+        def search(self, queries, k):
+            return [[Passage(id="1", title="a", text="b", score=self.score)] for _ in queries]
+
+    def played(score):
+        [episode] = run(AGENT, EXAMPLES[:1], ScriptedEngine(script), knowledge(text=Scored(score)))
+        return episode
+
+    assert json.loads(json.dumps(episode_record(played(np.float32(0.5)))))["turns"][0]["calls"][0]["error"] is None
+    assert played("high").calls[0].error == "tool 'text' gave a Passage with score='high', which is no number"
+
+
 PASSAGE = Passage(id="1", title="", text="fine")
 
 
@@ -257,6 +276,24 @@ def test_agents_may_call_tools_in_parallel():
     episodes = run(Comparing(), EXAMPLES, ScriptedEngine(script, rows=64), kbs)
     assert [len(batch) for kb in kbs.values() for batch in kb.batches] == [6, 6]
     assert all([call.tool for call in e.calls] == ["text", "table"] for e in episodes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrievesFirst(Agent):
+    """Searches before the policy has written anything."""
+
+    async def run(self, example, llm, tools):
+        found = await tools["text"].search(example.question, k=1)
+        chat = llm.conversation(f"{found.passages[0].text} Question: {example.question}\n")
+        turn = await chat.generate(stop=("</ret>",), max_tokens=100)
+        await tools["table"].search("more", k=1)
+        await chat.generate(stop=("</answer>",), max_tokens=100)
+        return chat.episode(answer=turn.text)
+
+
+def test_searches_before_the_first_turn_are_the_episode_s():
+    for episode in run(RetrievesFirst(), EXAMPLES, ScriptedEngine(script, rows=64), knowledge(), samples=2):
+        assert [[call.tool for call in turn.calls] for turn in episode.turns] == [["text", "table"], []]
 
 
 def test_overlap_gives_the_same_episodes_and_does_not_wait_for_slow_tools():

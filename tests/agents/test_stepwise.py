@@ -175,6 +175,13 @@ def test_of_a_document_that_does_not_fit_the_beginning_is_shown():
         shown = len(beginning)
 
 
+def test_a_last_chat_that_is_cut_is_truncated():
+    """By the limit of a turn: so it is masked as overlong, and counted."""
+    agent = dataclasses.replace(AGENT, attempts=1, max_turn_tokens=6)
+    [episode] = run(agent, [EXAMPLE], ScriptedEngine(lambda *_: FINAL, max_length=1000), knowledge())  # type: ignore[arg-type]
+    assert (episode.answer, episode.truncated) == (None, True)
+
+
 def test_without_room_for_the_next_chat_there_is_no_answer():
     long = PROTOCOL.write_answer("so", "Accra " * 20)
     episode, _, _ = play(STEP, long, STEP, long, STOP, FINAL, max_length=260)

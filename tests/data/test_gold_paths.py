@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.core.types import Example, Passage
+from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path
 from routerl_jax.data.readers import open_dataset
+from routerl_jax.evaluation.routing import routing_accuracy
 
 
 def path_of(**metadata: Any) -> tuple[GoldHop, ...] | None:
@@ -65,12 +66,23 @@ def test_two_wiki_s_triples() -> None:
 
 def test_what_a_hop_needs() -> None:
     """Atlas's hops follow each other; a comparison's do not."""
-    atlas = path_of(path=[{"query": "where?"}, {"query": "what is its capital?"}, {"query": "how many live there?"}])
+    hop = {"kb": "text", "passage_id": "p"}
+    atlas = path_of(
+        path=[{**hop, "query": query} for query in ("where?", "what is its capital?", "how many live there?")]
+    )
     compared = path_of(evidence_triples=[["Aida", "year", "1871"], ["Nabucco", "year", "1842"]])
     assert atlas is not None
     assert compared is not None
     assert [hop.needs for hop in atlas] == [(), (0,), (1,)]
     assert [hop.needs for hop in compared] == [(), ()]
+
+
+@pytest.mark.parametrize("path", ["img/1.jpg", ["a", "b"], [{"url": "x"}], {"kb": "text"}])
+def test_what_else_is_called_a_path_is_none(path: Any) -> None:
+    """A column of somebody's data: neither a gold path nor the end of a run."""
+    assert path_of(path=path) is None
+    example = Example(id="q", question="?", answers=("a",), metadata={"path": path})
+    assert routing_accuracy([Episode(example=example, sample=0, answer="a", turns=[], sequences=[])]) is None
 
 
 def test_a_subject_is_the_title_that_it_equals_most() -> None:

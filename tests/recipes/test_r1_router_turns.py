@@ -186,6 +186,12 @@ def test_where_no_knowledge_base_is_named_its_passage_tells() -> None:
     assert rewards == [pytest.approx([0.5], abs=1e-5), pytest.approx([1.0], abs=1e-5)]
 
 
+def test_a_search_that_is_not_made_earns_nothing() -> None:
+    """RouteRAG's last turn, when the budget is spent: a policy that is not sure must not gain by writing one more search."""
+    spent = dataclasses.replace(route("text", GOOD[0]), calls=[])
+    assert turn_route_reward([episode(spent, answer=None)]) == [[0]]
+
+
 def test_a_sum_for_the_episode_and_each_value_at_its_turn() -> None:
     one = episode(route("text", GOOD[0], "p1"), route("table", GOOD[1], "p2"), answer("Le Roncole"))
     terms = {"em": 1.0, "r1_router.turn_route": {"weight": 0.5}, "r1_router.turn_answer": 2.0}

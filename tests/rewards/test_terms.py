@@ -1,7 +1,9 @@
 """Format checks, reward terms and their weighted sum on hand-made episodes."""
 
+import json
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from routerl_jax.core.types import Action, Call, Episode, Example, Turn
@@ -116,6 +118,23 @@ def test_a_term_that_compares_the_episodes_of_a_step_and_has_options() -> None:
     assert (few["total"], many["total"]) == (3.0, -3.0)
     with pytest.raises(ValueError, match=r"FEWER_CALLS.*per_cal; did you mean .*per_call"):
         RewardFunction(terms={name: {"per_cal": 2.0}})
+
+
+def answered_alone(episodes: Sequence[Episode]) -> list[float]:
+    return [1.0 for candidate in episodes if candidate.answer]
+
+
+ANSWERED_ALONE = StepTerm(answered_alone)
+SCORES = StepTerm(lambda episodes: np.full(len(episodes), 0.5, np.float32))
+
+
+def test_a_term_gives_a_number_for_each_episode() -> None:
+    """Else one's would be another's; numpy's become ones that can be written down."""
+    name = f"{__name__}:ANSWERED_ALONE"
+    with pytest.raises(ValueError, match=r"reward term '.*ANSWERED_ALONE' gave 1 values for 2 episodes"):
+        RewardFunction(terms={name: 1.0, "em": 1.0})([episode(None), episode("Paris")])
+    [row] = RewardFunction(terms={f"{__name__}:SCORES": 2.0})([episode("Paris")])
+    assert json.loads(json.dumps(row))["total"] == 1.0
 
 
 def test_no_terms_are_no_reward() -> None:

@@ -63,6 +63,12 @@ def test_rollout_metrics() -> None:
     assert metrics["rollout/kb/table"] == pytest.approx(0.5)
     assert metrics["rollout/entropy"] == pytest.approx(1.0)  # every sampled token has log-probability -1
     assert metrics["rollout/sequence_length/max"] == 3 + 6
+    for e in episodes[2:]:
+        e.turns = []  # their prompts were too long: that is no form
+    for t in episodes[0].turns:
+        t.well_formed = True
+    again = rollout_metrics(episodes, np.array([0, 0, 1, 1]), "search_r1")
+    assert again["rollout/well_formed_rate"] == pytest.approx(0.25)
 
 
 def test_memory_is_measured() -> None:
