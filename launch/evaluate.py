@@ -22,7 +22,8 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -96,11 +97,19 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(
             f"--by={FLAGS.by}: the {len(examples)} questions of {benchmark} are not of several {FLAGS.by}s"
         )
+    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
+    asked = {
+        "benchmark": benchmark,
+        "questions": len(examples),
+        "temperature": FLAGS.temperature,
+        "seed": FLAGS.seed,
+        "policy": FLAGS.model or f"{config.steps} steps",
+    }
+    earlier = _earlier(output / "results.json", asked)
     mesh = build_mesh(config.mesh)
     model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     engine = make_engine(config, model)
     tools = open_knowledge(config)
-    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
     table = {}
     for name, agent in agents.items():
         table[name], episodes = score(
@@ -115,7 +124,8 @@ def main(_: Sequence[str]) -> None:
             progress=f"evaluating {name}",
         )
         write_records(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
-    results = {"agents": table, "benchmark": benchmark, "temperature": FLAGS.temperature, "seed": FLAGS.seed}
+    table = {name: table.get(name) or earlier[name] for name in {**earlier, **table}}  # of another call, perhaps
+    results = {"agents": table, **asked}
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by))}" if FLAGS.by else ""
     (output / "report.md").write_text(f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table)}{groups}")
@@ -124,6 +134,23 @@ def main(_: Sequence[str]) -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output, FLAGS.by or "")
+
+
+def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The agents of an earlier call whose results are here, which stay; {} if there was none.
+
+    Raises:
+      ValueError: it was another benchmark, or asked otherwise.
+    """
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    for key, value in asked.items():
+        if found.get(key, value) != value:
+            raise ValueError(
+                f"{path} has results of {key} {found[key]!r}, and now it is {value!r}: give another --output, or remove it"
+            )
+    return found["agents"]
 
 
 def _file_name(benchmark: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
@@ -123,8 +124,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         with clock("evaluation"):
             return compare(agents, test, engine, tools, **judging, progress=multihost.is_main(), records=records)
 
+    asked = {"questions": len(test), "k": config.evaluation.k or config.agent.k}
     if config.evaluation.before and run_.start == 0:
-        _keep(workdir, "warm_start", evaluate({"warm_start": judged}))
+        _keep(workdir, "warm_start", evaluate({"warm_start": judged}), asked)
     bar = tqdm(
         range(run_.start, config.steps),
         initial=run_.start,
@@ -155,7 +157,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         metrics |= {f"timing_s/{name}": seconds for name, seconds in step_clock.seconds.items()}
         run_.writer.write(step, metrics)  # before the checkpoint: a run killed in between must not lack this row
         if config.evaluation.stages and stages.ended(done):
-            _keep(workdir, stage.name, evaluate({stage.name: judged}))
+            _keep(workdir, stage.name, evaluate({stage.name: judged}), asked)
         if alarm := watch.see(step, stage.name, metrics):
             break
         extra = {"streams": stages.state(), "stage": stage.name, "watch": watch.state()}
@@ -175,7 +177,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     if config.evaluation.baselines and not any(golden_step(example) is not None for example in test):
         agents |= routing_baselines(judged)
     names = config.evaluation.names
-    table = _kept(workdir, ["warm_start", *config.stages]) | (evaluate(agents) if usable else {})
+    table = _kept(workdir, ["warm_start", *config.stages], asked) | (evaluate(agents) if usable else {})
     table = {names.get(name, name): row for name, row in table.items()}
     results = {
         "agents": table,
@@ -227,17 +229,27 @@ def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
     return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
 
 
-def _keep(workdir: pathlib.Path, name: str, table: Mapping[str, Any]) -> None:
-    """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in."""
+def _keep(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, int]) -> None:
+    """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in; `asked`: with which
+    settings, that may be others by then."""
     if multihost.is_main():
         path = workdir / "evaluation" / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(table))
+        path.write_text(json.dumps({"asked": asked, "agents": table}))
 
 
-def _kept(workdir: pathlib.Path, names: Sequence[str]) -> dict[str, Any]:
-    paths = [workdir / "evaluation" / f"{name}.json" for name in names]
-    return {name: row for path in paths if path.is_file() for name, row in json.loads(path.read_text()).items()}
+def _kept(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, int]) -> dict[str, Any]:
+    """The kept tables; those of other settings are left out, with a warning."""
+    found: dict[str, Any] = {}
+    for path in (workdir / "evaluation" / f"{name}.json" for name in names):
+        if not path.is_file():
+            continue
+        kept = json.loads(path.read_text())
+        if kept.get("asked", asked) == asked:
+            found |= kept.get("agents", kept)
+        else:
+            logging.warning("%s was measured with %s, and now it is %s: it is left out", path, kept["asked"], asked)
+    return found
 
 
 def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:

@@ -41,7 +41,7 @@ class Run:
 
     Raises:
       ValueError: conversations may be longer than the model's context, or its checkpoint is of another architecture, adapter
-        or base.
+        or base, or of more steps than the run is to have.
     """
 
     def __init__(
@@ -85,6 +85,10 @@ class Run:
         self._frozen = frozen_digest(model, config.model.freeze)
         if resume:
             self.start = self.back_to_checkpoint()
+        if self.start > config.steps:
+            raise ValueError(
+                f"{workdir} has {self.start} steps already, more than config.steps={config.steps}: raise it"
+            )
         self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
         if multihost.is_main():
             # Of an earlier sitting: checkpoints are newer from here on.

@@ -97,6 +97,11 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     assert (directory / "figures" / "comparison.png").stat().st_size > 5000
     assert "unknown agent 'best'; known: trained" in refusal("evaluate", f"--workdir={workdir}", "--agents=best")
     assert "give either --workdir or --model" in refusal("evaluate")
+    more = json.loads(fine(launch("evaluate", f"--workdir={workdir}", "--agents=only_text", "--json")))
+    assert list(more["agents"]) == ["trained", "no_search", "only_text"]  # what was there stays
+    other = refusal("evaluate", f"--workdir={workdir}", "--agents=trained", "--limit=2")
+    assert "has results of questions 4, and now it is 2: give another --output" in other
+    assert "leave it out" in refusal("evaluate", f"--workdir={workdir}", "--config=configs/quickstart.py")
     told = "questions of .* are not of several datasets"
     assert re.search(f"--by=dataset: the 4 {told}", refusal("evaluate", f"--workdir={workdir}", "--by=dataset"))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,6 +152,14 @@ def test_what_was_refused_may_be_mended_in_the_same_workdir(tmp_path: pathlib.Pa
             train(short, tmp_path / "run")
     sft.train_sft(config, tmp_path / "run")
     assert (tmp_path / "run" / "config.json").is_file()
+
+
+def test_fewer_steps_than_there_are_is_refused(whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path) -> None:
+    """Else results would say of a policy that it has learnt for less long than it has."""
+    shutil.copytree(whole[0], tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"has {STEPS} steps already, more than config.steps=1: raise it"):
+        sft.train_sft(make_sft_config(steps=1), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == STEPS
 
 
 def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.training import config as schema
+from routerl_jax.training import rl
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
 
@@ -151,6 +152,21 @@ def test_a_control_begins_the_questions_that_the_stage_it_lacks_would_have_begun
     control.restore(json.loads(json.dumps(whole.state())))
     assert control.at(3).examples() == whole.at(0).examples()
     assert control.at(5).examples() == whole.at(3).examples()
+
+
+def test_what_was_measured_with_other_settings_is_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resumed run may be evaluated on more questions: rows on fewer are no comparison."""
+    asked = {"questions": 4, "k": 2}
+    rl._keep(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
+    rl._keep(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
+    (tmp_path / "evaluation" / "old.json").write_text('{"old": {"em": 0.1}}')  # of an earlier version
+    assert rl._kept(tmp_path, ["warm_start", "first", "second", "old"], asked) == {
+        "warm_start": {"em": 0.5},
+        "old": {"em": 0.1},
+    }
+    assert "first.json was measured with {'questions': 8, 'k': 2}" in caplog.text
 
 
 def test_a_run_in_two_stages(small_run: pathlib.Path) -> None:

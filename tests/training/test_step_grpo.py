@@ -143,6 +143,9 @@ def test_what_is_evaluated_on_is_checked(trajectories: pathlib.Path, tmp_path: p
         ValueError, match=r"^config.data.validation=trajectories:.* retrievers that config.knowledge lack"
     ):
         rl.train_rl(config, tmp_path / "run")
+    taken = dataclasses.replace(config, evaluation=schema.EvaluationConfig(names={"trained": "no_search"}))
+    with pytest.raises(ValueError, match=r"config.evaluation.names: 'no_search' is another agent's name"):
+        rl.train_rl(taken, tmp_path / "taken")
     named = dataclasses.replace(config, evaluation=schema.EvaluationConfig(names={"randm_kb": "random"}))
     with pytest.raises(ValueError, match=r"config.evaluation.names.randm_kb: .* did you mean random_kb\?"):
         rl.train_rl(named, tmp_path / "other")
