@@ -99,14 +99,14 @@ def _on_one_gpu() -> TrainConfig:
 
 def _on_two_cores(run: TrainConfig) -> TrainConfig:
     """The same, smaller: it shows the direction, no more."""
-    supervised = dataclasses.replace(run.warm_start, steps=24, examples=16)
+    supervised = dataclasses.replace(run.warm_start, steps=96, examples=16)
     return dataclasses.replace(
         run,
-        steps=12,
+        steps=16,
         model=dataclasses.replace(run.model, compute_dtype="float32"),
         engine=EngineConfig(rows=32, max_length=768),
         rollout=RolloutConfig(examples=12, samples=4),
-        controls={"sft": ControlConfig(supervised=dataclasses.replace(supervised, steps=6))},
+        controls={"sft": ControlConfig(supervised=dataclasses.replace(supervised, steps=16))},
         learner=dataclasses.replace(
             run.learner,
             micro_tokens=1536,

@@ -58,10 +58,13 @@ def main(_: Sequence[str]) -> None:
     analysis["retrievers"] = trials.retrievers(retrievers)
     analysis["top_k"] = trials.top_k(ks)
     analysis["single_mode"] = trials.single_modes() if FLAGS.single_modes else {}
+    names = config.evaluation.names
+    analysis["policies"] = {names.get(name, name): row for name, row in analysis["policies"].items()}
     output = pathlib.Path(FLAGS.output or workdir / "analysis")
     output.mkdir(parents=True, exist_ok=True)
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
-    analysis_figure(analysis, output / "analysis.png", read_metrics(workdir))
+    policy = names.get("trained", "trained")
+    analysis_figure(analysis, output / "analysis.png", read_metrics(workdir), policy=policy)
     for section, rows in analysis.items():
         for name, row in rows.items():
             usage = ", ".join(f"{mode} {share:.2f}" for mode, share in row["mode_usage"].items())

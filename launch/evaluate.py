@@ -19,16 +19,20 @@ if __name__ == "__main__":
     tune_process()
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+
+if TYPE_CHECKING:
+    from routerl_jax.training.config import TrainConfig
 
 FLAGS = flags.FLAGS
 
@@ -50,6 +54,8 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from flax import nnx
+
     from routerl_jax.baselines.known import routing_baselines, vanilla_rag
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
@@ -57,9 +63,18 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.groups import by_group
     from routerl_jax.evaluation.records import episode_record, write_records
     from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.models.lora import digest
     from routerl_jax.training.load import load_config, load_policy
-    from routerl_jax.training.rl import make_engine, take_examples
-    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, evaluated_agent, open_knowledge
+    from routerl_jax.training.rl import make_engine
+    from routerl_jax.training.setup import (
+        build_mesh,
+        build_policy,
+        build_recipe,
+        evaluated_agent,
+        evaluation_examples,
+        open_knowledge,
+        take_examples,
+    )
 
     if bool(FLAGS.workdir) == bool(FLAGS.model):
         raise ValueError("give either --workdir or --model")
@@ -83,9 +98,12 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.agents:
         agents = {name: agents[name] for name in FLAGS.agents}
 
-    limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
     benchmark = FLAGS.benchmark or config.data.test or config.data.train
-    examples = take_examples(benchmark, () if FLAGS.benchmark else config.data.test_range, "test", limit)
+    if FLAGS.benchmark:
+        limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
+        examples = take_examples(benchmark, (), "test", limit)
+    else:
+        examples = evaluation_examples(config, "test", FLAGS.limit)
     if any(golden_step(example) is not None for example in examples):
         check_retrievers(examples, tuple(config.knowledge), benchmark)
         if set(FLAGS.agents) - {"trained"}:
@@ -98,21 +116,28 @@ def main(_: Sequence[str]) -> None:
             f"--by={FLAGS.by}: the {len(examples)} questions of {benchmark} are not of several {FLAGS.by}s"
         )
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
+    mesh = build_mesh(config.mesh)
+    model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     asked = {
         "benchmark": benchmark,
         "questions": len(examples),
         "temperature": FLAGS.temperature,
         "seed": FLAGS.seed,
-        "policy": FLAGS.model or f"{config.steps} steps",
+        "normalizer": config.evaluation.normalizer,
+        # of what is too long to be told; equal ones are the same
+        "policy digest": digest(nnx.state(model)),
+        "questions digest": _digest([[item.id, item.question, item.answers] for item in examples]),
+        "settings digest": _digest(
+            [config.recipe, config.evaluation.k, config.engine.max_length]
+            + [dataclasses.asdict(config)[section] for section in ("agent", "knowledge")]
+        ),
     }
     earlier = _earlier(output / "results.json", asked)
-    mesh = build_mesh(config.mesh)
-    model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     engine = make_engine(config, model)
     tools = open_knowledge(config)
-    table = {}
+    names, table = _names(config), {}
     for name, agent in agents.items():
-        table[name], episodes = score(
+        table[names.get(name, name)], episodes = score(
             agent,
             examples,
             engine,
@@ -124,7 +149,7 @@ def main(_: Sequence[str]) -> None:
             progress=f"evaluating {name}",
         )
         write_records(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
-    table = {name: table.get(name) or earlier[name] for name in {**earlier, **table}}  # of another call, perhaps
+    table = earlier | table
     results = {"agents": table, **asked}
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by))}" if FLAGS.by else ""
@@ -134,6 +159,16 @@ def main(_: Sequence[str]) -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output, FLAGS.by or "")
+
+
+def _names(config: TrainConfig) -> Mapping[str, str]:
+    """What results call an agent, by the name that it has otherwise."""
+    reinforced = FLAGS.workdir and config.kind == "rl" and config.steps
+    return config.evaluation.names if reinforced else {"trained": "policy"}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,9 +181,9 @@ def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = json.loads(path.read_text())
     for key, value in asked.items():
-        if found.get(key, value) != value:
+        if found.get(key) != value:
             raise ValueError(
-                f"{path} has results of {key} {found[key]!r}, and now it is {value!r}: give another --output, or remove it"
+                f"{path} has results of {key} {found.get(key)!r}, and now it is {value!r}: give another --output, or remove it"
             )
     return found["agents"]
 

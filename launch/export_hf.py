@@ -1,7 +1,7 @@
 r"""Writes a run's policy as a Hugging Face directory that transformers loads.
 
 python -m launch.export_hf --workdir=runs/quickstart --output=exported
-python -m launch.export_hf --workdir=runs/quickstart --output=exported --step=60
+python -m launch.export_hf --workdir=runs/quickstart --output=exported --step=100
 python -m launch.export_hf --workdir=runs/lora --output=adapter --lora=adapter
 """
 

@@ -66,6 +66,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
 
     config = read_config()
+    split_cpu(config.mesh.cpu_devices)
     selection = SelectionConfig(
         easy_below=FLAGS.easy_below,
         hard_above=FLAGS.hard_above,
@@ -86,7 +87,6 @@ def main(_: Sequence[str]) -> None:
     other = "use another --workdir"
     if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
-    split_cpu(config.mesh.cpu_devices)
     recipe = build_recipe(config)
 
     @functools.cache  # where all attempts are on disk already, no policy is needed

@@ -53,7 +53,10 @@ def main(_: Sequence[str]) -> None:
 
 
 def _normalizer(path: pathlib.Path) -> str:
-    """That of the run in whose directory a file lies; else the usual one."""
+    """That of launch.evaluate, if it wrote the file, or of the run in whose directory it lies; else the usual one."""
+    results = path.with_name("results.json")
+    if results.is_file() and (found := json.loads(results.read_text()).get("normalizer")):
+        return found
     for directory in path.resolve().parents:
         if (config := directory / "config.json").is_file():
             found = json.loads(config.read_text()).get("evaluation", {}).get("normalizer")

@@ -31,6 +31,9 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
 
     Returns:
       One call per request, in order.
+
+    Raises:
+      TypeError: a tool's cost is no number; on the other processes, RuntimeError.
     """
     processes, process = jax.process_count(), jax.process_index()
     batches: dict[tuple[str, int], list[int]] = {}
@@ -75,18 +78,20 @@ async def search_calls(
 
     Returns:
       One call per query, in order; one that failed has `error` set.
+
+    Raises:
+      TypeError: a query's cost is no number.
     """
-    started = time.perf_counter()
+    cost, started = _cost(tools, tool), time.perf_counter()
     results = await _attempt(tools, tool, queries, k, timeout)
     if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
         results = await _one_by_one(tools, tool, queries, k, timeout)
     seconds = time.perf_counter() - started
-    cost = _cost(tools, tool)
     return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
 
 
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
-    """What a query costs. Raises TypeError that names the tool if it is no number."""
+    """What a query costs."""
     cost = getattr(tools.get(tool), "cost", 1.0)
     if not isinstance(cost, numbers.Real):  # numpy's are such, too
         raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")

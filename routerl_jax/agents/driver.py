@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,12 +66,13 @@ def run(
         attempt then has several episodes, one after the other (`Episode.branches`).
 
     Returns:
-      Episodes, example by example, samples in order. Where a prompt is too long to be answered, an episode without turns.
+      Episodes, example by example, samples in order. One with a prompt that is too long to be answered ends there, without
+      an answer.
 
     Raises:
       ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
         its policy chooses (`Agent.choices`), or its choices can't be told apart.
-      RuntimeError: an agent raised (a tool that raises or hangs does not: the agent sees `call.error`).
+      RuntimeError: an agent raised, or a tool is none (one that raises or hangs is: the agent sees `call.error`).
     """
     ids = [example.id for example in examples]
     if len(set(ids)) != len(ids):
@@ -204,11 +204,9 @@ class _Driver:
                 await self._run_calls(calls)
                 return
             for tool in dict.fromkeys(call.tool for call in calls):  # apart, so that no tool's callers wait for another
-                of_tool = [call for call in calls if call.tool == tool]
-                task = asyncio.ensure_future(self._run_calls(of_tool))
+                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.tool == tool]))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
-                task.add_done_callback(functools.partial(_pass_on_error, of_tool))
                 task.add_done_callback(lambda _: self._changed.set())
         if self.engine.busy:
             started = time.perf_counter()
@@ -239,10 +237,16 @@ class _Driver:
         self._changed.set()
 
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
-        """Runs calls, one batch per tool."""
+        """Runs calls, one batch per tool. What is wrong with a tool itself is raised in the agents that wait for it."""
         started = time.perf_counter()
         requests = [(call.tool, call.query, call.k) for call in calls]
-        replies = await calls_of_all(self.tools, requests, self.tool_timeout)
+        try:
+            replies = await calls_of_all(self.tools, requests, self.tool_timeout)
+        except Exception as error:
+            for call in calls:
+                call.rollout.outstanding -= 1
+                call.future.set_exception(error)
+            return
         self.stats.tool_seconds += time.perf_counter() - started
         self.stats.tool_calls += len(calls)
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
@@ -260,22 +264,12 @@ class _PendingCall:
     future: asyncio.Future[Call]
 
 
-def _pass_on_error(calls: Sequence[_PendingCall], task: asyncio.Task[None]) -> None:
-    """Raises in the agents that wait for calls what ended the task that made them."""
-    if task.cancelled() or (error := task.exception()) is None:
-        return
-    for call in calls:
-        if not call.future.done():
-            call.rollout.outstanding -= 1
-            call.future.set_exception(error)
-
-
 def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
     error = task.exception()
     if isinstance(error, PromptTooLong):
         if rollout.sample == 0:
             logging.warning("%s. It counts as unanswered", error)
-        if rollout.course.branches:  # the other ways share what came before
+        if rollout.turns:  # a later one of several conversations
             return rollout.conversations[-1].episode(answer=None, truncated=True)
         return Episode(
             example=rollout.example, sample=rollout.sample, answer=None, turns=[], sequences=[], truncated=True

@@ -219,11 +219,6 @@ class Episode:
         """Number of turns that held no executable action."""
         return sum(turn.action is not None and turn.action.kind == "invalid" for turn in self.turns)
 
-    @property
-    def sampled_tokens(self) -> int:
-        """Number of tokens the policy sampled."""
-        return int(sum(sequence.loss_mask.sum() for sequence in self.sequences))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemonstrationStep:

@@ -109,8 +109,10 @@ class Annotations:
 
 
 def _stated(answers: Sequence[str], passages: Sequence[Passage | Document]) -> str:
-    """The first accepted answer that a passage states in whole words; "" if none does."""
+    """The first accepted answer that a passage states in whole words; "" if none does. A yes or a no is never stated so."""
     for answer in answers:
+        if answer.strip().lower() in ("yes", "no"):
+            continue
         words = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
         if len(answer.strip()) >= _SHORTEST and any(words.search(passage.text) for passage in passages):
             return answer.strip()

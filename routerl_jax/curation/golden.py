@@ -290,9 +290,7 @@ def _write(
     parts = {name: split(items, config.amount.validation) for name, items in balanced(found, config.amount).items()}
     for index, name in enumerate(("train", "validation")):
         lists = [part[index] for part in parts.values()]
-        items = [
-            lists[which][place] for which, place in in_turns([*map(len, lists)])
-        ]  # so that the first ones are of all
+        items = [lists[which][place] for which, place in in_turns([*map(len, lists)])]
         write_trajectories(workdir / f"{name}.jsonl", items)
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)

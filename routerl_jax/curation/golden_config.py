@@ -9,7 +9,7 @@ from typing import Any, Literal
 from routerl_jax.llms.load import ChatModelConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training.sections import KnowledgeConfig
 
 ACCURACY = "accuracy"  # recipes.r1_router_rewards.final_accuracy, the paper's
 

@@ -26,6 +26,7 @@ from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 
 Difficulty = Literal["easy", "medium", "hard"]
+_TELLING = 8  # searches: if so many fail, and none does not, it is not for what they ask
 LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 
 # (questions, attempts for each, round) -> episodes, question by question, in the order of the attempts
@@ -94,8 +95,7 @@ def select(
     Portions that are in `workdir/rounds` already are not repeated. Every process of a job must call this, with one `workdir`.
 
     Raises:
-      ValueError: a portion on disk is of other questions, or damaged.
-      RuntimeError: all searches of a portion failed. It is not kept.
+      ValueError: a portion on disk is of other questions, or damaged; or all searches of a portion failed, which is not kept.
     """
     examples = {example.id: example for example in (source[i] for i in range(len(source)))}
     rollouts, failed = _measure(examples, attempt, config, workdir, progress)
@@ -135,7 +135,7 @@ def _measure(
             if not path.is_file():
                 _attempt(path, [examples[name] for name in names], attempt, samples, number, config)
             for record in _read(path, names, samples):
-                failed += record.get("failed_searches", 0)
+                failed += record["failed_searches"]
                 if any(record["correct"]):
                     rollouts[record["id"]] = before + record["correct"].index(True) + 1
             bar.set_postfix_str(f"{sum(value is None for value in rollouts.values())} unanswered")
@@ -169,10 +169,10 @@ def _attempt(
 
 
 def _check_searches(episodes: Sequence[Episode]) -> None:
-    """A knowledge base that is down would make every question a hard one."""
+    """A knowledge base that is down would make every question a hard one; a few searches may all fail for their own sake."""
     errors = [call.error for episode in episodes for call in episode.calls]
-    if errors and None not in errors:
-        raise RuntimeError(
+    if len(errors) >= _TELLING and None not in errors:
+        raise ValueError(
             f"all {len(errors)} searches of these attempts failed, the first with: {errors[0]}. They would count against the "
             "questions, so they are not kept; mend the knowledge base and go on with --resume"
         )

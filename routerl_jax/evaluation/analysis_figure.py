@@ -14,14 +14,25 @@ _COLUMNS = 4
 _BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
 
-def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path, training: Sequence[dict[str, Any]] = ()) -> None:
-    """Writes the panels of an analysis (launch.analyze) that it has data for; `training` are the rows of metrics.jsonl."""
+def analysis_figure(
+    analysis: Mapping[str, Rows],
+    path: pathlib.Path,
+    training: Sequence[dict[str, Any]] = (),
+    *,
+    policy: str = "trained",
+) -> None:
+    """Writes the panels of an analysis (launch.analyze) that it has data for.
+
+    Args:
+      training: the rows of metrics.jsonl.
+      policy: the one of the policies that the rest of the analysis is of.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = _panels(analysis, training)
+    panels = _panels(analysis, training, policy)
     count = -(-len(panels) // _COLUMNS)
     figure, axes = plt.subplots(count, _COLUMNS, figsize=(19, 4 * count), constrained_layout=True, squeeze=False)
     for axis in axes.flat[len(panels) :]:
@@ -34,19 +45,21 @@ def analysis_figure(analysis: Mapping[str, Rows], path: pathlib.Path, training: 
     save_figure(figure, path)
 
 
-def _panels(analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]]) -> list[Callable[[Any], None]]:
+def _panels(
+    analysis: Mapping[str, Rows], training: Sequence[dict[str, Any]], policy: str
+) -> list[Callable[[Any], None]]:
     """What there is something to draw for, in reading order."""
     policies, single = analysis["policies"], analysis.get("single_mode", {})
     panels: list[Callable[[Any], None]] = [
         lambda axis: _turns(axis, policies),
         lambda axis: _modes(axis, policies),
-        lambda axis: _cost(axis, policies, single),
+        lambda axis: _cost(axis, policies, single, policy),
         lambda axis: _modes_by_step(axis, policies),
         lambda axis: _by(axis, policies, "em_by_turns", "EM by number of turns"),
         lambda axis: _by(axis, policies, "em_by_tokens", "EM by sampled tokens, in quartiles"),
     ]
     panels += _searches_panels(policies, "")
-    for key, groups in policies["trained"].get("by", {}).items():
+    for key, groups in policies[policy].get("by", {}).items():
         panels.append(lambda axis, key=key, groups=groups: _modes_by_step(axis, groups, f", by {key}"))
         panels += _searches_panels(groups, f", by {key}")
     if training:
@@ -133,10 +146,10 @@ def _training(axis: Any, rows: Sequence[dict[str, Any]], heading: str, keys: Map
     axis.legend(frameon=False, fontsize=8, loc="best")
 
 
-def _cost(axis: Any, policies: Rows, single: Rows) -> None:
+def _cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
     """Policies are dots, the policy with a single mode, if it was asked as much, a square: they often coincide."""
-    asked = policies["trained"]["n"]
-    fixed = {name: row for name, row in single.items() if name not in policies and row["n"] == asked}
+    asked = policies[policy]["n"]
+    fixed = {name: row for name, row in single.items() if name != "trained" and row["n"] == asked}
     looks = [{"fmt": "o", "markersize": 6}] * len(policies) + [{"fmt": "s", "markersize": 11, "mfc": "none"}] * len(
         fixed
     )

@@ -44,7 +44,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             id=str(record["id"]),
             question=record["question"],
             answers=tuple(record["golden_answers"]),
-            images=tuple(record.get("images", ())),
+            images=tuple(record["images"]),
             metadata=record.get("metadata", {}),
         )
         return Episode(

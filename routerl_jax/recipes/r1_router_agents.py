@@ -175,13 +175,8 @@ class StepwiseAgent(StepAgent):
         if golden_step(example) is not None:
             return await super().run(example, llm, tools)
         chats: list[Conversation] = []
-        try:
-            history = await self._gather(example, llm, tools, chats)
-            answer = await self._answer(self.protocol.final(example.question, history), example, llm, chats)
-        except PromptTooLong:
-            if not chats:
-                raise
-            return chats[-1].episode(answer=None, truncated=True)
+        history = await self._gather(example, llm, tools, chats)
+        answer = await self._answer(self.protocol.final(example.question, history), example, llm, chats)
         episode = chats[-1].episode(answer=answer)
         return dataclasses.replace(episode, truncated=answer is None and episode.turns[-1].stop_reason == "length")
 

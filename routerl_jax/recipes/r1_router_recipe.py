@@ -17,7 +17,7 @@ def r1_router(
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 
     Raises:
-      ValueError: a grammar, prompt or `on_invalid` of another recipe, or an unknown reward term.
+      ValueError: a grammar, prompt or `on_invalid` of another recipe, `sees` of no knowledge base, or an unknown reward term.
     """
     if agent.grammar != "r1_router":
         raise ValueError(
@@ -31,6 +31,8 @@ def r1_router(
             f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='r1_router' asks again for what can't be read; leave "
             "on_invalid='remind'"
         )
+    if unknown := [name for name in agent.sees if name not in tools]:
+        raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
     return Recipe(
         agent=StepwiseAgent(
             protocol=StepProtocol(tools=tuple(tools)),
@@ -41,7 +43,7 @@ def r1_router(
             answer_tokens=agent.answer_tokens,
             instruct=agent.instruct,
             prompt_suffix=agent.prompt_suffix,
-            sees=tuple(agent.sees),
+            sees=tuple(agent.sees) or StepwiseAgent.sees,
         ),
         stages=stages_of(stages, normalizer),
     )

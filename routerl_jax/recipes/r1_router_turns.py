@@ -31,7 +31,7 @@ class Judged(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What a turn is worth at the hop that it is worth most at, by its place in the path; -1: none was open."""
+    """What a turn is worth at a hop, by its place in the path; -1: none was open."""
 
     turn: int
     place: int
@@ -49,9 +49,10 @@ def turn_route_reward(
 
     r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked or, where the gold path does
     not say which that is, whether the search finds its passage. What is not known at all is left out, and the weights of the
-    rest are scaled to alpha + beta. Of several open hops (a comparison's) the one counts at which the route is worth most.
-    Where no hop is open, `none` earns alpha + beta and a search nothing. A question without a gold path earns nothing. Of
-    several routes to a hop each earns what it has beyond the best before it.
+    rest are scaled to alpha + beta. Of several open hops (a comparison's) the one counts at which the route is worth most, but
+    where a passage is all that is known of them, all that the search finds. Where no hop is open, `none` earns alpha + beta and
+    a search nothing. A question without a gold path earns nothing. Of several routes to a hop each earns what it has beyond the
+    best before it.
 
     Args:
       encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.
@@ -75,7 +76,10 @@ def turn_route_reward(
             values = [
                 (place, _route(turn, hop, likeness.get((i, one.turn, place)), alpha, beta)) for place, hop in one.open
             ]
-            found.append(Worth(one.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+            if one.open and not any(hop.query or hop.kb for _, hop in one.open):
+                found += [Worth(one.turn, *value) for value in values]
+            else:
+                found.append(Worth(one.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
         rewards.append(_gains(len(episode.turns), found))
     return rewards
 
@@ -143,11 +147,11 @@ def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
 
 
 def _gains(turns: int, found: Sequence[Worth]) -> list[float]:
-    """One number per turn: by how much its value is above the best before it at the same hop; 0 for turns without value."""
+    """One number per turn: by how much it is worth more than the best before it at the same hop, summed over its hops."""
     rewards, best = [0.0] * turns, dict[int, float]()
     for one in found:
         before = best.get(one.place, 0.0)
-        rewards[one.turn] = max(one.value - before, 0.0)
+        rewards[one.turn] += max(one.value - before, 0.0)
         best[one.place] = max(one.value, before)
     return rewards
 

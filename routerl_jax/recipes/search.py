@@ -55,10 +55,15 @@ def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Seq
     """Builds the recipe from its configuration.
 
     Raises:
-      ValueError: unknown grammar or reward term, or a prompt without `{question}`.
+      ValueError: unknown grammar or reward term, a prompt without `{question}`, or `sees` of another recipe.
     """
     if agent.prompt and "{question}" not in agent.prompt:
         raise ValueError("config.agent.prompt has no {question} in it")
+    if agent.sees:
+        raise ValueError(
+            f"config.agent.sees={tuple(agent.sees)} is for config.recipe='r1_router': here the query says what is asked; leave "
+            "it empty"
+        )
     grammar = GRAMMARS.get(agent.grammar)(tools=tuple(tools))
     return Recipe(
         agent=SearchAgent(

@@ -10,7 +10,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import shown_questions
-from routerl_jax.training.setup import open_examples
+from routerl_jax.training.setup import evaluation_examples, open_examples
 
 _NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
 
@@ -57,26 +57,19 @@ def check_overlap(config: TrainConfig) -> None:
 
 def _trained_on(config: TrainConfig) -> Iterator[Example]:
     """The training questions of every stage, and of what is shown before it or instead; those that are shared once."""
-    for source in dict.fromkeys(
-        settings.demonstrations
-        for settings in (config.warm_start, *(control.supervised for control in config.controls.values()))
-        if settings.steps
-    ):
-        if source not in ("atlas", "annotated"):  # invented questions, and those of the stages
+    supervised = (config.warm_start, *(control.supervised for control in config.controls.values()))
+    shown = dict.fromkeys(settings.demonstrations for settings in supervised if settings.steps)
+    for source in shown:
+        if source not in ("atlas", "annotated"):  # invented questions, and those of config.data
             yield from shown_questions(source)
     data = [config.in_stage(name).data for name in config.stages]
+    if "annotated" in shown:
+        data.append(config.data)
     for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
         yield from examples_of(open_examples(name, limits, "train"))
 
 
 def _evaluated(config: TrainConfig) -> list[Example]:
     """The validation and test questions that the run will look at."""
-    data, evaluation = config.data, config.evaluation
-    asked = [(data.test, data.test_range, "test", evaluation.final_examples)]
-    if evaluation.every:
-        asked.append((data.validation, data.validation_range, "validation", evaluation.examples))
-    examples: list[Example] = []
-    for name, limits, key, count in asked:
-        source = open_examples(name or data.train, limits, key)
-        examples += [source[i] for i in range(min(count, len(source)) if count else len(source))]
-    return examples
+    test = evaluation_examples(config, "test")
+    return test + evaluation_examples(config, "validation") if config.evaluation.every else test

@@ -24,8 +24,8 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
 from routerl_jax.learning.masks import EPISODE_MASKS
-from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.fork_credit import by_forks, fork_metrics
+from routerl_jax.training.learner_config import LearnerConfig
 from routerl_jax.training.turn_credit import by_turns
 
 _NO_ADVANTAGE = 1e-9

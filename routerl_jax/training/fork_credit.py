@@ -12,7 +12,7 @@ from jaxtyping import Float
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Advantage
 from routerl_jax.learning.counterfactual import Weights, choice_advantages, probabilities, try_weights
-from routerl_jax.training.config import ForkCreditConfig
+from routerl_jax.training.learner_config import ForkCreditConfig
 
 Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token

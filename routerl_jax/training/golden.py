@@ -21,8 +21,8 @@ from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import StepExamples, write_trajectories
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.models.pretrained import cache_directory
-from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
+from routerl_jax.training.sections import KnowledgeConfig
 
 _FILE = "golden.jsonl"
 

@@ -45,13 +45,13 @@ from routerl_jax.training.credit import (
 )
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
-from routerl_jax.training.run import Run, check_buckets, check_workdir, step_seed
+from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
     build_policy,
     build_recipe,
     evaluated_agent,
-    open_examples,
+    evaluation_examples,
     open_knowledge,
 )
 from routerl_jax.training.stages import RunStage, Stages
@@ -76,35 +76,20 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     started = time.perf_counter()
     clock = _Clock()
-    check_workdir(config, workdir, resume)  # before anything takes long
-    check_buckets(config)
-    check_overlap(config)
+    with clock("setup"):  # all that may be refused, before anything takes long
+        check_workdir(config, workdir, resume)
+        check_overlap(config)
+        recipe = build_recipe(config)
+        judged = evaluated_agent(config, recipe)
+        _check_names(config, judged)
+        stages, watch = Stages(config, recipe), Watch(config.watch)
+        validation, test = _questions(config)
     with clock("warm_start"):
         start = warm_start(config, workdir, resume=resume)
-    mesh = build_mesh(config.mesh)
-    recipe = build_recipe(config)
-    judged = evaluated_agent(config, recipe)
-    _check_names(config, judged)
     with clock("setup"):
+        mesh = build_mesh(config.mesh)
         model = build_policy(start, mesh)
         tools = open_knowledge(config, progress=multihost.is_main())
-        stages, watch = Stages(config, recipe), Watch(config.watch)
-        validation = take_examples(
-            config.data.validation or config.data.train,
-            config.data.validation_range,
-            "validation",
-            config.evaluation.examples,
-        )
-        check_retrievers(validation, tuple(config.knowledge), f"config.data.validation={config.data.validation}")
-        test = take_examples(
-            config.data.test or config.data.train, config.data.test_range, "test", config.evaluation.final_examples
-        )
-        check_retrievers(test, tuple(config.knowledge), f"config.data.test={config.data.test}")
-        if config.evaluation.canary and any(golden_step(example) is not None for example in validation):
-            raise ValueError(
-                "config.evaluation.canary changes what searches find, and golden steps, of which config.data.validation has "
-                "some, search nothing: switch it off, or validate on questions"
-            )
         loss = stages.at(0).config.learner.loss
         run_ = Run(config, workdir, model, mesh, loss, stages.at(0).updates, resume, stages.has_reference)
         engine = make_engine(config, model)
@@ -199,9 +184,33 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     return results
 
 
+def _questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
+    """For validation, and for the final table.
+
+    Raises:
+      ValueError: there are golden steps among them with retrievers that the run lacks, or that the canary can't be tried on.
+    """
+    validation, test = evaluation_examples(config, "validation"), evaluation_examples(config, "test")
+    for part, examples in (("validation", validation), ("test", test)):
+        name = getattr(config.data, part) or config.data.train
+        check_retrievers(examples, tuple(config.knowledge), f"config.data.{part}={name}")
+    if config.evaluation.canary and any(golden_step(example) is not None for example in validation):
+        raise ValueError(
+            "config.evaluation.canary changes what searches find, and golden steps, of which config.data.validation has "
+            "some, search nothing: switch it off, or validate on questions"
+        )
+    return validation, test
+
+
 def _check_names(config: TrainConfig, judged: Agent) -> None:
-    """Complains about config.evaluation.names of agents that are not scored."""
-    scored = ("warm_start", "trained", *config.stages, *routing_baselines(judged))
+    """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
+    baselines = routing_baselines(judged)
+    for section in ("stages", "controls"):
+        if both := next((name for name in getattr(config, section) if name in baselines), None):
+            raise ValueError(
+                f"config.{section}.{both}: call it something else; results.json has another agent so named"
+            )
+    scored = ("warm_start", "trained", *config.stages, *baselines)
     if taken := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
         raise ValueError(f"config.evaluation.names: {taken[0]!r} is another agent's name; take one that nobody has")
     if unknown := [name for name in config.evaluation.names if name not in scored]:
@@ -245,8 +254,8 @@ def _kept(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, int])
         if not path.is_file():
             continue
         kept = json.loads(path.read_text())
-        if kept.get("asked", asked) == asked:
-            found |= kept.get("agents", kept)
+        if kept["asked"] == asked:
+            found |= kept["agents"]
         else:
             logging.warning("%s was measured with %s, and now it is %s: it is left out", path, kept["asked"], asked)
     return found
@@ -403,12 +412,6 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
-
-
-def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
-    """The first `count` examples of a dataset (0: all)."""
-    source = open_examples(name, limits, key)
-    return [source[i] for i in range(min(count, len(source)) if count else len(source))]
 
 
 def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:

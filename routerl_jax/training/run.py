@@ -166,19 +166,6 @@ def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
     return digest(frozen)
 
 
-def check_buckets(config: TrainConfig) -> None:
-    """Complains, before anything takes long, if the learner has no rows for the engine's longest conversations.
-
-    Raises:
-      ValueError: that is so.
-    """
-    buckets, longest = config.learner.length_buckets, config.engine.max_length
-    if buckets and max(buckets) < longest:
-        raise ValueError(
-            f"config.learner.length_buckets={buckets} end below config.engine.max_length={longest}: add a bucket of that length"
-        )
-
-
 def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
     """Refuses to mix runs. The main process looks, all learn what it found (a collective call).
 
@@ -200,6 +187,8 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = json.loads(path.read_text()), _as_json(config)
     free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
+    if shown:
+        free.add("rollout")  # of which only tool_timeout matters
     if shown and shown != "annotated":
         free.add("data")  # is not learnt from
     before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))

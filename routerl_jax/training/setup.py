@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import unknown_key
+from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
@@ -29,9 +31,12 @@ __all__ = [
     "build_mesh",
     "build_policy",
     "build_recipe",
+    "evaluated_agent",
+    "evaluation_examples",
     "open_examples",
     "open_knowledge",
     "random_architecture",
+    "take_examples",
 ]
 
 _LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # tell the adapter's and the tower's randomness from that of random weights
@@ -110,6 +115,28 @@ def build_recipe(config: TrainConfig) -> Recipe:
 def evaluated_agent(config: TrainConfig, recipe: Recipe) -> Agent:
     """The recipe's agent as it is evaluated: with config.evaluation.k passages per search."""
     return recipe.agent.with_passages(config.evaluation.k) if config.evaluation.k else recipe.agent
+
+
+def evaluation_examples(
+    config: TrainConfig, part: Literal["validation", "test"], count: int | None = None
+) -> list[Example]:
+    """The questions that a run is evaluated on.
+
+    Args:
+      count: the first so many (0: all); default: what config.evaluation says.
+    """
+    data, evaluation = config.data, config.evaluation
+    if part == "test":
+        name, limits, default = data.test, data.test_range, evaluation.final_examples
+    else:
+        name, limits, default = data.validation, data.validation_range, evaluation.examples
+    return take_examples(name or data.train, limits, part, default if count is None else count)
+
+
+def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
+    """The first `count` examples of a dataset, or of a stretch of it (0: all)."""
+    source = open_examples(name, limits, key)
+    return [source[i] for i in range(min(count, len(source)) if count else len(source))]
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:

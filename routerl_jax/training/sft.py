@@ -25,7 +25,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import Demonstrations, demonstrator, open_demonstrations
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.run import Run, check_buckets, check_workdir
+from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.writer import read_metrics
 
@@ -40,7 +40,6 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       The last metrics, held-out negative log-likelihood per token included.
     """
     check_workdir(config, workdir, resume)  # before anything takes long
-    check_buckets(config)
     mesh = build_mesh(config.mesh)
     agent = demonstrator(build_recipe(config).agent)
     source, held_out = open_demonstrations(config, agent)

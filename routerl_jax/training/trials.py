@@ -18,8 +18,8 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.load import load_policy
-from routerl_jax.training.rl import make_engine, take_examples
-from routerl_jax.training.setup import build_mesh, build_recipe, evaluated_agent, open_knowledge
+from routerl_jax.training.rl import make_engine
+from routerl_jax.training.setup import build_mesh, build_recipe, evaluated_agent, evaluation_examples, open_knowledge
 
 USUAL = "trained"  # the row of the policy as the run evaluated it, on a trial's questions
 
@@ -41,7 +41,7 @@ class Trials:
         self._config, self._workdir = config, workdir
         self._agent = evaluated_agent(config, build_recipe(config))
         count = min((n for n in (limit, config.evaluation.final_examples) if n), default=0)
-        self._questions = take_examples(config.data.test or config.data.train, config.data.test_range, "test", count)
+        self._questions = evaluation_examples(config, "test", count)
         records = {str(record["id"]): record for record in trained}
         missing = [question.id for question in self._questions if question.id not in records]
         if missing:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Advantage
 from routerl_jax.learning.turn_advantages import turn_advantages
-from routerl_jax.training.config import TurnCreditConfig
+from routerl_jax.training.learner_config import TurnCreditConfig
 
 
 def by_turns(

@@ -48,7 +48,7 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 def supervised(config: TrainConfig) -> TrainConfig:
     """The supervised phase as a run of its own. What has no bearing on it is left out, and so may change before it resumes; but
-    launch.evaluate finds the run's questions and its normaliser there."""
+    launch.evaluate finds the run's questions and its normaliser there, and calls the policy by no name of another."""
     shared = ("length_buckets", "micro_tokens", "aggregation", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
     return TrainConfig(
@@ -64,7 +64,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         data=config.data,
         rollout=RolloutConfig(tool_timeout=config.rollout.tool_timeout),  # of searches for demonstrations
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
-        evaluation=config.evaluation,
+        evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
         warm_start=dataclasses.replace(config.warm_start, steps=0),
     )

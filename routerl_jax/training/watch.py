@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import WatchConfig
+from routerl_jax.training.sections import WatchConfig
 
 # Metrics that a step may lack for good reason: those of some stages, of some questions, ..
 _SOMETIMES = (
@@ -78,8 +78,9 @@ class Watch:
         metrics = multihost.exchange(dict(metrics))[0]
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
-            # A metric that is not of this stage may not come again.
-            self._bad = {name: count for name, count in self._bad.items() if name in metrics}
+            # One that is not of this stage may not come again; what is measured now and then will.
+            kept = {name for name in self._bad if name in metrics or name.startswith(_MEASURED)}
+            self._bad = {name: self._bad[name] for name in kept}
         broken = _not_finite(metrics)
         if broken:
             return Alarm(step, broken, f"{broken} is {metrics[broken]}")

@@ -99,7 +99,9 @@ def test_two_decisions_are_a_tree_of_four():
     assert decided[2] == starts[2][0]
     assert decided[3] == starts[3][1]
     # Once each: the tree's stretches are all there is.
-    assert sum(e.sampled_tokens for e in episodes) < sum(sum(t.tokens for t in e.turns) for e in episodes)
+    assert sum(s.loss_mask.sum() for e in episodes for s in e.sequences) < sum(
+        sum(t.tokens for t in e.turns) for e in episodes
+    )
     assert len({name for name, _ in engine.shared}) == 3
 
 

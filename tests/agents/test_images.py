@@ -38,7 +38,7 @@ def test_images_reach_the_sequences() -> None:
     assert [len(episode.sequences[0].images) for episode in episodes] == [2, 2, 1, 1]
     for episode in episodes:
         (sequence,) = episode.sequences
-        assert sequence.loss_mask.sum() == episode.sampled_tokens > 4
+        assert sequence.loss_mask.sum() == sum(turn.tokens for turn in episode.turns) > 4
         for first, image in sequence.images:
             assert not sequence.loss_mask[first : first + image.tokens].any()
     first, second = (episode.sequences[0] for episode in episodes[:2])

@@ -35,14 +35,12 @@ def test_episode_counts() -> None:
     )
     assert episode.calls == [first, second, third]
     assert episode.invalid_actions == 2
-    assert episode.sampled_tokens == 3
-    assert type(episode.sampled_tokens) is int  # it goes into JSON
     assert [len(s) for s in episode.sequences] == [4, 0, 3]
 
 
 def test_an_empty_episode() -> None:
     episode = Episode(example=Example(id="1", question="?", answers=()), sample=0, answer="", turns=[], sequences=[])
-    assert (episode.calls, episode.invalid_actions, episode.sampled_tokens) == ([], 0, 0)
+    assert (episode.calls, episode.invalid_actions) == ([], 0)
 
 
 def test_episodes_do_not_share_their_defaults() -> None:

@@ -18,6 +18,7 @@ TEXT = {
     "composer of Aida": Passage(id="p1", title="Aida", text="An opera by Giuseppe Verdi."),
     "place of birth of Giuseppe Verdi": Passage(id="p2", title="Giuseppe Verdi", text="Born in Le Roncole."),
 }
+VOTES = Passage(id="t9", title="Votes", text="yes votes: 198563")
 ROW = Passage(id="t1:3", title="Rivers", text="River: Volta; Length: 1,500 km")
 
 
@@ -33,7 +34,7 @@ class Found:
 
 
 def made(
-    tmp_path: pathlib.Path, rows: dict[str, list[dict]], **options
+    tmp_path: pathlib.Path, rows: dict[str, list[dict]], homes: str = "hops=text, cells=table", **options
 ) -> tuple[dict[str, Trajectory], dict[str, str]]:
     """Trajectories by id, and the outcome of every question."""
     tmp_path.mkdir(exist_ok=True)
@@ -44,9 +45,9 @@ def made(
         teacher="annotations",
         knowledge={"text": KnowledgeConfig(), "table": KnowledgeConfig()},
         attempt=AttemptConfig(k=2, **options),
-        homes="hops=text, cells=table",
+        homes=homes,
     )
-    tools = {"text": Found(TEXT), "table": Found({"How long is the Volta?": ROW})}
+    tools = {"text": Found(TEXT), "table": Found({"How long is the Volta?": ROW, "Is it in Ghana?": VOTES})}
     construct(config, tmp_path / "job", lambda: (None, tools), progress=False)
     files = [tmp_path / "job" / f"{name}.jsonl" for name in ("train", "validation")]
     found = {t.id: t for file in files for _, t in read_trajectories(file)}
@@ -100,8 +101,14 @@ def test_a_question_whose_passage_alone_is_known_is_asked_itself(tmp_path: pathl
         question("another", "How long is the Volta?", "1,500 km", supporting=["t2"]),
         question("two", "How long is the Volta?", "1,500 km", supporting=["t1:3", "t2"]),
     ]
-    found, outcomes = made(tmp_path, {"cells": cells})
-    assert outcomes == {"volta": "accepted", "another": "gold passage not found", "two": "no gold path"}
+    claim = [question("claim", "Is it in Ghana?", "yes", supporting=["t9"])]
+    found, outcomes = made(tmp_path, {"cells": cells, "more": claim}, homes="cells=table, more=table")
+    assert outcomes == {
+        "volta": "accepted",
+        "another": "gold passage not found",
+        "two": "no gold path",
+        "claim": "gold passage not found",  # a row with the word in it answers nothing
+    }
     [trajectory] = found.values()
     assert [(s.query, s.retrievers) for s in trajectory.steps if isinstance(s, RouteStep)] == [
         ("How long is the Volta?", ("table retriever",)),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import pathlib
 import signal
 from collections.abc import Sequence
 
 import pytest
+from PIL import Image
 
-from routerl_jax.core.types import Passage
-from routerl_jax.curation.selection import SelectionConfig
+from routerl_jax.core.types import Episode, Example, Passage
+from routerl_jax.curation.selection import SelectionConfig, select
 from routerl_jax.data.readers import open_dataset
+from routerl_jax.models.images import image_digest
 from tests.curation.selection_job import CONFIG, QUESTIONS, job
 from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.training.small_run import make_config
@@ -152,11 +155,36 @@ class Shaky:
 
 
 def test_failed_searches_are_told_and_a_portion_of_nothing_else_is_not_kept(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"all 12 searches of these attempts failed, the first with: .*index is down"
-    ):
+    with pytest.raises(ValueError, match=r"all 12 searches of these attempts failed, the first with: .*index is down"):
         job(tmp_path, tools={"text": Shaky(10**6)})
     assert not list((tmp_path / "rounds").rglob("*.jsonl"))
     # A batch of searches that fails is tried again one by one, of which the first fails once more.
     assert job(tmp_path, tools={"text": Shaky(2)}).failed_searches == 1
     assert job(tmp_path).failed_searches == 1  # as it was kept
+
+
+def test_of_a_few_searches_all_may_fail(tmp_path: pathlib.Path) -> None:
+    """They would again at every resumption, and the job would never end."""
+    assert job(tmp_path, questions=QUESTIONS[:1], tools={"text": Shaky(10**6)}).failed_searches == 3
+
+
+def test_questions_keep_their_pictures(tmp_path: pathlib.Path) -> None:
+    """Files by their names, what is in memory as itself."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), "red").save(buffer, "PNG")
+    picture = buffer.getvalue()
+    (tmp_path / "a.png").write_bytes(picture)
+    seen = [dataclasses.replace(q, images=(i,)) for q, i in zip(QUESTIONS, (tmp_path / "a.png", picture))]
+
+    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[Episode]:
+        return [
+            Episode(example=example, sample=sample, answer="Accra", turns=[], sequences=[])
+            for example in examples
+            for sample in range(samples)
+        ]
+
+    select(seen, attempt, CONFIG, tmp_path / "job", progress=False)
+    made = {row["id"]: row["images"] for row in rows(tmp_path / "job" / "difficulty.jsonl")}
+    assert made["q1"] == [str(tmp_path / "a.png")]
+    source = open_dataset(str(tmp_path / "job" / "difficulty.jsonl"))
+    assert [image_digest(source[i].images[0]) for i in range(2)] == [image_digest(picture)] * 2

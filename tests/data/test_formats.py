@@ -208,6 +208,9 @@ def test_hipporag_paragraphs_that_say_nothing_are_gold(tmp_path: pathlib.Path) -
     paragraphs = [{"title": "A", "text": "a", "idx": 4}, {"title": "B", "text": "b", "is_supporting": False, "idx": 9}]
     row = {"id": "q", "question": "?", "answer": ["x"], "paragraphs": paragraphs}
     assert only(as_json(tmp_path / "custom.json", row)).metadata["supporting"] == [passage_id("A", "a")]
+    as_musique = [{"title": "A", "paragraph_text": "a", "is_supporting": True, "idx": 0}]
+    row = {"id": "q", "question": "?", "gold_ans": ["x"], "paragraphs": as_musique}
+    assert only(as_json(tmp_path / "named.json", row)).answers == ("x",)
 
 
 def test_bamboogle(tmp_path: pathlib.Path) -> None:
@@ -241,6 +244,14 @@ def test_verl_rows_with_pictures_and_columns_of_their_data_set(tmp_path: pathlib
     assert seen.images == (tmp_path / "a.png",)
     assert seen.metadata["difficulty"] == "hard"
     assert only(as_parquet(tmp_path / "seen.parquet", {**rows.VERL, "images": [{"bytes": b"x"}]})).images == (b"x",)
+    assert only(as_json(tmp_path / "b.jsonl", {**rows.VERL, "images": [{"bytes": None, "path": "a.png"}]})).images == (
+        tmp_path / "a.png",
+    )
+    alike = {**rows.VERL, "context": "plain text", "supporting_facts": ["s1"]}  # only called like HotpotQA's
+    assert only(path := as_json(tmp_path / "alike.jsonl", alike)).metadata["context"] == "plain text"
+    assert [found for _, found in read_passages(path)] == [[]]
+    twins = as_json(tmp_path / "twins.jsonl", rows.VERL, {**rows.VERL, **rows.MUSIQUE, "answerable": False})
+    assert only(twins).id == "nq/train/3"
     inner = {key: value for key, value in rows.HOTPOT.items() if key not in ("_id", "question", "answer")}
     path = as_json(tmp_path / "hotpot.jsonl", {**rows.VERL, "metadata": inner})
     original = only(as_json(tmp_path / "hotpot.json", rows.HOTPOT))

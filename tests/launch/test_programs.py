@@ -11,6 +11,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.evaluation.records import episode_record, write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
@@ -101,9 +103,35 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     assert list(more["agents"]) == ["trained", "no_search", "only_text"]  # what was there stays
     other = refusal("evaluate", f"--workdir={workdir}", "--agents=trained", "--limit=2")
     assert "has results of questions 4, and now it is 2: give another --output" in other
+    clash = refusal("evaluate", f"--workdir={workdir}", "--agents=trained", f"--output={workdir}")
+    assert "results.json has results of benchmark None" in clash  # training's own table
     assert "leave it out" in refusal("evaluate", f"--workdir={workdir}", "--config=configs/quickstart.py")
     told = "questions of .* are not of several datasets"
     assert re.search(f"--by=dataset: the 4 {told}", refusal("evaluate", f"--workdir={workdir}", "--by=dataset"))
+
+
+def test_evaluate_on_golden_steps(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Another policy's table is not added to; one that was not trained by reinforcement is not called so."""
+    route = {
+        "step_type": "ret",
+        "system": "s",
+        "problem": "p",
+        "answer": {"query": "q", "retriever": ["text retriever"]},
+    }
+    final = {"step_type": "ans", "system": "s", "problem": "p", "answer": ["Accra"]}
+    none = {**route, "answer": {"query": "none", "retriever": ["none"]}}
+    row = {"id": "t", "question": "What is the capital?", "images": [], "steps": [route, {**final, "answer": "Accra"}, none, final]}
+    (tmp_path / "golden.jsonl").write_text(json.dumps(row) + "\n")
+    golden = (f"--benchmark=trajectories:{tmp_path / 'golden.jsonl'}", f"--output={tmp_path / 'out'}")
+    refused = refusal("evaluate", f"--workdir={workdir}", "--agents=trained,no_search", *golden)
+    assert "holds golden steps, at which nothing is searched" in refused
+    config = (f"--model={workdir / 'policy'}", f"--config={workdir.parent / 'config.py'}")
+    assert not launch_here("evaluate", *config, "--config.recipe=r1_router", *golden)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {name: row["n"] for name, row in results["agents"].items()} == {"policy": 4}
+    assert "| policy |" in (tmp_path / "out" / "report.md").read_text()
+    other = refusal("evaluate", *config, "--config.recipe=r1_router", "--config.agent.max_turn_tokens=9", *golden)
+    assert "has results of settings digest" in other
 
 
 def test_ask(workdir: pathlib.Path) -> None:
@@ -126,6 +154,28 @@ def test_view(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert shown.count("Question") >= 2
     assert re.search(r"2 episodes of .*step-000000", shown.replace("\n", ""))
+
+
+def test_view_what_was_wrong(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the run judged it, whose evaluation or directory the file is of: VQA's words for numbers, say. Steps without golden
+    answers are neither right nor wrong."""
+    examples = [Example(id=name, question="?", answers=golds) for name, golds in (("q", ("3",)), ("step", ()))]
+    episodes = [Episode(example=e, sample=0, answer="three", turns=[], sequences=[]) for e in examples]
+    file = tmp_path / "a" / "trained.jsonl"
+    write_records(file, map(episode_record, episodes))
+    vqa = json.dumps({"normalizer": "vqa"})
+
+    def wrong(*arguments: str) -> bool:
+        assert not launch_here("view", f"--file={file}", "--wrong", *arguments)
+        return "q, sample 0" in capsys.readouterr().out
+
+    assert wrong()
+    assert not wrong("--normalizer=vqa")
+    (tmp_path / "config.json").write_text(f'{{"evaluation": {vqa}}}')
+    assert not wrong()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "a" / "results.json").write_text(vqa)
+    assert not wrong()
 
 
 def test_exported_policy_answers_the_same_in_transformers(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:

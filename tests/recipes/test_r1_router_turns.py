@@ -178,6 +178,16 @@ def test_a_hop_that_names_a_passage_alone_is_closed_by_finding_it() -> None:
     assert turn_route_reward(turns) == [[0, 0, 0, 0], [0, 0, 1, 0, 1, 0]]
 
 
+def test_a_search_that_finds_several_passages_earns_as_much_as_several_searches() -> None:
+    """In one conversation, where passages are all that is known of the path."""
+    both = dataclasses.replace(
+        route("text", "q"), calls=[Call(tool="text", query="q", passages=(HIT["p1"], HIT["p2"]))]
+    )
+    gold = {"supporting": ["p1", "p2"]}
+    found = [episode(both, answer("x"), **gold), episode(route("text", "q", "p1"), both, answer("x"), **gold)]
+    assert turn_route_reward(found) == [[2.0, 0], [1.0, 1.0, 0]]
+
+
 def test_where_no_knowledge_base_is_named_its_passage_tells() -> None:
     """2WikiMultihopQA: a right question that finds nothing is half of a route."""
     gold = {"evidence_triples": [["Aida", "composer", "Verdi"]], "supporting": ["p1"], "supporting_titles": ["Aida"]}

@@ -68,10 +68,10 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_demonstrations(config, build_recipe(config).agent)[0][0].pieces
         model = dataclasses.replace(make_sft_config().model, lora=LoraConfig(rank=1, base_qtype="int8", tile_size=0))
         build_policy(make_sft_config(model=model, learner=schema.LearnerConfig()), single_device_mesh())
-        seeing = schema.AgentConfig(max_searches=2, k=1, sees=("flags",))
+        seeing = schema.AgentConfig(max_searches=2, k=1, sees=("table",))
         agent = build_recipe(make_sft_config(recipe="r1_router", agent=seeing)).agent
         assert isinstance(agent, StepwiseAgent)
-        assert agent.sees == ("flags",)
+        assert agent.sees == ("table",)
         assign(schema.LearnerConfig(credit="counterfactual"), test_fork_credit.TREE, np.zeros(4, int))
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
@@ -231,12 +231,30 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
             "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes",
         ),
         ({"stages": {"late": schema.StageConfig(start=3)}}, "no stage starts at step 0"),
+        (
+            {"learner": schema.LearnerConfig(length_buckets=(128, 256))},
+            "config.learner.length_buckets=(128, 256) end below config.engine.max_length=512: add a bucket",
+        ),
     ],
 )
 def test_mistakes_are_named(changes, message) -> None:
     fields = {"model": schema.ModelConfig(path="somewhere"), "knowledge": KB, **changes}
     with pytest.raises(ValueError, match=re.escape(message)):
         schema.TrainConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sees", "message"),
+    [
+        ("search", ("table",), "config.agent.sees=('table',) is for config.recipe='r1_router'"),
+        ("r1_router", ("tabel",), "config.agent.sees: 'tabel' is no knowledge base; there are: text"),
+    ],
+)
+def test_pictures_go_where_there_is_someone_to_see_them(recipe: str, sees: tuple[str, ...], message: str) -> None:
+    run = schema.TrainConfig(recipe=recipe, model=schema.ModelConfig(path="somewhere"), knowledge=KB)
+    assert build_recipe(run).agent
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build_recipe(dataclasses.replace(run, agent=schema.AgentConfig(sees=sees)))
 
 
 def test_single_attempts_are_fine_where_none_are_compared() -> None:

@@ -62,6 +62,12 @@ def test_what_is_shown_before_is_looked_at(questions: pathlib.Path, tmp_path: pa
     control = schema.ControlConfig(supervised=dataclasses.replace(shown, demonstrations=f"{questions}[4:5]"))
     with pytest.raises(ValueError, match=r"'Why\?' \(id q4 in training"):
         check_overlap(dataclasses.replace(run, controls={"sft": control}))
+    # What is annotated is the run's own questions, though every stage may have others.
+    own = dataclasses.replace(run, data=dataclasses.replace(run.data, train_range=(4, 5)))
+    own = dataclasses.replace(own, stages={"main": schema.StageConfig(data={"train_range": (0, 2)})})
+    check_overlap(own)
+    with pytest.raises(ValueError, match=r"'Why\?' \(id q4 in training"):
+        check_overlap(dataclasses.replace(own, warm_start=schema.WarmStartConfig(steps=1, demonstrations="annotated")))
 
 
 def test_every_stage_is_looked_at(questions: pathlib.Path) -> None:

@@ -161,11 +161,7 @@ def test_what_was_measured_with_other_settings_is_left_out(
     asked = {"questions": 4, "k": 2}
     rl._keep(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
     rl._keep(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
-    (tmp_path / "evaluation" / "old.json").write_text('{"old": {"em": 0.1}}')  # of an earlier version
-    assert rl._kept(tmp_path, ["warm_start", "first", "second", "old"], asked) == {
-        "warm_start": {"em": 0.5},
-        "old": {"em": 0.1},
-    }
+    assert rl._kept(tmp_path, ["warm_start", "first", "second"], asked) == {"warm_start": {"em": 0.5}}
     assert "first.json was measured with {'questions': 8, 'k': 2}" in caplog.text
 
 

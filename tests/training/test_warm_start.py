@@ -14,7 +14,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import load, rl, sft, warm_start
-from routerl_jax.training.config import EvaluationConfig, RolloutConfig, TrainConfig, WarmStartConfig
+from routerl_jax.training.config import ControlConfig, EvaluationConfig, RolloutConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.run import Run, _complaint
 from tests.training.small_run import make_config, make_sft_config
 from tests.training.test_resume import assert_same_run, checkpoints, metric_lines
@@ -136,9 +136,29 @@ def test_killed_in_the_phase_and_after_it(
         np.testing.assert_array_equal(a[...], b[...], err_msg=str(path))
 
 
-def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig) -> None:
+def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig, whole: pathlib.Path) -> None:
+    """Also more of it, where they had too little."""
     slow = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tool_timeout=600.0))
     assert warm_start.supervised(slow).rollout.tool_timeout == 600.0
+    assert _complaint(warm_start.supervised(slow), whole / "warm_start" / "config.json", True) is None
+
+
+def test_what_is_refused_is_refused_before_anything_is_learnt(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Names of agents, questions that are not there, a control that would replace a baseline."""
+    evaluation, data = config.evaluation, config.data
+    cases = {
+        r"config.evaluation.names.trianed: no agent is called so; did you mean trained\?": {
+            "evaluation": dataclasses.replace(evaluation, names={"trianed": "grpo"})
+        },
+        r"config.controls.no_search: call it something else": {
+            "controls": {"no_search": ControlConfig(supervised=dataclasses.replace(config.warm_start, steps=1))}
+        },
+        r"nowhere.jsonl: No such file": {"data": dataclasses.replace(data, overlap="ignore", test="nowhere.jsonl")},
+    }
+    for message, changes in cases.items():
+        with pytest.raises(ValueError, match=message):
+            rl.train_rl(dataclasses.replace(config, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_supervised_run_has_no_warm_start() -> None:

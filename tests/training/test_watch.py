@@ -65,6 +65,15 @@ def test_what_is_measured_now_and_then_is_counted_where_it_is() -> None:
     assert worried == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 4
 
 
+def test_bad_validations_count_on_in_the_next_stage() -> None:
+    """Of which the first steps do not validate."""
+    bad = {"validation/em": 0.4}
+    watch = Watch(WatchConfig(patience=2, least={"validation/em": 0.5}, most={}, falls={}))
+    assert seen(watch, bad, {"stage": "two"}) == [None, None]
+    assert watch.worried
+    assert seen(watch, {"stage": "two", **bad}) == ["validation/em"]
+
+
 def test_a_drop_is_measured_in_the_metric_s_own_units() -> None:
     """The likelihood of what is reinforced is below 0 throughout; means of two: -1, -0.75, -1.25, -2.75, -3.5."""
     values = (-1.0, -0.5, -2.0, -3.5, -3.5)

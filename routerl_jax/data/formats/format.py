@@ -110,11 +110,12 @@ def images_of(row: Row, place: Place) -> tuple[Any, ...]:
     if not isinstance(names, list):
         raise place.error(f"key {key!r} must be a path or a list of paths")
     found: list[Any] = []
-    for name in names:
-        if isinstance(name, Mapping) and isinstance(name.get("bytes"), bytes):
-            found.append(name["bytes"])
+    for item in names:
+        name = (item.get("bytes") or item.get("path")) if isinstance(item, Mapping) else item
+        if isinstance(name, bytes):
+            found.append(name)
         elif not isinstance(name, str) or not name:
-            raise place.error(f"key {key!r} must be a path or a list of paths, found {str(name)[:80]!r}")
+            raise place.error(f"key {key!r} must be a path or a list of paths, found {str(item)[:80]!r}")
         elif name.startswith("data:"):
             found.append(name)
         elif "://" not in name:

@@ -19,7 +19,7 @@ from routerl_jax.data.formats.format import (
     strings,
 )
 
-_ANSWER_KEYS = (*ANSWER_KEYS, "gold_ans", "reference")
+EVERY_ANSWER_KEY = (*ANSWER_KEYS, "gold_ans", "reference")
 
 
 class HippoRag(QuestionFormat):
@@ -32,10 +32,10 @@ class HippoRag(QuestionFormat):
 
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
-        answers = distinct(*(strings(row.get(key), place, key) for key in (*_ANSWER_KEYS, "answer_aliases")))
+        answers = distinct(*(strings(row.get(key), place, key) for key in (*EVERY_ANSWER_KEY, "answer_aliases")))
         if not answers:
             raise place.error("no answers; give them under 'answer'")
-        used = (*_ANSWER_KEYS, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
+        used = (*EVERY_ANSWER_KEY, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
         metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
         found = paragraphs(row, place)
         if found:

@@ -17,7 +17,7 @@ from routerl_jax.data.formats.format import (
     question_of,
     strings,
 )
-from routerl_jax.data.formats.hipporag import paragraphs
+from routerl_jax.data.formats.hipporag import EVERY_ANSWER_KEY, paragraphs
 
 
 class Musique(QuestionFormat):
@@ -31,7 +31,7 @@ class Musique(QuestionFormat):
     def holds(self, row: Row) -> bool:
         given = row.get("paragraphs")
         own = isinstance(given, list) and given and isinstance(given[0], dict) and "paragraph_text" in given[0]
-        of_test_set = bool(own) and not any(key in row for key in ANSWER_KEYS)
+        of_test_set = bool(own) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
     def example(self, row: Row, place: Place) -> Example | None:

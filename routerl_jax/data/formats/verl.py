@@ -49,15 +49,23 @@ class Verl(QuestionFormat):
         metadata = _columns(row)
         plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
         if (form := _form_of(metadata | plain)) is not None:
-            found = form.example(metadata | plain, place)
-            metadata = {} if found is None else dict(found.metadata)
+            try:
+                found = form.example(metadata | plain, place)
+            except ValueError:  # the columns are only called like that data set's
+                found = dataclasses.replace(example, metadata=metadata)
+            if found is None:  # the data set says that there is no answer
+                return None
+            metadata = dict(found.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
         return dataclasses.replace(example, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
         fields = _columns(row) | {"golden_answers": []}
         form = _form_of(fields)
-        return [] if form is None else form.passages(fields, place)
+        try:
+            return [] if form is None else form.passages(fields, place)
+        except ValueError:
+            return []
 
 
 def _columns(row: Row) -> dict[str, Any]:

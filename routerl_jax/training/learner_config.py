@@ -1,0 +1,96 @@
+"""The section `learner` of a run's configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from routerl_jax.learning.advantages import ADVANTAGES, SCALED, WHITENED
+from routerl_jax.learning.counterfactual import Baseline, Weights
+from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.losses import Aggregation
+from routerl_jax.learning.masks import EPISODE_MASKS
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.decoder import Remat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TurnCreditConfig:
+    """credit="turn" (learning.turn_advantages)."""
+
+    weight: float = 1.0  # of the turns' advantages beside the outcome's
+    discount: float = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
+    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"config.learner.turn.discount={self.discount} must be in [0, 1]")
+        if self.weight < 0:
+            raise ValueError(f"config.learner.turn.weight={self.weight} must not be negative")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForkCreditConfig:
+    """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
+
+    baseline: Baseline = "policy"  # that a way's value is compared with: the policy's expectation, or the ways' mean
+    weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
+    # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
+    compare: Literal["question", "choices"] = "choices"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """From episodes to updates."""
+
+    advantage: str = "grpo"  # learning.advantages.ADVANTAGES
+    # what answers for a token: its episode's whole reward; the outcome and the rewards of its turn and later ones; for the
+    # choice of a knowledge base what the others would have led to (rollout.forks)
+    credit: Literal["episode", "turn", "counterfactual"] = "episode"
+    turn: TurnCreditConfig = TurnCreditConfig()
+    forks: ForkCreditConfig = ForkCreditConfig()
+    std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
+    leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
+    minibatches: int = 1  # updates per step
+    aggregation: Aggregation = "token"
+    loss: LossConfig = LossConfig()
+    reward_kl_coef: float = 0.0  # k1 KL to the reference, taken from the reward ..
+    reward_kl: Literal["episode", "token"] = (
+        "episode"  # .. of the episode, or of each token (and so of those before it)
+    )
+    importance_cap: float = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
+    optimizer: OptimizerConfig = OptimizerConfig()
+    micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
+    length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
+    share_prefixes: bool = (
+        False  # prompts and histories that sequences have in common are computed once (learning.prefixes)
+    )
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        ADVANTAGES.get(self.advantage)  # raises ValueError for an unknown one
+        for name in self.leave_out:
+            EPISODE_MASKS.get(name)
+        if self.std_floor and self.advantage not in SCALED:
+            raise ValueError(
+                f"config.learner.std_floor={self.std_floor}: advantage={self.advantage!r} divides by no standard deviation; "
+                f"{', '.join(sorted(SCALED))} do"
+            )
+        if self.credit == "counterfactual" and (self.advantage in WHITENED or self.reward_kl_coef):
+            setting = f"advantage={self.advantage!r}" if self.advantage in WHITENED else "reward_kl_coef"
+            raise ValueError(
+                f"config.learner.{setting} does not go with credit='counterfactual': the values of ways are rewards, compared "
+                "question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
+            )
+        if self.credit == "counterfactual" and self.leave_out:
+            raise ValueError(
+                f"config.learner.leave_out={self.leave_out} does not go with credit='counterfactual': without one of its ways "
+                "a choice has only the advantages of the others"
+            )
+        for key in ("minibatches", "micro_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"config.learner.{key}={getattr(self, key)} must be at least 1")
+        for key in ("std_floor", "reward_kl_coef", "importance_cap"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"config.learner.{key}={getattr(self, key)} must not be negative")
