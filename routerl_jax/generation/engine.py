@@ -1,49 +1,35 @@
 """The generation engine: many conversations, each on its own KV-cache row, advanced together on the device mesh.
 
-The host decides what runs (this file), three jitted programs do it (programs.py). A conversation is a `Stream`: its token
-ledger, its row, and how much of the ledger the row holds. Rows are a cache: a stream that loses its row is simply fed
-again, so there may be more conversations than rows.
+The host decides what runs (this file) and arranges it for the devices (calls.py), where jitted programs do it (programs.py). A
+conversation is a `Stream`: its token ledger, its row, and how much of the ledger the row holds. Rows are a cache: a stream that
+loses its row is simply fed again, so there may be more conversations than rows.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-import jax
-import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
-from routerl_jax.generation import programs
-from routerl_jax.generation.cache import CacheKind, allocator
-from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
-from routerl_jax.generation.kinds import cache_kind
-from routerl_jax.generation.pages import PagedCache
-from routerl_jax.generation.rows import (
-    Placement,
-    RowTable,
-    in_parts,
-    ladder,
-    most_rows,
-    prefill_rows,
-    prefill_steps,
-    round_up,
-)
+from routerl_jax.generation.cache import CacheKind
+from routerl_jax.generation.calls import DeviceCalls
+from routerl_jax.generation.programs import DecodeOutputs
+from routerl_jax.generation.rows import RowTable
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
-from routerl_jax.generation.weights import WeightCopier
+from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.compilation import compiled_programs
-from routerl_jax.parallel.mesh import batch_shards, replicated, single_device_mesh
+from routerl_jax.parallel.mesh import batch_shards, replicated
 
 
 class Engine:
@@ -96,38 +82,21 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = model.config
         self.images = model.image_tokens if isinstance(model, VisionLanguageModel) else None
-        self._dtype = model.compute_dtype
-        self.mesh = mesh or _mesh_of(model)
+        self.mesh = mesh or mesh_of(model)
         self.max_length = max_length
         self.segment = segment
         self.leave_fraction = leave_fraction
         self.seed = seed
         self.version = 0
         self.stats = EngineStats()
-        graph, params = nnx.split(model)
-        self._place = WeightCopier(self.mesh, layout, model.compute_dtype)
-        self._params: nnx.State | None = self._place(params)
         shards = batch_shards(self.mesh)
-        rows_per_shard = -(-rows // shards)
-        self._table = RowTable(shards, rows_per_shard)
-        # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
-        self._decode_rows = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-        self._extend_rows = prefill_rows(rows_per_shard, self.mesh)
-        self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
-        self._fork_spans = ladder(min(256, max_length), max_length, 2)
-        kind = cache_kind(self.config, self.mesh, model.compute_dtype, cache)
-        abstract = kind.abstract(self.config, self.mesh, shards, rows_per_shard, max_length, model.compute_dtype)
-        self._allocate = allocator(abstract)
-        self._cache = self._allocate()
-        any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
-        self._decode_spans = (max_length,) if any_span else self._fork_spans
-        self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
+        self._table = RowTable(shards, -(-rows // shards))
+        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache)
         self._streams: list[Stream] = []
         self._shared: list[tuple[Stream, Stream]] = []  # rows to be copied before the next step
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
-        self._programs = programs.jit_programs(graph, self.mesh, abstract)
 
     # --- conversations -------------------------------------------------------------------------------------------------
 
@@ -267,7 +236,7 @@ class Engine:
     def _copy_shared(self) -> None:
         """Copies what rows share: before any row is written into, or given to another conversation."""
         if self._shared:
-            self._run_fork(self._shared)
+            self._calls.fork(self._shared)
             self.stats.forked_tokens += sum(target.cached for _, target in self._shared)
             self._shared = []
 
@@ -296,13 +265,10 @@ class Engine:
 
         Without a layout of its own the engine uses these very arrays; with one, its copy is valid until the next update.
         """
-        self._params = None  # so that an old copy makes room for the new one
-        self._params = self._place(params)
+        self._calls.load(params)
         self.version = version
         for stream in self._streams:
             self._evict(stream)
-        if self._cache is None:
-            self._cache = self._allocate()
 
     def rest(self) -> None:
         """Lets go of the cache and the weights until the next `update`: room for what the learner does meanwhile.
@@ -312,7 +278,7 @@ class Engine:
         self._shared = []
         for stream in self._streams:
             self._evict(stream)
-        self._cache = self._params = None
+        self._calls.rest()
 
     # --- running -------------------------------------------------------------------------------------------------------
 
@@ -322,7 +288,7 @@ class Engine:
         Raises:
           RuntimeError: the engine rests.
         """
-        if self._params is None:
+        if self._calls.params is None:
             raise RuntimeError("the engine rests: give it weights with `update` before its next step")
         self._clock += 1
         self._copy_shared()
@@ -362,8 +328,7 @@ class Engine:
     @property
     def compilations(self) -> int:
         """Number of device programs compiled so far; bounded by the ladders of shapes."""
-        programs = self._programs
-        return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
+        return self._calls.compilations
 
     def _schedule(self) -> list[Stream]:
         """Streams that get to run now: those with a request and a row, rows given in order of arrival."""
@@ -419,128 +384,29 @@ class Engine:
                     continue
                 leaders[key] = stream
             pending.append(stream)
-        self._feed_all([stream for stream in pending if not pending_images(stream)], None)
-        for group in in_batches([stream for stream in pending if pending_images(stream)]):
-            self._feed_all(group, self._encode(group))
+        missing = sum(len(stream.ledger) - 1 - stream.cached for stream in pending)
+        self.stats.prefill_slots += self._calls.extend(pending)
+        self.stats.prefilled_tokens += missing
         for leader, follower in followers:
             follower.cached = leader.cached
             self.stats.forked_tokens += leader.cached
         if followers:
-            self._run_fork(followers)
-
-    def _feed_all(self, pending: Sequence[Stream], images: EncodedImages | None) -> None:
-        """Feeds conversations whatever is not cached, in calls of a few sizes."""
-        while pending:
-            groups: dict[int, list[Stream]] = {}
-            for stream in pending:
-                missing = len(stream.ledger) - 1 - stream.cached
-                groups.setdefault(prefill_steps(missing, self._extend_steps, self.mesh), []).append(stream)
-            for steps, streams in sorted(groups.items()):
-                for part in in_parts(streams, most_rows(self._extend_rows, steps)):
-                    self._run_extend(part, steps, images)
-            pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
-
-    def _encode(self, streams: Sequence[Stream]) -> EncodedImages:
-        assert self.images is not None
-        inputs, slots = gather(streams, self.images.config.vision, self.mesh, self._dtype)
-        return EncodedImages(values=self._programs.encode(params=self._params, images=inputs), slots=slots)
-
-    def _run_extend(self, streams: list[Stream], steps: int, images: EncodedImages | None) -> None:
-        layout = Placement(self._table, self._extend_rows, streams)
-        tokens = np.zeros((*layout.shape, steps), np.int32)
-        positions = np.zeros((*layout.shape, steps, 3), np.int32)
-        image_index = np.full((*layout.shape, steps), -1, np.int32)
-        counts = np.zeros(layout.shape, np.int32)
-        for place, stream in layout:
-            stop = min(stream.cached + steps, len(stream.ledger) - 1)
-            count = stop - stream.cached
-            tokens[place][:count] = stream.ledger.tokens[stream.cached : stop]
-            positions[place][:count] = stream.ledger.positions(stream.cached, stop).T
-            if images is not None:
-                image_index[place][:count] = images.index(stream, stream.cached, stop)
-            counts[place] = count
-        starts = layout.gather(lambda stream: stream.cached)
-        self._cache = self._programs.extend(
-            params=self._params,
-            cache=self._cache,
-            rows=layout.rows,
-            starts=starts,
-            tokens=tokens,
-            positions=positions if self.images is not None else positions[..., 0],
-            counts=counts,
-            image_values=None if images is None else images.values,
-            image_index=None if images is None else image_index,
-            span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
-        )
-        for place, stream in layout:
-            stream.cached += int(counts[place])
-        self.stats.prefilled_tokens += int(counts.sum())
-        self.stats.prefill_slots += tokens.size
-
-    def _run_fork(self, pairs: list[tuple[Stream, Stream]]) -> None:
-        layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
-        source_of = {id(target): source for source, target in pairs}
-        sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
-        for place, target in layout:
-            row = source_of[id(target)].row
-            assert row is not None
-            sources[place] = row[1]
-        span = round_up(max(target.cached for _, target in pairs), self._fork_spans, "tokens of a row to copy")
-        self._cache = self._programs.fork(cache=self._cache, sources=sources, targets=layout.rows, span=span)
+            self._calls.fork(followers)
 
     def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
-        layout = Placement(self._table, self._decode_rows, running)
-        automaton, transition, hits = self._stops.current()
-        truncate = any(stream.turn_request.sampling.truncated for stream in running)
-        identity = np.zeros((*layout.shape, 3), np.uint32)
-        for place, stream in layout:
-            identity[place] = (*stream.identity, stream.turn)
-        starts = layout.gather(lambda stream: stream.cached)
-        inputs = programs.DecodeInputs(
-            rows=layout.rows,
-            starts=starts,
-            offsets=layout.gather(lambda stream: stream.ledger.next_position - len(stream.ledger)),
-            tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
-            limits=layout.gather(lambda stream: stream.turn_request.remaining),
-            states=layout.gather(lambda stream: stream.turn_request.automaton_state),
-            stop_masks=layout.gather(lambda stream: automaton.mask(stream.turn_request.stops), np.uint32),
-            identity=identity,
-            temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
-            top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
-            top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
-            given=self._given(layout) if any(stream.turn_request.given for stream in running) else None,
-        )
+        stops = self._stops.current()
         leave_at = int(len(running) * self.leave_fraction)
-        self._cache, outputs = self._programs.decode(
-            params=self._params,
-            cache=self._cache,
-            inputs=inputs,
-            transition=transition,
-            hits=hits,
-            seed=np.int32(self.seed),
-            leave_at=np.int32(leave_at),
-            steps=self.segment,
-            span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
-            truncate=truncate,
-        )
-        host = jax.device_get(outputs)
-        self.stats.decode_slots += int(np.prod(layout.shape)) * int(host.counts.max())
+        layout, outputs = self._calls.decode(running, stops, steps=self.segment, seed=self.seed, leave_at=leave_at)
+        self.stats.decode_slots += outputs.counts.size * int(outputs.counts.max())
         finished = []
         for place, stream in layout:
-            done = self._record(stream, host, place, automaton)
+            done = self._record(stream, outputs, place, stops[0])
             if done is not None:
                 finished.append((stream, done))
         return finished
 
-    def _given(self, layout: Placement[Stream]) -> np.ndarray:
-        given = np.full((*layout.shape, self.segment), -1, np.int32)
-        for place, stream in layout:
-            tokens = stream.turn_request.given[: self.segment]
-            given[place][: len(tokens)] = tokens
-        return given
-
     def _record(
-        self, stream: Stream, outputs: programs.DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
+        self, stream: Stream, outputs: DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
     ) -> Generated | None:
         """Books one row's new tokens; returns the turn if it is over."""
         request = stream.turn_request
@@ -572,11 +438,3 @@ class Engine:
 def _seen(stream: Stream, count: int) -> tuple[list[int], list[tuple[int, str]]]:
     """The first tokens of a conversation and the images among them."""
     return stream.ledger.tokens[:count], [(at, image.digest) for at, image in stream.ledger.images if at < count]
-
-
-def _mesh_of(model: Decoder) -> Mesh:
-    """The mesh that the weights were placed on."""
-    for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):
-        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
-            return cast(Mesh, leaf.sharding.mesh)
-    return single_device_mesh()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.sharding import shardings
 
 
@@ -56,6 +58,14 @@ class WeightCopier:
 
         placed = shardings(params, self._mesh, self._layout)
         return jax.tree.map(one, params, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def mesh_of(model: Decoder) -> Mesh:
+    """The mesh that the weights were placed on; one device if on none."""
+    for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):
+        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
+            return cast(Mesh, leaf.sharding.mesh)
+    return single_device_mesh()
 
 
 def _fits(leaf: jax.Array, want: jax.ShapeDtypeStruct) -> bool:

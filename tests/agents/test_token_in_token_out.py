@@ -31,7 +31,7 @@ class RecordingEngine(Engine):
         super().__init__(*args, **kwargs)
         self.fed = np.full((self.rows, self.max_length), -1)
         self.sampled = np.full((self.rows, self.max_length), -1)
-        extend, decode = self._programs.extend, self._programs.decode
+        extend, decode = self._calls._programs.extend, self._calls._programs.decode
 
         def recorded_extend(**inputs):
             for i, row in enumerate(inputs["rows"][0]):
@@ -50,7 +50,9 @@ class RecordingEngine(Engine):
                     self.sampled[row, start + 1 : start + 1 + count] = tokens[0, i, :count]
             return cache, outputs
 
-        self._programs = dataclasses.replace(self._programs, extend=recorded_extend, decode=recorded_decode)
+        self._calls._programs = dataclasses.replace(
+            self._calls._programs, extend=recorded_extend, decode=recorded_decode
+        )
 
 
 def test_ids_are_never_encoded_again():

@@ -37,7 +37,7 @@ def test_multi_turn_conversations_equal_whole_forward_passes(kind, interpreted):
     grid = make_mesh({"data": 1, "fsdp": 2, "tensor": 2}, jax.devices()[:4])
     model = tiny.model(mesh=grid, layout="tensor", **windows)
     engine = Engine(model, rows=4, max_length=200, segment=4, cache=kind)
-    assert isinstance(engine._cache, PagedCache if kind == "paged" else SegmentCache)
+    assert isinstance(engine._calls.cache, PagedCache if kind == "paged" else SegmentCache)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, tiny.VOCABULARY, n).tolist() for n in (125, 17, 17, 3, 30)]
     prompts[2] = prompts[1]
@@ -126,7 +126,7 @@ def test_pages_hold_what_was_fed_and_nothing_else(interpreted):
     engine.request(streams[0], max_tokens=3)
     engine.request(streams[1], max_tokens=50)
     engine.step()  # one segment: the first row stops after 3 of 4 steps, the second goes on
-    written = np.asarray(engine._cache.pages[0, 0] != 0)
+    written = np.asarray(engine._calls.cache.pages[0, 0] != 0)
     width = engine.config.head_dim
     assert not written[..., width:].any()
     filled = {stream.row[1]: stream.cached for stream in streams}

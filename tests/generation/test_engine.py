@@ -171,13 +171,13 @@ def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
     def run(most):
         monkeypatch.setattr("routerl_jax.generation.rows.PREFILL_TOKENS", most)
         engine = Engine(tiny.model(2), rows=64, max_length=64)
-        fed, extend = [], engine._programs.extend
+        fed, extend = [], engine._calls._programs.extend
 
         def counted(**inputs):
             fed.append((inputs["tokens"].shape, (inputs["counts"] > 0).sum(axis=1).tolist()))
             return extend(**inputs)
 
-        engine._programs = dataclasses.replace(engine._programs, extend=counted)
+        engine._calls._programs = dataclasses.replace(engine._calls._programs, extend=counted)
         turns = engine.generate(prompts(20, shortest=33, longest=34), max_tokens=5, sampling=FREE)
         assert engine.stats.prefill_slots == sum(int(np.prod(shape)) for shape, _ in fed)
         return [turn.tokens for turn in turns], fed

@@ -129,7 +129,7 @@ def test_pictures_that_do_not_fit_one_call(monkeypatch) -> None:
     whole = [stream.ledger.sequence() for stream in start(Engine(seeing.model(), rows=8, max_length=256), rounds=1)]
     monkeypatch.setattr(images, "MOST_PATCHES", 64)
     engine = Engine(seeing.model(), rows=8, max_length=256)
-    engine._extend_steps = (8,)
+    engine._calls._extend_steps = (8,)
     streams = start(engine, rounds=1)
     for stream, sequence in zip(streams, whole):
         np.testing.assert_array_equal(stream.ledger.tokens, sequence.tokens)

@@ -52,9 +52,9 @@ def axes_of(array):
 def test_a_layout_of_its_own_samples_as_one_device_does_and_follows_updates():
     grid = mesh(data=2, fsdp=2, tensor=2)
     engine = Engine(policy(mesh=grid, layout=LEARNER), rows=8, max_length=128, layout="tensor")
-    weights = jax.tree.leaves(engine._params)
+    weights = jax.tree.leaves(engine._calls.params)
     assert set().union(*map(axes_of, weights)) == {"tensor"}
-    assert all(axes_of(layer) == {"data", "fsdp", "tensor"} for layer in engine._cache.k)  # its heads too
+    assert all(axes_of(layer) == {"data", "fsdp", "tensor"} for layer in engine._calls.cache.k)  # its heads too
     before = converse(engine)
     alone = Engine(policy(), rows=8, max_length=128)
     assert_same(before, converse(alone))
@@ -68,7 +68,7 @@ def test_a_layout_of_its_own_samples_as_one_device_does_and_follows_updates():
 
 def test_kv_heads_that_do_not_divide_stay_whole():
     engine = Engine(policy(mesh=mesh(fsdp=2, tensor=4), layout=LEARNER), rows=8, max_length=128, layout="tensor")
-    assert axes_of(engine._cache.k[0]) == {"data", "fsdp"}
+    assert axes_of(engine._calls.cache.k[0]) == {"data", "fsdp"}
     assert_same(converse(engine), converse(Engine(policy(), rows=8, max_length=128)))
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_copied_where_layouts_agree():
         for seed in (0, 1):
             params = nnx.state(policy(mesh=mesh(fsdp=2, tensor=2), layout=learner, seed=seed), nnx.Param)
             engine.update(params, version=1)
-            for mine, theirs in zip(jax.tree.leaves(engine._params), jax.tree.leaves(params), strict=True):
+            for mine, theirs in zip(jax.tree.leaves(engine._calls.params), jax.tree.leaves(params), strict=True):
                 assert mine is theirs
 
 
@@ -88,8 +88,8 @@ def test_a_copy_is_kept_in_the_compute_dtype():
     model.compute_dtype = jnp.dtype(jnp.bfloat16)
     plain = Engine(model, rows=4, max_length=128)
     engine = Engine(model, rows=4, max_length=128, layout="replicated")
-    assert {leaf.dtype for leaf in jax.tree.leaves(plain._params)} == {jnp.dtype(jnp.float32)}
-    assert {leaf.dtype for leaf in jax.tree.leaves(engine._params)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(plain._calls.params)} == {jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(engine._calls.params)} == {jnp.dtype(jnp.bfloat16)}
     for one, other in zip(converse(plain), converse(engine)):  # the cast is the one that every layer makes
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.logprobs, other.logprobs)

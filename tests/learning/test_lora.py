@@ -94,7 +94,7 @@ def test_the_engine_samples_what_the_learner_scores(serving, qtype):
     if qtype:
         half = lora_model(base_qtype=qtype)
         half.compute_dtype = jnp.dtype("bfloat16")
-        copied = Engine(half, rows=8, max_length=128, layout="tensor")._params
+        copied = Engine(half, rows=8, max_length=128, layout="tensor")._calls.params
         assert copied is not None
         kept = flat(copied)
         assert (kept["q_lora_a"].dtype, kept["q"].dtype, kept["q_scale"].dtype) == (jnp.bfloat16, np.uint8, np.float32)

@@ -72,8 +72,8 @@ def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> N
     assert len({row["perf/compilations"] for row in rows[3:]}) == 1
 
     def has_adapter(engine: Engine) -> bool:
-        assert engine._params is not None
-        return any("lora" in str(path) for path, _ in nnx.to_flat_state(engine._params))
+        assert engine._calls.params is not None
+        return any("lora" in str(path) for path, _ in nnx.to_flat_state(engine._calls.params))
 
     assert not has_adapter(engine)
     beside = dataclasses.replace(config, engine=dataclasses.replace(config.engine, lora="adapter"))

@@ -91,7 +91,7 @@ def take_step(
     update = Learner.update
 
     def recorded(self: Learner, batch: Any) -> Any:
-        assert engine._params is engine._cache is None  # both are dead by now, and memory is short
+        assert engine._calls.params is engine._calls.cache is None  # both are dead by now, and memory is short
         batches.append(tiny.unpack(batch))
         return update(self, batch)
 
@@ -257,5 +257,5 @@ def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> No
     assert all(row["sampler_gap/max"] < 1e-4 for row in rows)  # the engine samples from the weights of each update
     assert len({row["perf/compilations"] for row in rows[3:]}) == 1
     trained = nnx.to_pure_dict(run_.learner.params)
-    engine_weights = nnx.to_pure_dict(engine._params)
+    engine_weights = nnx.to_pure_dict(engine._calls.params)
     jax.tree.map(np.testing.assert_array_equal, trained, engine_weights)

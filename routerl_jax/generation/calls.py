@@ -1,0 +1,228 @@
+"""The engine's calls to the device: what lies there, and how conversations become the arrays of a program call.
+
+Who runs is decided in engine.py, what a program computes is in programs.py. In between, conversations that hold rows are
+placed into arrays [D shards, A active rows, ...], whose sizes are rounded up to a few, as every shape is a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.generation.cache import CacheKind, KVCache, allocator
+from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
+from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.pages import PagedCache
+from routerl_jax.generation.programs import DecodeInputs, DecodeOutputs, jit_programs
+from routerl_jax.generation.rows import (
+    Placement,
+    RowTable,
+    in_parts,
+    ladder,
+    most_rows,
+    prefill_rows,
+    prefill_steps,
+    round_up,
+)
+from routerl_jax.generation.stops import StopAutomaton
+from routerl_jax.generation.streams import Stream
+from routerl_jax.generation.weights import WeightCopier
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.compilation import compiled_programs
+
+
+class DeviceCalls:
+    """The weights, the KV cache and the programs of an engine.
+
+    Args:
+      model: a decoder.
+      mesh: devices.
+      table: hands out the cache's rows; every stream of a call holds one.
+      max_length: most tokens of one row.
+      layout, cache: as the Engine's.
+
+    Attributes:
+      params: the weights; None while the engine rests.
+      cache: keys and values of all rows; None while the engine rests.
+    """
+
+    def __init__(
+        self, model: Decoder, mesh: Mesh, table: RowTable, max_length: int, *, layout: str, cache: CacheKind
+    ) -> None:
+        self._mesh, self._table, self._dtype = mesh, table, model.compute_dtype
+        self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
+        # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
+        rows = table.rows_per_shard
+        self._decode_rows = ladder(min(8, rows), rows, 2)
+        self._extend_rows = prefill_rows(rows, mesh)
+        self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
+        self._fork_spans = ladder(min(256, max_length), max_length, 2)
+        kind = cache_kind(model.config, mesh, self._dtype, cache)
+        any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
+        self._decode_spans = (max_length,) if any_span else self._fork_spans
+        self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
+        graph, params = nnx.split(model)
+        abstract = kind.abstract(model.config, mesh, table.shards, rows, max_length, self._dtype)
+        self._programs = jit_programs(graph, mesh, abstract)
+        self._allocate = allocator(abstract)
+        self._place = WeightCopier(mesh, layout, self._dtype)
+        self.params: nnx.State | None = None
+        self.cache: KVCache | None = None
+        self.load(params)
+
+    def load(self, params: nnx.State) -> None:
+        """Takes weights (same structure and sharding), or copies them into the layout; makes a cache if there is none."""
+        self.params = None  # so that an old copy makes room for the new one
+        self.params = self._place(params)
+        if self.cache is None:
+            self.cache = self._allocate()
+
+    def rest(self) -> None:
+        """Lets go of the weights and the cache until the next `load`."""
+        self.params = self.cache = None
+
+    @property
+    def compilations(self) -> int:
+        """Number of programs compiled so far; bounded by the ladders of shapes."""
+        programs = self._programs
+        return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
+
+    def extend(self, streams: Sequence[Stream]) -> int:
+        """Feeds rows what they lack of their ledgers up to the last-but-one token, and moves `cached` on.
+
+        Returns:
+          Rows x tokens that were computed, padding included.
+        """
+        slots = self._feed([stream for stream in streams if not pending_images(stream)], None)
+        for group in in_batches([stream for stream in streams if pending_images(stream)]):
+            slots += self._feed(group, self._encode(group))
+        return slots
+
+    def _encode(self, streams: Sequence[Stream]) -> EncodedImages:
+        assert self._vision is not None
+        inputs, slots = gather(streams, self._vision, self._mesh, self._dtype)
+        return EncodedImages(values=self._programs.encode(params=self.params, images=inputs), slots=slots)
+
+    def _feed(self, pending: Sequence[Stream], images: EncodedImages | None) -> int:
+        """Feeds rows in calls of a few sizes."""
+        slots = 0
+        while pending:
+            groups: dict[int, list[Stream]] = {}
+            for stream in pending:
+                missing = len(stream.ledger) - 1 - stream.cached
+                groups.setdefault(prefill_steps(missing, self._extend_steps, self._mesh), []).append(stream)
+            for steps, streams in sorted(groups.items()):
+                for part in in_parts(streams, most_rows(self._extend_rows, steps)):
+                    slots += self._extend(part, steps, images)
+            pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
+        return slots
+
+    def _extend(self, streams: Sequence[Stream], steps: int, images: EncodedImages | None) -> int:
+        """One call, of at most `steps` tokens of each row."""
+        layout = Placement(self._table, self._extend_rows, streams)
+        tokens = np.zeros((*layout.shape, steps), np.int32)
+        positions = np.zeros((*layout.shape, steps, 3), np.int32)
+        image_index = np.full((*layout.shape, steps), -1, np.int32)
+        counts = np.zeros(layout.shape, np.int32)
+        for place, stream in layout:
+            stop = min(stream.cached + steps, len(stream.ledger) - 1)
+            count = stop - stream.cached
+            tokens[place][:count] = stream.ledger.tokens[stream.cached : stop]
+            positions[place][:count] = stream.ledger.positions(stream.cached, stop).T
+            if images is not None:
+                image_index[place][:count] = images.index(stream, stream.cached, stop)
+            counts[place] = count
+        starts = layout.gather(lambda stream: stream.cached)
+        self.cache = self._programs.extend(
+            params=self.params,
+            cache=self.cache,
+            rows=layout.rows,
+            starts=starts,
+            tokens=tokens,
+            positions=positions[..., 0] if self._vision is None else positions,
+            counts=counts,
+            image_values=None if images is None else images.values,
+            image_index=None if images is None else image_index,
+            span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
+        )
+        for place, stream in layout:
+            stream.cached += int(counts[place])
+        return tokens.size
+
+    def fork(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
+        """Copies, for each (source, target) with rows in one shard, what the target has cached from the source's row."""
+        layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
+        source_of = {id(target): source for source, target in pairs}
+        sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
+        for place, target in layout:
+            row = source_of[id(target)].row
+            assert row is not None
+            sources[place] = row[1]
+        span = round_up(max(target.cached for _, target in pairs), self._fork_spans, "tokens of a row to copy")
+        self.cache = self._programs.fork(cache=self.cache, sources=sources, targets=layout.rows, span=span)
+
+    def decode(
+        self,
+        streams: Sequence[Stream],
+        stops: tuple[StopAutomaton, jax.Array, jax.Array],
+        *,
+        steps: int,
+        seed: int,
+        leave_at: int,
+    ) -> tuple[Placement[Stream], DecodeOutputs]:
+        """Samples up to `steps` tokens of the turns under way; the streams themselves stay as they are.
+
+        Args:
+          stops: as from `StopTables.current`.
+          seed: root of the randomness.
+          leave_at: the call returns when no more than so many rows still run.
+
+        Returns:
+          Where each stream is in the outputs, and the outputs on the host.
+        """
+        automaton, transition, hits = stops
+        layout = Placement(self._table, self._decode_rows, streams)
+        identity = np.zeros((*layout.shape, 3), np.uint32)
+        for place, stream in layout:
+            identity[place] = (*stream.identity, stream.turn)
+        starts = layout.gather(lambda stream: stream.cached)
+        inputs = DecodeInputs(
+            rows=layout.rows,
+            starts=starts,
+            offsets=layout.gather(lambda stream: stream.ledger.next_position - len(stream.ledger)),
+            tokens=layout.gather(lambda stream: stream.ledger.tokens[-1]),
+            limits=layout.gather(lambda stream: stream.turn_request.remaining),
+            states=layout.gather(lambda stream: stream.turn_request.automaton_state),
+            stop_masks=layout.gather(lambda stream: automaton.mask(stream.turn_request.stops), np.uint32),
+            identity=identity,
+            temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
+            top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
+            top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
+            given=_given(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
+        )
+        self.cache, outputs = self._programs.decode(
+            params=self.params,
+            cache=self.cache,
+            inputs=inputs,
+            transition=transition,
+            hits=hits,
+            seed=np.int32(seed),
+            leave_at=np.int32(leave_at),
+            steps=steps,
+            span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
+            truncate=any(stream.turn_request.sampling.truncated for stream in streams),
+        )
+        return layout, jax.device_get(outputs)
+
+
+def _given(layout: Placement[Stream], steps: int) -> np.ndarray:
+    given = np.full((*layout.shape, steps), -1, np.int32)
+    for place, stream in layout:
+        tokens = stream.turn_request.given[:steps]
+        given[place][: len(tokens)] = tokens
+    return given
