@@ -1,8 +1,8 @@
 """The generation engine: many conversations, each on its own KV-cache row, advanced together on the device mesh.
 
-The host decides what runs (this file) and arranges it for the devices (calls.py), where jitted programs do it (programs.py). A
-conversation is a `Stream`: its token ledger, its row, and how much of the ledger the row holds. Rows are a cache: a stream that
-loses its row is simply fed again, so there may be more conversations than rows.
+The host decides what runs (this file) and arranges it for the devices (device_calls.py), where jitted programs do it
+(programs.py). A conversation is a `Stream`: its token ledger, its row, and how much of the ledger the row holds. Rows are a
+cache: a stream that loses its row is simply fed again, so there may be more conversations than rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import StopReason
 from routerl_jax.generation.cache import CacheKind
-from routerl_jax.generation.calls import DeviceCalls
+from routerl_jax.generation.device_calls import DeviceCalls
 from routerl_jax.generation.programs import DecodeOutputs
-from routerl_jax.generation.rows import RowTable
+from routerl_jax.generation.rows import RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
@@ -68,10 +68,7 @@ class Engine:
         layout: str = "",
         cache: CacheKind = "auto",
     ) -> None:
-        if min(rows, max_length, segment) < 1:
-            raise ValueError(f"rows={rows}, max_length={max_length} and segment={segment} must be at least 1")
-        if not 0 <= leave_fraction < 1:
-            raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
+        check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction)
         if max_length > model.config.max_length:
             raise ValueError(
                 f"max_length={max_length} exceeds the model's context of {model.config.max_length} tokens; lower max_length"
@@ -185,9 +182,10 @@ class Engine:
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:
             raise ValueError(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
-        stream.request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
+        request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
         if begun:
-            stream.request.automaton_state = self._stops.current()[0].after(begun)
+            request.automaton_state = self._stops.current()[0].after(begun)
+        stream.request = request
 
     def fork(self, stream: Stream, sample: int) -> Stream:
         """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""
@@ -265,19 +263,16 @@ class Engine:
 
         Without a layout of its own the engine uses these very arrays; with one, its copy is valid until the next update.
         """
+        self._evict_all()
         self._calls.load(params)
         self.version = version
-        for stream in self._streams:
-            self._evict(stream)
 
     def rest(self) -> None:
         """Lets go of the cache and the weights until the next `update`: room for what the learner does meanwhile.
 
         Conversations stay open, and may be fed and asked for turns; they are fed anew when the engine steps again.
         """
-        self._shared = []
-        for stream in self._streams:
-            self._evict(stream)
+        self._evict_all()
         self._calls.rest()
 
     # --- running -------------------------------------------------------------------------------------------------------
@@ -285,18 +280,26 @@ class Engine:
     def step(self) -> list[tuple[Stream, Generated]]:
         """Feeds what is new, decodes one segment, and returns the turns that finished in it.
 
+        If a program fails, all rows are lost, as it was given the cache to write into; conversations are fed anew when the
+        engine steps again.
+
         Raises:
           RuntimeError: the engine rests.
         """
         if self._calls.params is None:
             raise RuntimeError("the engine rests: give it weights with `update` before its next step")
         self._clock += 1
-        self._copy_shared()
-        running = self._schedule()
-        if not running:
-            return []
-        self._extend_all(running)
-        return self._decode_segment(running)
+        try:
+            self._copy_shared()
+            running = self._schedule()
+            if not running:
+                return []
+            self._extend_all(running)
+            return self._decode_segment(running)
+        except Exception:
+            self._evict_all()
+            self._calls.forget()
+            raise
 
     def generate(
         self,
@@ -365,6 +368,11 @@ class Engine:
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.cached = None, 0
+
+    def _evict_all(self) -> None:
+        self._shared = []
+        for stream in self._streams:
+            self._evict(stream)
 
     def _extend_all(self, running: list[Stream]) -> None:
         """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""

@@ -23,6 +23,19 @@ class HoldsRow(Protocol):
 S = TypeVar("S", bound=HoldsRow)
 
 
+def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: float) -> None:
+    """Complains about sizes of an engine with which nothing would ever be generated.
+
+    Raises:
+      ValueError: these are such.
+    """
+    for name, value in (("rows", rows), ("max_length", max_length), ("segment", segment)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    if not 0 <= leave_fraction < 1:
+        raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
+
+
 class RowTable:
     """Hands out rows of a sharded cache; a row is (shard, local index). Deterministic: same calls, same rows."""
 

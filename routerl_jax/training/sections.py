@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.generation.rows import check_sizes
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
@@ -52,13 +53,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for key in ("rows", "max_length", "segment"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"config.engine.{key}={getattr(self, key)} must be at least 1")
-        if not 0 <= self.leave_fraction < 1:
-            raise ValueError(
-                f"config.engine.leave_fraction={self.leave_fraction} must be in [0, 1): with 1 no call would decode anything"
+        try:
+            check_sizes(
+                rows=self.rows, max_length=self.max_length, segment=self.segment, leave_fraction=self.leave_fraction
             )
+        except ValueError as error:
+            raise ValueError(f"config.engine.{error}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

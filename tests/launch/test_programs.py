@@ -120,7 +120,8 @@ def test_evaluate_on_golden_steps(workdir: pathlib.Path, tmp_path: pathlib.Path)
     }
     final = {"step_type": "ans", "system": "s", "problem": "p", "answer": ["Accra"]}
     none = {**route, "answer": {"query": "none", "retriever": ["none"]}}
-    row = {"id": "t", "question": "What is the capital?", "images": [], "steps": [route, {**final, "answer": "Accra"}, none, final]}
+    steps = [route, {**final, "answer": "Accra"}, none, final]
+    row = {"id": "t", "question": "What is the capital?", "images": [], "steps": steps}
     (tmp_path / "golden.jsonl").write_text(json.dumps(row) + "\n")
     golden = (f"--benchmark=trajectories:{tmp_path / 'golden.jsonl'}", f"--output={tmp_path / 'out'}")
     refused = refusal("evaluate", f"--workdir={workdir}", "--agents=trained,no_search", *golden)

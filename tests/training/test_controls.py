@@ -107,7 +107,9 @@ def test_a_control_has_the_main_run_s_schedule():
     stages = {"first": schema.StageConfig(), "second": schema.StageConfig(start=2, restart=True)}
     control = {"c": schema.ControlConfig(without="second")}
     linear = schema.LearnerConfig(optimizer=OptimizerConfig(schedule="linear"))
-    with pytest.raises(ValueError, match=r"'second', which restarts or .* take config.learner.optimizer.schedule='const"):
+    with pytest.raises(
+        ValueError, match=r"'second', which restarts or .* take config.learner.optimizer.schedule='const"
+    ):
         schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields)
     assert schema.TrainConfig(stages=stages, controls=control, **fields).controls == control
     for minibatches, fine in ((1, True), (2, False)):

@@ -48,7 +48,7 @@ class DeviceCalls:
 
     Attributes:
       params: the weights; None while the engine rests.
-      cache: keys and values of all rows; None while the engine rests.
+      cache: keys and values of all rows; None while the engine rests, and after `forget` until the next call.
     """
 
     def __init__(
@@ -79,8 +79,15 @@ class DeviceCalls:
         """Takes weights (same structure and sharding), or copies them into the layout; makes a cache if there is none."""
         self.params = None  # so that an old copy makes room for the new one
         self.params = self._place(params)
+        self._ensure_cache()
+
+    def _ensure_cache(self) -> None:
         if self.cache is None:
             self.cache = self._allocate()
+
+    def forget(self) -> None:
+        """Lets go of the cache, which a program that failed has perhaps used up, until the next call."""
+        self.cache = None
 
     def rest(self) -> None:
         """Lets go of the weights and the cache until the next `load`."""
@@ -98,6 +105,7 @@ class DeviceCalls:
         Returns:
           Rows x tokens that were computed, padding included.
         """
+        self._ensure_cache()
         slots = self._feed([stream for stream in streams if not pending_images(stream)], None)
         for group in in_batches([stream for stream in streams if pending_images(stream)]):
             slots += self._feed(group, self._encode(group))
