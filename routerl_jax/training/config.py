@@ -1,4 +1,4 @@
-"""The configuration of a run: sections (sections.py, learner_config.py), stages and controls, and what of them goes together."""
+"""The configuration of a run: sections (sections.py, learner_config.py), stages, controls, and what of them goes together."""
 
 from __future__ import annotations
 
