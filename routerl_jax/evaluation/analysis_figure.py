@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.evaluation.figures import COLORS, curve, save_figure
+from routerl_jax.evaluation.figures import COLORS, color_of, curve, save_figure
 from routerl_jax.evaluation.report import title
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -101,7 +101,7 @@ def _stacked(axis: Any, names: list[str], shares: Sequence[Mapping[str, float]],
     left = [0.0] * len(names)
     for i, mode in enumerate(modes):
         widths = [share.get(mode, 0.0) for share in shares]
-        axis.barh(names, widths, left=left, color=_color(i), height=0.6, label=mode)
+        axis.barh(names, widths, left=left, color=color_of(i), height=0.6, label=mode)
         left = [a + b for a, b in zip(left, widths)]
     _downwards(axis)
     axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(modes), 4), 1))
@@ -125,7 +125,7 @@ def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
     for i, (name, row) in enumerate(found.items()):
         places = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]
-        axis.bar(places, heights, width, color=_color(i), label=f"{title(name)}: {row['mean']:.2f}")
+        axis.bar(places, heights, width, color=color_of(i), label=f"{title(name)}: {row['mean']:.2f}")
     axis.set(title=f"Searches of questions answered rightly{by}", xlabel="searches", ylabel="share", ylim=(0, 1))
     axis.set_xticks(numbers)
     axis.legend(frameon=False, fontsize=8, loc="best", title="mean", title_fontsize=8)
@@ -140,7 +140,7 @@ def _rewards(training: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _training(axis: Any, rows: Sequence[dict[str, Any]], heading: str, keys: Mapping[str, str]) -> None:
     for i, (key, label) in enumerate(keys.items()):
-        curve(axis, rows, key, label, _color(i))
+        curve(axis, rows, key, label, color_of(i))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(title=heading, xlabel="step", ylim=(min(0, axis.get_ylim()[0]), None))
     axis.legend(frameon=False, fontsize=8, loc="best")
@@ -155,7 +155,7 @@ def _cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
     )
     for i, ((name, row), look) in enumerate(zip([*policies.items(), *fixed.items()], looks)):
         cost, em = row["retrieval_cost"], row["em"]
-        axis.errorbar(cost, em, yerr=_errors([row]), color=_color(i), capsize=3, label=title(name), **look)
+        axis.errorbar(cost, em, yerr=_errors([row]), color=color_of(i), capsize=3, label=title(name), **look)
     axis.set(title="EM (95 %) against retrieval cost", xlabel="retrieval cost per question", ylim=(0, 1.02))
     axis.set_xlim(0, max(axis.get_xlim()[1], 0.1))
     axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3)
@@ -163,7 +163,7 @@ def _cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
 
 def _by(axis: Any, policies: Rows, key: str, heading: str) -> None:
     for i, (name, row) in enumerate(policies.items()):
-        points, color = row[key], _color(i)
+        points, color = row[key], color_of(i)
         x = [point["turns"] if "turns" in point else (point["from"] + point["to"]) / 2 for point in points]
         axis.plot(x, [point["em"] for point in points], color=color, linewidth=1.5, label=title(name))
         axis.scatter(x, [point["em"] for point in points], s=[8 + 0.5 * point["n"] for point in points], color=color)
@@ -211,7 +211,3 @@ def _downwards(axis: Any) -> None:
     """Horizontal bars in reading order, without lines between them."""
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
-
-
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]

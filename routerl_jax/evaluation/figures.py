@@ -9,6 +9,11 @@ from typing import Any
 COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
 
 
+def color_of(index: int) -> str:
+    """The colour of the so-and-so-many-th of several lines or bars; they repeat."""
+    return COLORS[index % len(COLORS)]
+
+
 def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
     """Writes learning_curves.png and kb_usage.png from metrics.jsonl rows; nothing if there are no rows."""
     if not rows:
@@ -131,9 +136,9 @@ def _quality(stepwise: bool) -> list[tuple[str, str, str]]:
 
 def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_bases: tuple[str, ...]) -> None:
     figure, (shares, invalid) = _axes(2, 5.0)
-    for name, color in zip(knowledge_bases, COLORS):
+    for i, name in enumerate(knowledge_bases):
         filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
-        curve(shares, filled, f"rollout/kb/{name}", name, color)
+        curve(shares, filled, f"rollout/kb/{name}", name, color_of(i))
     shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
     shares.legend(frameon=False, fontsize=8)
     curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])

@@ -119,6 +119,18 @@ def test_curves_of_golden_steps_are_of_their_kinds(tmp_path: pathlib.Path) -> No
     assert np.abs(curves(0.1, 0.3) - curves(0.1, 0.9)).max() > 0.3
 
 
+def test_every_knowledge_base_is_drawn(tmp_path: pathlib.Path) -> None:
+    """Also where there are more of them than colours."""
+    names = tuple(f"kb{i}" for i in range(len(figures.COLORS) + 1))
+
+    def usage(last: float) -> np.ndarray:
+        row = {**{f"rollout/kb/{name}": 0.1 for name in names[:-1]}, f"rollout/kb/{names[-1]}": last}
+        figures.training_figures([{"step": i, **row} for i in range(20)], tmp_path, names)
+        return _pixels(tmp_path / "kb_usage.png")
+
+    assert np.abs(usage(0.2) - usage(0.9)).max() > 0.3
+
+
 def test_where_nothing_is_searched_the_curves_are_of_tokens(tmp_path: pathlib.Path) -> None:
     def middle(searches: float, tokens: float) -> np.ndarray:
         rows = [
