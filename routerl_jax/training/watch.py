@@ -154,7 +154,7 @@ class Watch:
         self._stage = state["stage"]
         watched = {*self._config.least, *self._config.most, *self._followed}
         self._recent, self._best, self._bad = (
-            {name: value for name, value in state.get(part, {}).items() if name in watched}
+            {name: value for name, value in state[part].items() if name in watched}
             for part in ("recent", "best", "bad")
         )
 

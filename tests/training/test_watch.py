@@ -87,9 +87,9 @@ def test_a_drop_is_measured_in_the_metric_s_own_units() -> None:
     assert seen(resumed, *map(dict, rows[4:])) == ["actor/promoted_logprob"]
 
 
-def test_a_checkpoint_of_before_there_were_counts_is_restored() -> None:
+def test_what_is_no_longer_watched_is_forgotten() -> None:
     watch = Watch(CONFIG)
-    watch.restore({"stage": "one", "recent": {"format": [1.0, 0.8]}, "best": {"format": 0.9, "gone": 1.0}})
+    watch.restore({"stage": "one", "recent": {"format": [1.0, 0.8]}, "best": {"format": 0.9}, "bad": {"gone": 1}})
     assert not watch.worried
     assert seen(watch, {"format": 0.0}, {"format": 0.0}) == [None, "format"]  # means of 0.4 and 0
 
