@@ -163,8 +163,9 @@ def main(_: Sequence[str]) -> None:
 
 def _names(config: TrainConfig) -> Mapping[str, str]:
     """What results call an agent, by the name that it has otherwise."""
-    reinforced = FLAGS.workdir and config.kind == "rl" and config.steps
-    return config.evaluation.names if reinforced else {"trained": "policy"}
+    names = config.evaluation.names if FLAGS.workdir else {}
+    reinforced = FLAGS.workdir and config.kind == "rl"
+    return names if reinforced else {"trained": "policy", **names}
 
 
 def _digest(value: Any) -> str:

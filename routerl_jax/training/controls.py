@@ -58,7 +58,7 @@ def run_controls(
         directory = control_directory(workdir, name)
         gc.collect()  # the run before this one is in reference cycles; its memory is needed now
         found = train(control_config(config, workdir, name), directory, resume=True)
-        results["agents"][name] = found["agents"]["trained"]
+        results["agents"][name] = found["agents"][name]
         results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
         results["seconds"]["total"] += found["seconds"]["total"]
         records = [read_records(place / "evaluation" / "trained.jsonl") for place in (workdir, directory)]
@@ -80,7 +80,9 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
         model=started(config, workdir.resolve()).model,
         warm_start=control.supervised,
         controls={},
-        evaluation=dataclasses.replace(config.evaluation, before=False, stages=False, baselines=False, names={}),
+        evaluation=dataclasses.replace(
+            config.evaluation, before=False, stages=False, baselines=False, names={"trained": name}
+        ),
     )
     if control.supervised.steps:
         return dataclasses.replace(found, steps=0)
