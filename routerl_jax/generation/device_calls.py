@@ -48,7 +48,8 @@ class DeviceCalls:
 
     Attributes:
       params: the weights; None while the engine rests.
-      cache: keys and values of all rows; None while the engine rests, and after `forget` until the next call.
+      cache: keys and values of all rows; None while the engine rests, and once a program has failed: it was given the cache to
+        write into. Then no row holds anything, and the next call begins with an empty one.
     """
 
     def __init__(
@@ -79,15 +80,13 @@ class DeviceCalls:
         """Takes weights (same structure and sharding), or copies them into the layout; makes a cache if there is none."""
         self.params = None  # so that an old copy makes room for the new one
         self.params = self._place(params)
-        self._ensure_cache()
-
-    def _ensure_cache(self) -> None:
         if self.cache is None:
             self.cache = self._allocate()
 
-    def forget(self) -> None:
-        """Lets go of the cache, which a program that failed has perhaps used up, until the next call."""
-        self.cache = None
+    def _take_cache(self) -> KVCache:
+        """The cache, for a program that gives back what it makes of it; whoever fails or is interrupted there leaves none."""
+        cache, self.cache = self.cache, None
+        return self._allocate() if cache is None else cache
 
     def rest(self) -> None:
         """Lets go of the weights and the cache until the next `load`."""
@@ -105,7 +104,6 @@ class DeviceCalls:
         Returns:
           Rows x tokens that were computed, padding included.
         """
-        self._ensure_cache()
         slots = self._feed([stream for stream in streams if not pending_images(stream)], None)
         for group in in_batches([stream for stream in streams if pending_images(stream)]):
             slots += self._feed(group, self._encode(group))
@@ -148,7 +146,7 @@ class DeviceCalls:
         starts = layout.gather(lambda stream: stream.cached)
         self.cache = self._programs.extend(
             params=self.params,
-            cache=self.cache,
+            cache=self._take_cache(),
             rows=layout.rows,
             starts=starts,
             tokens=tokens,
@@ -172,7 +170,7 @@ class DeviceCalls:
             assert row is not None
             sources[place] = row[1]
         span = round_up(max(target.cached for _, target in pairs), self._fork_spans, "tokens of a row to copy")
-        self.cache = self._programs.fork(cache=self.cache, sources=sources, targets=layout.rows, span=span)
+        self.cache = self._programs.fork(cache=self._take_cache(), sources=sources, targets=layout.rows, span=span)
 
     def decode(
         self,
@@ -215,7 +213,7 @@ class DeviceCalls:
         )
         self.cache, outputs = self._programs.decode(
             params=self.params,
-            cache=self.cache,
+            cache=self._take_cache(),
             inputs=inputs,
             transition=transition,
             hits=hits,

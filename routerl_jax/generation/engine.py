@@ -233,10 +233,10 @@ class Engine:
 
     def _copy_shared(self) -> None:
         """Copies what rows share: before any row is written into, or given to another conversation."""
-        if self._shared:
-            self._calls.fork(self._shared)
-            self.stats.forked_tokens += sum(target.cached for _, target in self._shared)
-            self._shared = []
+        shared, self._shared = self._shared, []
+        if shared and self._calls.cache is not None:  # else there is nothing to copy, and all rows are fed anew
+            self._calls.fork(shared)
+            self.stats.forked_tokens += sum(target.cached for _, target in shared)
 
     def close(self, stream: Stream) -> None:
         """Ends a conversation and frees its row. Its ledger stays readable."""
@@ -280,26 +280,22 @@ class Engine:
     def step(self) -> list[tuple[Stream, Generated]]:
         """Feeds what is new, decodes one segment, and returns the turns that finished in it.
 
-        If a program fails, all rows are lost, as it was given the cache to write into; conversations are fed anew when the
-        engine steps again.
+        Where a program fails or is interrupted, all rows are lost; conversations are fed anew when the engine steps again.
 
         Raises:
           RuntimeError: the engine rests.
         """
         if self._calls.params is None:
             raise RuntimeError("the engine rests: give it weights with `update` before its next step")
-        self._clock += 1
-        try:
-            self._copy_shared()
-            running = self._schedule()
-            if not running:
-                return []
-            self._extend_all(running)
-            return self._decode_segment(running)
-        except Exception:
+        if self._calls.cache is None:  # a program failed
             self._evict_all()
-            self._calls.forget()
-            raise
+        self._clock += 1
+        self._copy_shared()
+        running = self._schedule()
+        if not running:
+            return []
+        self._extend_all(running)
+        return self._decode_segment(running)
 
     def generate(
         self,

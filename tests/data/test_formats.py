@@ -250,6 +250,9 @@ def test_verl_rows_with_pictures_and_columns_of_their_data_set(tmp_path: pathlib
     alike = {**rows.VERL, "context": "plain text", "supporting_facts": ["s1"]}  # only called like HotpotQA's
     assert only(path := as_json(tmp_path / "alike.jsonl", alike)).metadata["context"] == "plain text"
     assert [found for _, found in read_passages(path)] == [[]]
+    broken = as_json(tmp_path / "broken.jsonl", {**alike, "data_source": "hotpotqa"})
+    with pytest.raises(ValueError, match=r"broken.jsonl, line 1: "):
+        only(broken)
     twins = as_json(tmp_path / "twins.jsonl", rows.VERL, {**rows.VERL, **rows.MUSIQUE, "answerable": False})
     assert only(twins).id == "nq/train/3"
     inner = {key: value for key, value in rows.HOTPOT.items() if key not in ("_id", "question", "answer")}

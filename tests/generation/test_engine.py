@@ -328,26 +328,35 @@ def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
 
 
-def test_after_a_program_that_failed_conversations_are_fed_anew(monkeypatch):
-    """It was given the cache to write into, which is then perhaps gone."""
+@pytest.mark.parametrize("program", ["extend", "fork", "decode"])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_after_a_program_that_failed_conversations_are_fed_anew(monkeypatch, program, error):
+    """It was given the cache to write into, which is then perhaps gone. Some are closed before the engine steps again."""
     texts = prompts(3, seed=5)
-    engine, untouched = (Engine(tiny.model(), rows=4, max_length=120, segment=4) for _ in range(2))
+    engine, untouched = (Engine(tiny.model(), rows=6, max_length=120, segment=4) for _ in range(2))
     streams = [engine.open(text, str(i)) for i, text in enumerate(texts)]
     expected = untouched.generate(texts, max_tokens=10, sampling=FREE)
     for stream in streams:
         engine.request(stream, max_tokens=10, sampling=FREE)
-    engine.step()
-    engine.fork(engine.open(texts[0], "other"), 1)
+    other = engine.open(texts[0], "other")
+    engine.request(other, max_tokens=1)
+    while other.request is not None:
+        engine.step()
+    forked = engine.fork(other, 1)  # its row is copied before the next step
+    engine.feed(other, texts[1])
+    engine.request(other, max_tokens=1)
     programs = engine._calls._programs
 
     def fail(*, cache, **_):
         jax.tree.map(lambda leaf: leaf.delete(), cache)
-        raise MemoryError("no room")
+        raise error("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._calls, "_programs", dataclasses.replace(programs, decode=fail))
-        with pytest.raises(MemoryError, match="no room"):
+        patch.setattr(engine._calls, "_programs", dataclasses.replace(programs, **{program: fail}))
+        with pytest.raises(error, match="no room"):
             engine.step()
+    engine.fork(forked, 2)
+    engine.close(forked)
     done = finish(engine)
     assert [done[id(stream)].tokens for stream in streams] == [turn.tokens for turn in expected]
 

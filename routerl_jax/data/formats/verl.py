@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
@@ -19,6 +19,7 @@ from routerl_jax.data.formats.format import (
     with_metadata,
 )
 
+T = TypeVar("T")
 _MARK = "Question:"
 _READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images")
 _WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
@@ -46,26 +47,19 @@ class Verl(QuestionFormat):
             answers=_answers(row, place),
             images=images_of(row, place),
         )
-        metadata = _columns(row)
+        columns = _columns(row)
         plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
-        if (form := _form_of(metadata | plain)) is not None:
-            try:
-                found = form.example(metadata | plain, place)
-            except ValueError:  # the columns are only called like that data set's
-                found = dataclasses.replace(example, metadata=metadata)
-            if found is None:  # the data set says that there is no answer
-                return None
-            metadata = dict(found.metadata)
+        as_they_are = dataclasses.replace(example, metadata=columns)
+        found = _of_data_set(columns | plain, lambda form, fields: form.example(fields, place), as_they_are)
+        if found is None:  # the data set says that there is no answer
+            return None
+        metadata = dict(found.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
         return dataclasses.replace(example, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
         fields = _columns(row) | {"golden_answers": []}
-        form = _form_of(fields)
-        try:
-            return [] if form is None else form.passages(fields, place)
-        except ValueError:
-            return []
+        return _of_data_set(fields, lambda form, fields: form.passages(fields, place), [])
 
 
 def _columns(row: Row) -> dict[str, Any]:
@@ -73,9 +67,19 @@ def _columns(row: Row) -> dict[str, Any]:
     return {key: _parsed(value) for key, value in with_metadata(row).items() if key not in _READ and value is not None}
 
 
-def _form_of(fields: Mapping[str, Any]) -> QuestionFormat | None:
-    """The data set whose gold passages the columns tell of."""
-    return next((form for form in map(FORMATS.get, _WITH_PASSAGES) if form.holds(fields)), None)
+def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapping[str, Any]], T], otherwise: T) -> T:
+    """What is read of the data set whose gold passages the columns tell of; `otherwise` where there is none, or where they are
+    only called like its. Raises ValueError where `data_source` says that it is that one, and they can't be read."""
+    for name in _WITH_PASSAGES:
+        form = FORMATS.get(name)
+        if form.holds(fields):
+            try:
+                return read(form, fields)
+            except ValueError:
+                if name in str(fields.get("data_source")).lower():
+                    raise
+                return otherwise
+    return otherwise
 
 
 def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
