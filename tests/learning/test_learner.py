@@ -53,6 +53,7 @@ def logits_loss(logits, fields, loss=LOSS):
         LossConfig(kl="k2", kl_coef=1.0),
         LossConfig(entropy_coef=0.01),
         LossConfig(clip_high=0.28, kl_coef=0.15, min_entropy=0.2),  # the quickstart's
+        LossConfig(ratio="sequence", kl_coef=0.05),
     ],
 )
 def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss):
@@ -60,7 +61,7 @@ def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss)
     batch, _ = build(made)
     fields = {
         name: jnp.asarray(getattr(batch, name)).reshape(-1, made.layout.width)
-        for name in ("targets", "weights", "advantages", "old_logprobs", "ref_logprobs")
+        for name in ("targets", "weights", "advantages", "old_logprobs", "ref_logprobs", "segment_ids")
     }
     logits = jax.random.normal(jax.random.key(0), (*fields["targets"].shape, 50)) * 3
     fields["targets"] = fields["targets"] % 50
