@@ -77,6 +77,8 @@ class AgentConfig:
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
     # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
     sees: tuple[str, ...] = ()
+    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
