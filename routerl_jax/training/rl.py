@@ -344,7 +344,7 @@ def _train_step(
         with clock("update"):
             weights = credit.token_weights(sequences, minibatch, settings.aggregation, config.engine.max_length)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
-        if settings.loss.kl_coef:
+        if settings.loss.kl_coef and not settings.loss.exact_kl:
             with clock("reference"):
                 batch = learner.with_reference(batch)
         with clock("update"):
