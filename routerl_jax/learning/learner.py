@@ -206,7 +206,9 @@ class Learner:
 class Programs:
     """The jitted programs of one learner; `update` donates the state."""
 
-    update: Any  # (state=, frozen=, reference=, batch=) -> (state, metrics, log-probs); reference: of an exact KL, or None
+    update: (
+        Any  # (state=, frozen=, reference=, batch=) -> (state, metrics, log-probs); reference: of an exact KL, or None
+    )
     logprobs: Any  # (params, frozen, batch) -> log-probs
 
 

@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float
 from routerl_jax.core.registry import Registry
 
 KLEstimate = Literal["k1", "k2", "k3"]  # from the sampled token
-KLDirection = Literal["forward", "reverse"]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
+KLDirection = Literal[
+    "forward", "reverse"
+]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
 KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
 

@@ -410,8 +410,8 @@ def test_an_exact_kl_is_that_of_the_vocabulary(devices, kl):
 
 
 def test_a_choice_that_is_never_sampled_comes_back_by_the_forward_kl_alone():
-    """The reference takes one word of three in four cases, the policy hardly ever: from the other word, which is all that is sampled,
-    k3 learns nothing once it is cut off; the forward KL pulls by the difference of the probabilities."""
+    """The reference says word 0 in three of four cases, the policy hardly ever. Word 1 is sampled, which the reference finds 22
+    times as likely: k3 is cut off and has no gradient. The forward KL pulls by the difference of the probabilities."""
     reference = jnp.log(jnp.asarray([0.75, 0.2, 0.05]))
     start = jnp.log(jnp.asarray([0.001, 0.009, 0.99]))  # word 2 is sampled, which the reference finds unlikely
     word = 1  # now and then this one is, 22 times as likely under the reference

@@ -114,9 +114,9 @@ def our_loss(loss: LossConfig, aggregation: Any, tensors: dict[str, np.ndarray])
         "old_logprobs": jnp.asarray(tensors["old"]),
         "ref_logprobs": jnp.asarray(tensors["reference"]),
     }
-    value, gradients = jax.value_and_grad(lambda *scored: objective(loss, Scores(*scored, scored[0]), fields)[0], argnums=(0, 1))(
-        jnp.asarray(tensors["logprobs"]), jnp.asarray(tensors["entropies"])
-    )
+    value, gradients = jax.value_and_grad(
+        lambda *scored: objective(loss, Scores(*scored, scored[0]), fields)[0], argnums=(0, 1)
+    )(jnp.asarray(tensors["logprobs"]), jnp.asarray(tensors["entropies"]))
     return float(value), [np.asarray(g) for g in gradients]
 
 
