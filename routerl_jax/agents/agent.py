@@ -97,6 +97,12 @@ class Rollout:
         turn.calls, self.early = [*self.early, *turn.calls], []
         self.turns.append(turn)
 
+    def cut_short(self) -> Episode:
+        """The episode so far, as one that a limit has ended; without sequences if the policy has not written yet."""
+        if self.turns:
+            return self.conversations[-1].episode(answer=None, truncated=True)
+        return Episode(example=self.example, sample=self.sample, answer=None, turns=[], sequences=[], truncated=True)
+
     def close(self) -> None:
         """Frees all rows."""
         for conversation in self.conversations:
@@ -138,7 +144,8 @@ class LLM:
           images: what to see at each `image_marker` in the prompt, in order.
 
         Raises:
-          ValueError: the prompt does not fit the model's context, or an image can't be used (names the example).
+          DoesNotFit: the prompt fills the model's context; where the agent does not catch it, the episode ends unanswered.
+          ValueError: an image can't be used (names the example).
         """
         conversation = Conversation(self._rollout, prompt, images)
         self._rollout.conversations.append(conversation)
@@ -216,7 +223,11 @@ class Conversation:
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Turn:
-        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text."""
+        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text.
+
+        Raises:
+          DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
+        """
         start = len(self._stream.ledger)
         written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
         turn = Turn(
@@ -330,7 +341,9 @@ class Conversation:
         """Feeds what the surroundings say (never trained on), with images at the markers in it.
 
         Raises:
-          ValueError: it does not fit `room` (nothing is cut here), or an image can't be used.
+          DoesNotFit: it is longer than `room` (nothing is cut here); where the agent does not catch it, the episode ends
+            unanswered.
+          ValueError: an image can't be used.
         """
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text), images)
         if self._rollout.turns:

@@ -19,7 +19,7 @@ from routerl_jax.agents.forks import Course
 from routerl_jax.core.types import Call, Episode, Example, Query
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import Generated, PromptTooLong, Stream
+from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
 from routerl_jax.remote.background import run_to_end
 
 
@@ -66,8 +66,8 @@ def run(
         attempt then has several episodes, one after the other (`Episode.branches`).
 
     Returns:
-      Episodes, example by example, samples in order. One with a prompt that is too long to be answered ends there, without
-      an answer.
+      Episodes, example by example, samples in order. One in which a prompt, or what the agent feeds later on, does not fit
+      its conversation (`DoesNotFit`) ends there: `truncated`, without an answer.
 
     Raises:
       ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
@@ -96,7 +96,13 @@ def run(
     driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks)
 
     with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
-        return run_to_end(driver.run_all(jobs, bar))
+        episodes = run_to_end(driver.run_all(jobs, bar))
+    if driver.unfit:
+        logging.warning(
+            "%d of %d episodes end without an answer, as something does not fit a conversation. The first: %s",
+            *(len(driver.unfit), len(episodes), driver.unfit[0]),
+        )
+    return episodes
 
 
 class _Driver:
@@ -119,6 +125,7 @@ class _Driver:
         self.tool_timeout = tool_timeout
         self.stats = stats
         self.forks = forks
+        self.unfit: list[str] = []  # what did not fit a conversation
         self._choices = agent.choices if forks else None
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
@@ -150,7 +157,7 @@ class _Driver:
                 for task in done:
                     rollout = self._active.pop(task)
                     rollout.close()
-                    episodes.setdefault(index_of[task], []).append(_result(task, rollout))
+                    episodes.setdefault(index_of[task], []).append(self._result(task, rollout))
                     bar.update()
                 if done and queue:  # the next segment decodes with the freed rows
                     continue
@@ -175,6 +182,17 @@ class _Driver:
     def _spawn(self, rollout: Rollout, course: Course) -> None:
         """Notes that an attempt is to go another way, too; it starts when all others wait."""
         self._spawned.append((rollout, course))
+
+    def _result(self, task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
+        error = task.exception()
+        if isinstance(error, DoesNotFit):
+            self.unfit.append(str(error))
+            return rollout.cut_short()
+        if error is not None:
+            raise RuntimeError(
+                f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"
+            ) from error
+        return task.result()
 
     def _way(self, episode: Episode) -> tuple[int, ...]:
         """Sorts an attempt's episodes: the first choice first, at every decision."""
@@ -262,20 +280,3 @@ class _PendingCall:
     query: Query
     k: int
     future: asyncio.Future[Call]
-
-
-def _result(task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
-    error = task.exception()
-    if isinstance(error, PromptTooLong):
-        if rollout.sample == 0:
-            logging.warning("%s. It counts as unanswered", error)
-        if rollout.turns:  # a later one of several conversations
-            return rollout.conversations[-1].episode(answer=None, truncated=True)
-        return Episode(
-            example=rollout.example, sample=rollout.sample, answer=None, turns=[], sequences=[], truncated=True
-        )
-    if error is not None:
-        raise RuntimeError(
-            f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"
-        ) from error
-    return task.result()

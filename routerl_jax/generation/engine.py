@@ -24,7 +24,7 @@ from routerl_jax.generation.programs import DecodeOutputs
 from routerl_jax.generation.rows import RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
-from routerl_jax.generation.streams import EngineStats, Generated, PromptTooLong, Request, Stream
+from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
@@ -136,11 +136,12 @@ class Engine:
           images: for each image token among them, in order, what to see there. (Without images, image tokens are text.)
 
         Raises:
-          ValueError: they do not fit (nothing is ever cut here), an image can't be used, or the model sees none.
+          DoesNotFit: there is no room for them (nothing is ever cut here).
+          ValueError: an image can't be used, or the model sees none.
         """
         fed = self._with_images(stream.ledger, tokens, images)
         if len(fed["tokens"]) > self.room(stream):
-            raise ValueError(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
+            raise DoesNotFit(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
         stream.ledger.feed(**fed)
 
     def _with_images(self, ledger: Ledger, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
@@ -169,19 +170,20 @@ class Engine:
             that the policy gives them: one way of several that it may go, taken on purpose.
 
         Raises:
-          ValueError: a turn is under way, nothing may be sampled, or the stop strings can't be used.
+          DoesNotFit: the conversation is full.
+          ValueError: a turn is under way, `max_tokens` is below 1, or the stop strings can't be used.
         """
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way already")
         room = self.room(stream)
         if room < 1:
-            raise ValueError(f"{stream.name} is full; check `room` before asking for a turn")
+            raise DoesNotFit(f"{stream.name} is full; check `room` before asking for a turn")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:
-            raise ValueError(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
+            raise DoesNotFit(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
         request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
         if begun:
             request.automaton_state = self._stops.current()[0].after(begun)

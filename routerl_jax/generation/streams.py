@@ -67,5 +67,10 @@ class EngineStats:
     evictions: int = 0
 
 
-class PromptTooLong(ValueError):
-    """A prompt fills a conversation by itself. The driver counts such an example as unanswered, and goes on."""
+class DoesNotFit(ValueError):
+    """A conversation has no room for what is fed to it, or for a turn. The driver ends such an episode there, without an answer
+    (`truncated`), and goes on with the others; an agent may catch it, or look at `Conversation.room` first."""
+
+
+class PromptTooLong(DoesNotFit):
+    """A prompt fills a conversation by itself."""

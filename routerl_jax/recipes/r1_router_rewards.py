@@ -20,7 +20,10 @@ VARIANTS = ("paper", "released")
 
 # Equations 9 and 10: a step is either a route or an answer, so that the sum is its reward.
 REWARD = {"r1_router.route": 1.0, "r1_router.answer": 1.0}
-RELEASED_REWARD = {name: {"weight": 1.0, "variant": "released"} for name in REWARD}
+RELEASED_REWARD = {
+    "r1_router.route": {"weight": 1.0, "variant": "released", "none_by_cosine": True},
+    "r1_router.answer": {"weight": 1.0, "variant": "released"},
+}
 
 Route = tuple[str, str]  # sub-question, retriever, in lower case
 

@@ -31,6 +31,7 @@ from routerl_jax.generation.streams import EngineStats
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
@@ -70,9 +71,14 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
     Returns:
       The content of results.json.
+
+    Raises:
+      ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
+      RunStopped: the run went wrong (config.watch).
     """
-    results = _train(config, workdir, resume=resume)
-    return run_controls(config, workdir, results, _train) if config.controls else results
+    with alone_as_job(workdir):
+        results = _train(config, workdir, resume=resume)
+        return run_controls(config, workdir, results, _train) if config.controls else results
 
 
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:

@@ -4,7 +4,9 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
+from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Action, Example
 from routerl_jax.generation.engine import Engine
@@ -89,3 +91,57 @@ def test_a_prompt_that_fills_a_conversation_ends_no_run():
         ("q0", 1, episodes[3].truncated, 1),
     ]
     assert all(episode.answer is None and not episode.turns for episode in episodes[:2])
+
+
+class Twice(Agent):
+    """The agent of docs/extending.md: it looks at no room."""
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation(f"Question: {example.question}\n")
+        for _ in range(2):
+            call = await tools["text"].search(example.question, k=2)
+            chat.observe(" ".join(passage.text for passage in call.passages))
+            turn = await chat.generate(stop=("\n",), max_tokens=8)
+        return chat.episode(answer=turn.text.strip())
+
+
+class Growing(tiny.ScriptedKB):
+    """Passages of so many words, from the first batch on."""
+
+    def __init__(self, *words):
+        super().__init__()
+        self.words = words
+
+    def search(self, queries, k):
+        found = super().search(queries, k)
+        words = self.words[len(self.batches) - 1]
+        return [[dataclasses.replace(p, text="word " * words) for p in of_one] for of_one in found]
+
+
+@pytest.mark.parametrize(("words", "turns"), [((2, 2), 2), ((2, 90), 1), ((90, 2), 0)])
+def test_an_observation_that_does_not_fit_ends_its_episode_and_no_run(words, turns, caplog):
+    engine = Engine(tiny.model(layers=1), rows=4, max_length=128, segment=8)
+    episodes = run(Twice(), EXAMPLES[:2], engine, knowledge(text=Growing(*words)), samples=2)
+    assert [(len(e.turns), e.truncated, e.answer is None, len(e.sequences)) for e in episodes] == [
+        (turns, turns < 2, turns < 2, int(turns > 0))
+    ] * 4
+    assert all(len(sequence) <= 128 for episode in episodes for sequence in episode.sequences)
+    assert not engine._streams  # all rows are free again
+    if turns < 2:
+        assert "4 of 4 episodes end without an answer, as something does not fit a conversation" in caplog.text
+        assert "tokens do not fit: the conversation of example 'q0', sample 0, has room for" in caplog.text
+
+
+def test_a_turn_of_a_full_conversation_ends_its_episode():
+    class Full(Agent):
+        async def run(self, example, llm, tools):
+            chat = llm.conversation("Question: ")
+            turn = await chat.generate(max_tokens=4)
+            while chat.room:
+                chat.observe("a")
+            turn = await chat.generate(max_tokens=4)
+            return chat.episode(answer=turn.text)
+
+    engine = Engine(tiny.model(layers=1), rows=4, max_length=32, segment=8)
+    [episode] = run(Full(), EXAMPLES[:1], engine, knowledge())
+    assert (len(episode.turns), episode.truncated, episode.answer, len(episode.sequences[0])) == (1, True, None, 32)

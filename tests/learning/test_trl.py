@@ -22,8 +22,8 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit import assign
 
-torch = pytest.importorskip("torch", reason="torch is not installed (pip install routerl_jax[dev])")
-pytest.importorskip("trl", reason="TRL is not installed (pip install routerl_jax[dev])", exc_type=ImportError)
+torch = pytest.importorskip("torch", reason="torch is not installed (the extra dev)")
+pytest.importorskip("trl", reason="TRL is not installed (the extra dev)", exc_type=ImportError)
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 

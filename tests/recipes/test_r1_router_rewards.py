@@ -144,6 +144,16 @@ def test_the_leak_of_none_is_an_option(encoder):
     assert route_reward(episodes, none_by_cosine=True) == pytest.approx([0.5 * 7 / (5 * 2**0.5)])
 
 
+def test_the_released_reward_has_the_leak_of_none(encoder):
+    """At the end of a trajectory any sub-question earns half its cosine with "none": 7 / (5 sqrt 2) = 0.99."""
+    tried = [attempt(END, ROUTE.format("who made it?", name)) for name in ("text retriever", "none")]
+    half = 0.5 * 7 / (5 * 2**0.5)
+    assert [terms["total"] for terms in RewardFunction(RELEASED_REWARD, "vqa")(tried)] == pytest.approx(
+        [half, half + 0.5]
+    )
+    assert [terms["total"] for terms in RewardFunction(REWARD, "vqa")(tried)] == [0.0, 0.0]
+
+
 def test_all_texts_of_a_step_are_embedded_in_one_call(encoder):
     texts = ["who made it?", "when was it?", "who made it?", "who directed it?", "none"]
     episodes = [attempt(GOLD, ROUTE.format(text, "table retriever")) for text in texts]
