@@ -134,7 +134,7 @@ def main(_: Sequence[str]) -> None:
             ]
         ),
     }
-    earlier = _earlier(output / "results.json", asked)
+    _earlier(output / "results.json", asked)  # refuses those of another benchmark before anything takes long
     engine = make_engine(config, model)
     tools = open_knowledge(config)
     names, table = _names(config), {}
@@ -151,7 +151,7 @@ def main(_: Sequence[str]) -> None:
             progress=f"evaluating {name}",
         )
         write_records(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
-    table = earlier | table
+    table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     results = {"agents": table, **asked}
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by))}" if FLAGS.by else ""

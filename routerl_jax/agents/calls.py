@@ -16,6 +16,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.query import query_image, query_text
+from routerl_jax.knowledge.timing import timed_search
 from routerl_jax.parallel import multihost
 from routerl_jax.remote.background import in_thread
 
@@ -82,12 +83,11 @@ async def search_calls(
     Raises:
       TypeError: a query's cost is no number.
     """
-    cost, started = _cost(tools, tool), time.perf_counter()
+    cost = _cost(tools, tool)
     results = await _attempt(tools, tool, queries, k, timeout)
-    if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result in results):
+    if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result, _ in results):
         results = await _one_by_one(tools, tool, queries, k, timeout)
-    seconds = time.perf_counter() - started
-    return [_call(tool, query, result, seconds, cost) for query, result in zip(queries, results)]
+    return [_call(tool, query, result, seconds, cost) for query, (result, seconds) in zip(queries, results)]
 
 
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
@@ -109,26 +109,32 @@ class _Failure:
 _TEXTS = ("id", "title", "text")  # of a passage
 _LONGEST_ERROR = 300  # letters of what a tool says that are shown: a trace of the stack must not fill a conversation
 _Result = tuple[Passage, ...] | _Failure
+_Timed = tuple[_Result, float]  # with the seconds that it took
 
 
 async def _attempt(
     tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
-) -> Sequence[_Result]:
-    """Per query its passages, or why there are none."""
+) -> list[_Timed]:
+    """Per query its passages, or why there are none: where the batch failed, each has its part of the time."""
     if tool not in tools:
-        return [_Failure(f"there is no tool {tool!r}")] * len(queries)
+        return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
+    started = time.perf_counter()
 
-    def work() -> Sequence[_Result]:
+    def failed(failure: _Failure) -> list[_Timed]:
+        return [(failure, (time.perf_counter() - started) / len(queries))] * len(queries)
+
+    def work() -> list[_Timed]:
         try:
-            return _checked(tool, tools[tool].search(queries, k), len(queries))
+            reply, seconds = timed_search(tools[tool].search, queries, k)
+            return list(zip(_checked(tool, reply, len(queries)), seconds))
         except Exception as error:
-            return [_Failure(f"{type(error).__name__}: {error}", raised=True)] * len(queries)
+            return failed(_Failure(f"{type(error).__name__}: {error}", raised=True))
 
     try:
         outcome = await asyncio.wait_for(in_thread(work, f"tool-{tool}"), timeout)
     except TimeoutError:
-        outcome = [_Failure(f"TimeoutError: no reply within {timeout:g} s")] * len(queries)
-    failures = [result.message for result in outcome if isinstance(result, _Failure)]
+        outcome = failed(_Failure(f"TimeoutError: no reply within {timeout:g} s"))
+    failures = [result.message for result, _ in outcome if isinstance(result, _Failure)]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
     return outcome
@@ -136,9 +142,9 @@ async def _attempt(
 
 async def _one_by_one(
     tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
-) -> list[_Result]:
+) -> list[_Timed]:
     """As many of the queries as can be tried in time, each by itself."""
-    results: list[_Result] = []
+    results: list[_Timed] = []
     ends = time.perf_counter() + timeout
     while len(results) < len(queries) and (left := ends - time.perf_counter()) > 0:
         results += await _attempt(tools, tool, [queries[len(results)]], k, left)
@@ -148,7 +154,7 @@ async def _one_by_one(
             f"within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
         )
         logging.warning("tool %s: %s", tool, why)
-        results += [_Failure(why)] * untried
+        results += [(_Failure(why), 0.0)] * untried
     return results
 
 

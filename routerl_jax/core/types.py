@@ -87,7 +87,7 @@ class Call:
     Attributes:
       query: the text that was searched for; "" where it was a picture alone.
       image: digest of the picture that was searched for, "" if none.
-      seconds: wall-clock time of the batch that the call was in.
+      seconds: that the query took, whatever else was in its batch (`knowledge.timing`).
       cost: the tool's own price of the query (`KnowledgeBase.cost`), the same in every run.
     """
 

@@ -43,7 +43,7 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
 
 def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[str, Any]:
     """`em` with `em_interval` (95 %, bootstrap), `f1`, and means of a question: `turns`, `searches`, `tokens`
-    (sampled), `retrieval_cost`; `mode_usage`, the share of searches by knowledge base; `n`.
+    (sampled), `retrieval_cost`, `retrieval_seconds`; `mode_usage`, the share of searches by knowledge base; `n`.
 
     `mode_by_step` is `mode_usage` of first searches, second ones and so on (figure 3 of R1-Router, arXiv 2505.22095),
     `searches_of_correct` how many searches questions took that were answered rightly (its figure 2c)."""
@@ -57,6 +57,7 @@ def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[
         "searches": modes.total() / len(records),
         "tokens": float(np.mean([_tokens(record) for record in records])),
         "retrieval_cost": float(np.mean([record_cost(record) for record in records])),
+        "retrieval_seconds": float(np.mean([sum(call["seconds"] for call in _calls(record)) for record in records])),
         "mode_usage": _shares(modes),
         "mode_by_step": _mode_by_step(records),
         "searches_of_correct": _searches_of_correct(records, em),

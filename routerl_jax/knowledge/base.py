@@ -14,6 +14,7 @@ from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
+from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 
 class KnowledgeBase(abc.ABC):
@@ -36,12 +37,16 @@ class KnowledgeBase(abc.ABC):
 
     @abc.abstractmethod
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
-        """Results for queries that are not blank: strings, or TextAndImage where there is a picture."""
+        """Results for queries that are not blank: strings, or TextAndImage where there is a picture.
 
-    def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
+        They may be `TimedResults`, if it is known what each query took; else each has its part of the time of all.
+        """
+
+    def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.
 
-        A blank query finds nothing. What a query finds doesn't depend on the others of the call.
+        A blank query finds nothing and takes no time. What a query finds doesn't depend on the others of the call; `seconds`
+        of the result are the time of each alone.
 
         Raises:
           ValueError: k is not a whole number of at least 1, `queries` is not a list of strings (or of TextAndImage, for
@@ -54,16 +59,17 @@ class KnowledgeBase(abc.ABC):
         read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
         asked = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
+        times = [0.0] * len(results)
         if asked:
-            answers = self._search([read[i] for i in asked], k)
+            answers, seconds = timed_search(self._search, [read[i] for i in asked], k)
             if len(answers) != len(asked):
                 raise ValueError(
                     f"knowledge base {self.name!r} gave {len(answers)} results for {len(asked)} queries: "
                     f"{type(self).__name__}._search must give one list of passages per query"
                 )
-            for i, found in zip(asked, answers):
-                results[i] = found
-        return results
+            for i, found, taken in zip(asked, answers, seconds):
+                results[i], times[i] = found, taken
+        return TimedResults(results, times)
 
 
 class Opener(Protocol):

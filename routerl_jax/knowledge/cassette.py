@@ -1,7 +1,8 @@
 """Cassettes: every tool call and its reply on a tape, so that a run can be repeated without the tool.
 
-A tape is a JSON Lines file, `{tool, query, k, cost, passages}` or `{tool, query, k, cost, error: {type, message}}` per
-line. A call is known by tool, query (`query.query_key`) and k: equal calls get equal replies, in whatever order they come.
+A tape is a JSON Lines file, `{tool, query, k, cost, seconds, passages}` or `{tool, query, k, cost, error: {type, message}}`
+per line; `seconds` are those of the query alone (a tape without them has 0). A call is known by tool, query
+(`query.query_key`) and k: equal calls get equal replies, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.query import query_key, query_text
+from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]
@@ -69,6 +71,7 @@ class Cassette:
         self.timeout = timeout
         self._replies: dict[_Key, _Reply] = {}
         self._costs: dict[str, float] = {}
+        self._seconds: dict[_Key, float] = {}
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
@@ -103,11 +106,16 @@ class Cassette:
         """What a query costs on the tool `name`, as recorded; 1 if nothing was."""
         return self._costs.get(name, 1.0)
 
-    def record(self, key: _Key, reply: _Reply, cost: float = 1.0) -> None:
+    def seconds(self, key: _Key) -> float:
+        """What the recorded search took."""
+        return self._seconds.get(key, 0.0)
+
+    def record(self, key: _Key, reply: _Reply, cost: float = 1.0, seconds: float = 0.0) -> None:
         """Puts a reply on the tape, unless there is one for the same call already."""
         with self._lock:
             if key not in self._replies:
-                self._file.write(_line(key, reply, cost))
+                self._file.write(_line(key, reply, cost, seconds))
+                self._seconds[key] = seconds
                 self._costs.setdefault(key[0], cost)
                 self._file.flush()
                 self._replies[key] = reply
@@ -128,6 +136,7 @@ class Cassette:
                 fields = json.loads(line)
                 key, reply = _parse(fields)
                 self._costs.setdefault(key[0], float(fields.get("cost", 1.0)))
+                self._seconds.setdefault(key, float(fields.get("seconds", 0.0)))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
             self._replies.setdefault(key, reply)
@@ -142,7 +151,7 @@ class RecordedTool:
         self._kb = kb
         self.cost = cassette.cost(name) if kb is None else float(getattr(kb, "cost", 1.0))
 
-    def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
+    def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """As the knowledge base's `search`; LookupError with tool and query if a tape to replay lacks the reply."""
         keys = [query_key(query) for query in queries]
         unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
@@ -154,7 +163,7 @@ class RecordedTool:
             if isinstance(reply, Failure):
                 raise reply.exception()
             results.append(list(reply or []))
-        return results
+        return TimedResults(results, (self._cassette.seconds((self.name, key, k)) for key in keys))
 
     def _ask(self, unknown: dict[str, Query], k: int) -> None:
         keys, queries = list(unknown), list(unknown.values())
@@ -165,7 +174,7 @@ class RecordedTool:
             )
         started = time.monotonic()
         try:
-            results = self._kb.search(queries, k)
+            results, seconds = timed_search(self._kb.search, queries, k)
             if len(results) != len(queries):
                 raise ValueError(f"tool {self.name!r} gave {len(results)} results for {len(queries)} queries")
         except Exception as error:
@@ -174,8 +183,8 @@ class RecordedTool:
                 self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
             raise
         self._check_time(started, keys, k)
-        for key, passages in zip(keys, results):
-            self._cassette.record((self.name, key, k), list(passages), self.cost)
+        for key, passages, taken in zip(keys, results, seconds):
+            self._cassette.record((self.name, key, k), list(passages), self.cost, taken)
 
     def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""
@@ -186,12 +195,13 @@ class RecordedTool:
             raise failure.exception()
 
 
-def _line(key: _Key, reply: _Reply, cost: float) -> bytes:
+def _line(key: _Key, reply: _Reply, cost: float, seconds: float) -> bytes:
     tool, query, k = key
     fields: dict[str, Any] = {"tool": tool, "query": query, "k": k, "cost": cost}
     if isinstance(reply, Failure):
         fields["error"] = reply._asdict()
     else:
+        fields["seconds"] = seconds
         fields["passages"] = [dataclasses.asdict(passage) for passage in reply]
     return json.dumps(fields).encode() + b"\n"
 

@@ -20,6 +20,7 @@ from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, Knowledge
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Manifest, Store
+from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 RRF_K = 60.0  # Cormack, Clarke and Buettcher 2009
 
@@ -46,7 +47,7 @@ def reciprocal_rank_fusion(
 
 
 class HybridKB(KnowledgeBase):
-    """Knowledge bases that answer together; a query costs what it costs in all of them.
+    """Knowledge bases that answer together; a query costs what it costs in all of them, and takes as long.
 
     A query with a picture goes in full to the members that read pictures; the others get its text. All members are asked
     at the same time. What fails in one of them is raised.
@@ -96,13 +97,14 @@ class HybridKB(KnowledgeBase):
         """Passages of all members; those that are in several count as often."""
         return sum(len(member) for member in self.members)
 
-    def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
+    def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
             found = list(pool.map(lambda member: _ask(member, queries, self.depth * k), self.members))
-        return [
+        joined = [
             reciprocal_rank_fusion([ranking[i] for ranking in found], k, weights=self.weights, constant=self.constant)
             for i in range(len(queries))
         ]
+        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in found))])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,10 +180,10 @@ def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
     return os.path.relpath(member, directory) if member.parent == directory.parent else str(member)
 
 
-def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> list[list[Passage]]:
+def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
     """The member's answers to what it can read of each query; none where nothing is left."""
     asked = [_readable(query, member.reads) for query in queries]
-    return member.search(asked, k)
+    return TimedResults(*timed_search(member.search, asked, k))
 
 
 def _readable(query: Query, reads: frozenset[str]) -> Query:

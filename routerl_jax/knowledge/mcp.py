@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.policy import Unavailable
@@ -25,6 +27,7 @@ from routerl_jax.knowledge.serving.schema import (
     read_k,
     read_query,
 )
+from routerl_jax.knowledge.timing import TimedResults
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -40,7 +43,7 @@ _PASSAGE = {
 }
 _OUTPUT = {
     "type": "object",
-    "properties": {"passages": {"type": "array", "items": _PASSAGE}},
+    "properties": {"passages": {"type": "array", "items": _PASSAGE}, "seconds": {"type": "number"}},
     "required": ["passages"],
 }
 
@@ -48,8 +51,8 @@ _OUTPUT = {
 def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Server[Any]:
     """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
 
-    A result has the passages as structured content, as text, and their pictures as image content. What is wrong with a
-    call is the tool's error (`isError`), for the model to read.
+    A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
+    image content. What is wrong with a call is the tool's error (`isError`), for the model to read.
     """
     with _package():
         from mcp import types
@@ -68,12 +71,12 @@ def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Ser
                 raise Refusal(404, "unknown_tool", f"no tool {params.name!r}; there are: {', '.join(tools)}")
             query, k, kb = _read_call(tools[params.name], params.arguments or {}, limits)
             async with asyncio.timeout(limits.seconds):
-                found = (await batchers[id(kb)].search([query], k))[0]
+                found = await batchers[id(kb)].search([query], k)
         except TimeoutError:
             return _error(f"no result within {limits.seconds:g} s")
         except Exception as error:
             return _error(str(error) if isinstance(error, Refusal | ValueError) else f"{type(error).__name__}: {error}")
-        return await asyncio.to_thread(_result, found)
+        return await asyncio.to_thread(_result, found[0], found.seconds[0])
 
     return Server("routerl_jax", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -145,7 +148,7 @@ def _read_call(served: Served, arguments: Mapping[str, Any], limits: Limits) -> 
     return read_query(asked, "query", limits), read_k(arguments.get("k", 5), limits), served.modes[mode]
 
 
-def _result(found: Sequence[Passage]) -> Any:
+def _result(found: Sequence[Passage], seconds: float) -> Any:
     from mcp import types
 
     passages = [passage_json(passage) for passage in found]
@@ -155,7 +158,7 @@ def _result(found: Sequence[Passage]) -> Any:
         head, _, data = passage["image"].partition(";base64,")
         if data:
             content.append(types.ImageContent(data=data, mime_type=head.removeprefix("data:")))
-    return types.CallToolResult(content=content, structured_content={"passages": passages})
+    return types.CallToolResult(content=content, structured_content={"passages": passages, "seconds": seconds})
 
 
 def _error(message: str) -> Any:
@@ -227,7 +230,7 @@ class McpTool:
             raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {known}")
 
     def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
-        """At most k passages per query. A blank query finds nothing.
+        """At most k passages per query, `TimedResults` where a server of ours is asked. A blank query finds nothing.
 
         Raises:
           Unavailable: the server crashed, hangs or can't be reached.
@@ -246,18 +249,21 @@ class McpTool:
     async def _search_all(self, queries: list[Query], k: int) -> list[list[Passage]]:
         slots = asyncio.Semaphore(self._concurrency)
 
-        async def one(query: Query) -> list[Passage]:
+        async def one(query: Query) -> tuple[list[Passage], float | None]:
             if is_blank(query):
-                return []
+                return [], 0.0
             async with slots:
-                return _passages(await self._call(self._call_arguments(query, k)), self.name)[:k]
+                result = await self._call(self._call_arguments(query, k))
+            return _passages(result, self.name)[:k], _seconds(result)
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(query)) for query in queries]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        found = [passages for passages, _ in (task.result() for task in tasks)]
+        seconds = [taken for _, taken in (task.result() for task in tasks) if taken is not None]
+        return TimedResults(found, seconds) if len(seconds) == len(found) else found
 
     def _call_arguments(self, query: Query, k: int) -> dict[str, Any]:
         arguments = {**self._arguments, self._query_key: query_text(query)}
@@ -415,6 +421,15 @@ def _passages(result: Any, tool: str) -> list[Passage]:
     return [passage for passage in found if passage is not None]
 
 
+def _seconds(result: Any) -> float | None:
+    """What a server of ours says that the search took; None if it is another."""
+    said = result.structured_content
+    if not isinstance(said, dict) or "passages" not in said:
+        return None
+    seconds = said.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else None
+
+
 def _rows(value: Any) -> list[dict[str, Any]] | None:
     """A list of objects with texts, wherever it is: the value itself, or what stands under one of its keys; an empty list
     only if there is no other."""
@@ -468,4 +483,4 @@ def _package() -> Any:
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"MCP needs further packages ({error}): pip install routerl_jax[serve]") from error
+        raise ValueError(f"MCP needs further packages ({error}): run {install_hint('serve')}") from error

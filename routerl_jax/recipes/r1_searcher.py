@@ -14,6 +14,7 @@ from typing import Any
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.rewards.garbled import garbled
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS
@@ -149,8 +150,19 @@ def _documents(episode: Episode) -> bool:
 
 
 def _assistant(episode: Episode) -> bool:
-    """The policy went on with the dialogue of the prompt, or said what it is."""
+    """The word "assistant" anywhere, in a right answer ("assistant professor") too."""
     return any(word in own_text(episode) for word in ("Assistant", "assistant"))
+
+
+# How another role's turn begins: in the prompt of base models and in their dialogues, and in chat templates.
+_ROLE = re.compile(
+    r"^[ \t]*(?:User|Human|Assistant)[ \t]*:|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]", re.M
+)
+
+
+def _another_role(episode: Episode) -> bool:
+    """The policy went on with the dialogue: a line that begins with User:, Human: or Assistant:, or a chat template's mark."""
+    return _ROLE.search(own_text(episode)) is not None
 
 
 def _think_tags(episode: Episode) -> bool:
@@ -180,26 +192,35 @@ def _chinese(episode: Episode) -> bool:
     return re.search(r"[\u4e00-\u9fff]", own_text(episode)) is not None
 
 
-# What an episode can do wrong, by name, as the released reward servers check it (docs/r1_searcher.md says where we differ).
+def _garbled(episode: Episode) -> bool:
+    """Text that can't be read in any script."""
+    return garbled(own_text(episode))
+
+
+# What an episode can do wrong, by name (docs/r1_searcher.md).
 VIOLATIONS: Mapping[str, Callable[[Episode], bool]] = {
     "query_tags": _query_tags,
     "documents": _documents,
+    "another_role": _another_role,
     "assistant": _assistant,
     "think_tags": _think_tags,
     "answer_tags": _answer_tags,
     "tags_in_answer": _tags_in_answer,
     "long_answer": _long_answer,
+    "garbled": _garbled,
     "chinese": _chinese,
 }
 
-# Sets of them: the Qwen server's are all, the Llama server's spare the wording of the answer.
+# Sets of them: the paper's format (section 2.2.1), the released Qwen server's, and the Llama server's, which spares the
+# wording of the answer.
 RULES: Mapping[str, tuple[str, ...]] = {
-    "qwen": tuple(VIOLATIONS),
+    "paper": tuple(name for name in VIOLATIONS if name not in ("assistant", "chinese")),
+    "released": tuple(name for name in VIOLATIONS if name not in ("another_role", "garbled")),
     "llama": ("query_tags", "documents", "think_tags", "answer_tags", "chinese"),
 }
 
 
-def violations(episode: Episode, rules: str = "qwen") -> list[str]:
+def violations(episode: Episode, rules: str = "paper") -> list[str]:
     """The names of the rules that an episode violates, of a set of `RULES`; empty if it is fine.
 
     Raises:
@@ -211,13 +232,13 @@ def violations(episode: Episode, rules: str = "qwen") -> list[str]:
 
 
 @REWARD_TERMS.register("r1_searcher.format")
-def format_kept(episode: Episode, rules: str = "qwen") -> float:
+def format_kept(episode: Episode, rules: str = "paper") -> float:
     """1 without violations, else 0 (eq. 2, whose weight is 0.5)."""
     return float(not violations(episode, rules))
 
 
 @REWARD_TERMS.register("r1_searcher.violation")
-def violation(episode: Episode, rules: str = "qwen") -> float:
+def violation(episode: Episode, rules: str = "paper") -> float:
     """1 with any violation, else 0 (eq. 3, whose weight is -2)."""
     return float(bool(violations(episode, rules)))
 
@@ -254,6 +275,12 @@ Reward = Mapping[str, float | Mapping[str, Any]]
 # The paper's stages: eq. 1 + eq. 2, then eq. 4 + eq. 3. `searched` is the common term "at least one search".
 STAGE_1: Reward = {"searched": 0.5, "r1_searcher.format": 0.5}
 STAGE_2: Reward = {"r1_searcher.answer": 1.0, "r1_searcher.violation": -2.0}
+
+# The released Qwen server's; there is none for stage 1.
+RELEASED_STAGE_2: Reward = {
+    "r1_searcher.answer": 1.0,
+    "r1_searcher.violation": {"weight": -2.0, "rules": "released"},
+}
 
 # What the released scripts reward Llama for: an answer in stage 1 too, and a milder penalty.
 LLAMA_STAGE_1: Reward = {

@@ -153,7 +153,7 @@ def _written(tool: str) -> str:
 
 
 def retrieval_cost(episode: Episode, by: str = "cost") -> float:
-    """What an episode's searches cost together: `cost` of their knowledge bases, or `seconds` that they were waited for.
+    """What an episode's searches cost together: `cost` of their knowledge bases, or the `seconds` that they took.
 
     Raises:
       ValueError: `by` is neither.
@@ -192,8 +192,8 @@ def efficiency(
     depends on their order.
 
     Args:
-      by: "cost", the same in every run, or "seconds", as the paper has it: `Call.seconds`, the time of the batch that a
-        search was in.
+      by: "cost", the same in every run, or "seconds", as the paper has it: `Call.seconds`, what a query takes
+        whatever else is in its batch.
       scale: T of equation 4, see `scaled_costs`.
     """
     scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), scale)

@@ -22,6 +22,7 @@ from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
@@ -38,7 +39,15 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 
     Returns:
       The last metrics, held-out negative log-likelihood per token included.
+
+    Raises:
+      ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
     """
+    with alone_as_job(workdir):
+        return _train(config, workdir, resume)
+
+
+def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent

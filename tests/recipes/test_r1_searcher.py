@@ -142,6 +142,7 @@ def test_the_rewards_of_all_rollouts(rows: Rows) -> None:
     stages = {
         "stage1": RewardFunction(recipe.STAGE_1, "r1_searcher"),
         "stage2": RewardFunction(recipe.STAGE_2, "r1_searcher"),
+        "qwen2": RewardFunction(recipe.RELEASED_STAGE_2, "r1_searcher"),
         "llama1": RewardFunction(recipe.LLAMA_STAGE_1, "r1_searcher"),
         "llama2": RewardFunction(recipe.LLAMA_STAGE_2, "r1_searcher"),
         "em": RewardFunction(recipe.stage_2("em"), "r1_searcher"),
@@ -175,6 +176,9 @@ def _by_hand(text: str, gold: str) -> dict[str, float]:
         "latin": not any("\u4e00" <= letter <= "\u9fff" for letter in own),
     }
     qwen, llama = all(fine.values()), all(fine[key] for key in ("marks", "think", "answer", "latin"))
+    paper = all(
+        fine[key] for key in fine if key not in ("assistant", "latin")
+    )  # no rollout is garbled or plays another role
     predicted, wanted = _normal(answer), _normal(gold)
     shared = sum((collections.Counter(predicted) & collections.Counter(wanted)).values())
     f1 = 2 * shared / (len(predicted) + len(wanted)) if shared else 0.0
@@ -183,12 +187,13 @@ def _by_hand(text: str, gold: str) -> dict[str, float]:
         f1 = 0.0
     cem, em = float(all(word in predicted for word in wanted)), float(predicted == wanted)
     return {
-        "stage1": 0.5 * (blocks >= 1) + 0.5 * qwen,
-        "stage2": f1 - 2 * (not qwen),
+        "stage1": 0.5 * (blocks >= 1) + 0.5 * paper,
+        "stage2": f1 - 2 * (not paper),
+        "qwen2": f1 - 2 * (not qwen),
         "llama1": (1 if cem else -1) + 0.5 * (fine["marks"] and blocks >= 1) + 0.5 * (fine["think"] and fine["answer"]),
         "llama2": f1 - 1 * (not llama),
-        "em": (1 if em else -1) - 2 * (not qwen),
-        "cem": (1 if cem else -1) - 2 * (not qwen),
+        "em": (1 if em else -1) - 2 * (not paper),
+        "cem": (1 if cem else -1) - 2 * (not paper),
     }
 
 
@@ -226,13 +231,19 @@ _CHANGES: dict[str, tuple[Callable[[str], str], list[str]]] = {
         lambda text: text.replace("It is", "<|begin_of_documents|>(1)<|end_of_documents|> It is"),
         ["documents"],
     ),
-    "the dialogue goes on": (lambda text: text + "\nUser: more\nAssistant:", ["assistant"]),
+    "the dialogue goes on": (lambda text: text + "\nUser: more\nAssistant:", ["another_role", "assistant"]),
+    "a chat template's dialogue": (lambda text: text + "<|im_start|>user\nmore", ["another_role"]),
+    "another chat template's": (lambda text: text + "<|start_header_id|>user", ["another_role"]),
+    "a role after documents": (lambda text: text.replace("It is", "Human: It is"), ["another_role"]),
+    "the word": (lambda text: text.replace("It is", "An assistant professor said: it is"), ["assistant"]),
     "a thought of its own": (lambda text: "<think>" + text, ["think_tags"]),
     "no end of thought": (lambda text: text.replace("</think>", ""), ["think_tags"]),
     "two answers": (lambda text: text + "<answer>Accra</answer>", ["answer_tags"]),
     "no answer": (lambda text: text.split("<answer>")[0], ["answer_tags"]),
     "eleven words": (lambda text: text.replace(">Accra<", f">{'so ' * 10}Accra<"), ["long_answer"]),
     "Chinese": (lambda text: text.replace("It is", "它是"), ["chinese"]),
+    "a replacement character": (lambda text: text.replace("It is", "It \ufffd is"), ["garbled"]),
+    "Russian in another encoding": (lambda text: text.replace("It is", "Ð­Ñ‚Ð¾"), ["garbled"]),
 }
 
 
@@ -242,14 +253,28 @@ def test_violations_are_named(name: str) -> None:
     row = traces.ROWS[2]
     assert recipe.violations(episode(row)) == []
     changed = episode(row, change(row["trace"]))
-    assert recipe.violations(changed) == expected
+    ours, server = ("another_role", "garbled"), ("assistant", "chinese")
+    assert recipe.violations(changed) == [rule for rule in expected if rule not in server]
+    assert recipe.violations(changed, "released") == [rule for rule in expected if rule not in ours]
     assert recipe.violations(changed, "llama") == [
-        rule for rule in expected if rule not in ("assistant", "tags_in_answer", "long_answer")
+        rule for rule in expected if rule not in (*ours, "assistant", "tags_in_answer", "long_answer")
     ]
 
 
 def test_every_rule_is_tried() -> None:
     assert {rule for _, rules in _CHANGES.values() for rule in rules} == set(recipe.VIOLATIONS)
+
+
+@pytest.mark.parametrize("gold", ["assistant professor", "Assistant Secretary of State", "北京", "Київ", "São Tomé"])
+def test_a_right_answer_is_not_against_the_paper_s_format(gold: str) -> None:
+    """The released server takes 2 for a word or for Chinese characters, wherever they stand."""
+    row = traces.ROWS[2]
+    right = episode({**row, "golden_answers": [gold]}, row["trace"].replace(">Accra<", f">{gold}<"))
+    stages = {
+        name: RewardFunction(reward, "r1_searcher")([right])[0]["total"]
+        for name, reward in {"paper": recipe.STAGE_2, "released": recipe.RELEASED_STAGE_2}.items()
+    }
+    assert stages == {"paper": 1.0, "released": -1.0 if gold[0] in "aA北" else 1.0}
 
 
 def _turn(text: str, **fields: Any) -> Turn:
@@ -283,7 +308,7 @@ def test_a_query_that_was_not_searched() -> None:
 
 def test_unknown_options_are_named() -> None:
     with pytest.raises(
-        ValueError, match=r"rules='strict' of R1-Searcher's format is not known; use one of qwen, llama"
+        ValueError, match=r"rules='strict' of R1-Searcher's format is not known; use one of paper, released, llama"
     ):
         recipe.violations(episode(traces.ROWS[0]), "strict")
     with pytest.raises(ValueError, match=r"metric='bleu' is not known; use one of em, "):

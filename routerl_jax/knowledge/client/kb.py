@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Transport
 from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import passage_json, passage_of
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import RateLimiter
@@ -26,6 +28,9 @@ from routerl_jax.remote.limits import RateLimiter
 
 class HttpKB(KnowledgeBase):
     """A served knowledge base. Safe to use from several threads.
+
+    What a query takes is the server's own measure, kept with a cached answer; where a server says none, a part of the request's
+    time.
 
     Args:
       urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first. A mode may
@@ -112,7 +117,7 @@ class HttpKB(KnowledgeBase):
                 f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
             ) from error
 
-    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+    def _search(self, queries: list[Query], k: int) -> TimedResults:
         keys = [self._key(query, k) for query in queries]
         distinct = dict(zip(keys, queries))
         found = self._cached(list(distinct))
@@ -121,31 +126,36 @@ class HttpKB(KnowledgeBase):
             fresh = self._ask([distinct[key] for key in missing], k)
             found |= dict(zip(missing, fresh))
             if self._cache is not None:
-                packed = {key: _pack(passages) for key, passages in zip(missing, fresh)}
+                packed = {key: _pack(*one) for key, one in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        return [list(found[key]) for key in keys]
+        return TimedResults((list(found[key][0]) for key in keys), (found[key][1] for key in keys))
 
     def _key(self, query: Query, k: int) -> str:
         parts = json.dumps([self._bases[0], self._size, self._mode, k, query_key(query)])
         return f"kb:{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
-    def _cached(self, keys: list[str]) -> dict[str, list[Passage]]:
+    def _cached(self, keys: list[str]) -> dict[str, _Found]:
         if self._cache is None:
             return {}
         found = {}
         for key, packed in self._cache.get_many(keys).items():
             try:
-                found[key] = [passage_of(fields) for fields in json.loads(packed)]
-            except (ValueError, TypeError):  # somebody else's entry; asked for anew
+                said = json.loads(packed)
+                found[key] = [passage_of(fields) for fields in said["passages"]], float(said["seconds"])
+            except (ValueError, TypeError, KeyError):  # somebody else's entry; asked for anew
                 continue
         return found
 
-    def _ask(self, queries: list[Query], k: int) -> list[list[Passage]]:
+    def _ask(self, queries: list[Query], k: int) -> list[_Found]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
         replies = run(self._send_all([self._body(chunk, k) for chunk in chunks]))
-        return [passages for chunk, reply in zip(chunks, replies) for passages in self._results(reply, len(chunk))]
+        return [
+            found
+            for chunk, (reply, seconds) in zip(chunks, replies)
+            for found in self._results(reply, len(chunk), seconds / len(chunk))
+        ]
 
     def _permit(self, n: int) -> None:
         if self._limiter is None:
@@ -157,12 +167,15 @@ class HttpKB(KnowledgeBase):
         body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}
         return body if self._mode is None else {**body, "mode": self._mode}
 
-    async def _send_all(self, bodies: list[dict[str, Any]]) -> list[Any]:
+    async def _send_all(self, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:
+        """The reply to each request, and the seconds that it took."""
         slots = asyncio.Semaphore(self._concurrency)
 
-        async def send(body: dict[str, Any]) -> Any:
+        async def send(body: dict[str, Any]) -> tuple[Any, float]:
             async with slots:
-                return await self._request("POST", "/v1/search", body)
+                started = time.perf_counter()
+                reply = await self._request("POST", "/v1/search", body)
+                return reply, time.perf_counter() - started
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -179,14 +192,19 @@ class HttpKB(KnowledgeBase):
             transport = self._transport
         return await transport.request(method, path, body)
 
-    def _results(self, reply: Any, count: int) -> list[list[Passage]]:
+    def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
+        """What each query found and took; `part` of the request's seconds where the server does not say."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
+            found = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error
         if len(results) != count:
             raise Unavailable(f"{self._bases[0]}: {len(results)} results for {count} queries")
-        return results
+        return list(zip(found, found.seconds))
+
+
+_Found = tuple[list[Passage], float]  # of a query, with its seconds
 
 
 def _parse(url: str) -> tuple[str, str | None]:
@@ -209,5 +227,5 @@ def _query_json(query: Query) -> Any:
     return {**body, "image": image_uri(query.image)}
 
 
-def _pack(passages: Sequence[Passage]) -> bytes:
-    return json.dumps([passage_json(passage) for passage in passages]).encode()
+def _pack(passages: Sequence[Passage], seconds: float) -> bytes:
+    return json.dumps({"passages": [passage_json(passage) for passage in passages], "seconds": seconds}).encode()

@@ -18,6 +18,7 @@ from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
 from routerl_jax.knowledge.pages.ragged import Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.store import Store
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.late_interaction import LateInteraction
 
 VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
@@ -122,11 +123,13 @@ class OcrKB(KnowledgeBase):
     def __len__(self) -> int:
         return len(self.store)
 
-    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        return [
+    def _search(self, queries: list[str], k: int) -> TimedResults:
+        texts = self.texts.search(queries, k)
+        pages = [
             [dataclasses.replace(one, image=str(self._files.path(self._rows[one.id]))) for one in found]
-            for found in self.texts.search(queries, k)
+            for found in texts
         ]
+        return TimedResults(pages, texts.seconds)
 
 
 def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = None) -> PageIndex:

@@ -4,7 +4,7 @@ POST /retrieve  Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a), verl
                 `examples/train/search` (a956457): one `query`. The reply's `result[i][j]` is `{document, score}`;
                 `document.contents` is `"Title"\\ntext`.
 POST /search    RouteRAG `retrieval_api.py` (244d30d): `queries` that may hold `[passage]` and `[graph]`, `topk`,
-                `return_scores`, `return_times`; `result[i][j].document` is `Title\\ntext`, `time[i]` seconds.
+                `return_scores`, `return_times`; `result[i][j].document` is `Title\\ntext`, `time[i]` seconds of that query.
 GET /search     VRAG `search_engine/search_engine_api.py` (24f8d05): `?queries=a&queries=b`; a list of lists of
                 `{idx, image_file}`.
 POST /queries   R1-Searcher `train/wiki_corpus_load.py` (631167c): `queries`, `k`; `answers[i][j]` is a line of the corpus.
@@ -21,6 +21,7 @@ from typing import Any
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.serving.schema import Limits, SearchRequest, invalid, read_k, read_object, read_queries
+from routerl_jax.knowledge.timing import TimedResults
 
 PASSAGE = "passage"  # the mode that a knowledge base without modes has, whatever it calls it
 _MODE = re.compile(r"\[(passage|graph)\]")
@@ -34,14 +35,14 @@ class Adapter:
       name: for metrics.
       read: (body, limits) -> the searches of the request, each with its places in the reply; a GET's body is
         `{name: [values]}` of its query string.
-      write: (body, results in order, seconds per query) -> JSON.
+      write: (body, results in order with the seconds of each) -> JSON.
     """
 
     name: str
     method: str
     path: str
     read: Callable[[Any, Limits], list[tuple[SearchRequest, list[int]]]]
-    write: Callable[[Mapping[str, Any], Sequence[Sequence[Passage]], float], Any]
+    write: Callable[[Mapping[str, Any], TimedResults], Any]
 
 
 def _read_search_r1(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]]]:
@@ -53,7 +54,7 @@ def _read_search_r1(body: Any, limits: Limits) -> list[tuple[SearchRequest, list
     return _one_search(fields, "topk", 3, limits)
 
 
-def _write_search_r1(body: Mapping[str, Any], results: Sequence[Sequence[Passage]], seconds: float) -> Any:
+def _write_search_r1(body: Mapping[str, Any], results: TimedResults) -> Any:
     """`contents` begins with the title in quotation marks, as in the wiki-18 corpus that their prompts are made of."""
 
     def document(passage: Passage) -> dict[str, str]:
@@ -78,8 +79,8 @@ def _read_routerag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[
     return [(SearchRequest(queries=queries, k=k, mode=mode), places) for mode, (queries, places) in by_mode.items()]
 
 
-def _write_routerag(body: Mapping[str, Any], results: Sequence[Sequence[Passage]], seconds: float) -> Any:
-    times = [seconds] * len(results) if body.get("return_times") else []
+def _write_routerag(body: Mapping[str, Any], results: TimedResults) -> Any:
+    times = results.seconds if body.get("return_times") else []
     return {"result": _scored(body, results, lambda passage: f"{passage.title}\n{passage.text}"), "time": times}
 
 
@@ -92,7 +93,7 @@ def _read_vrag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]
     return _one_search({"queries": body["queries"], "k": int(k)}, "k", 10, limits)
 
 
-def _write_vrag(body: Mapping[str, Any], results: Sequence[Sequence[Passage]], seconds: float) -> Any:
+def _write_vrag(body: Mapping[str, Any], results: TimedResults) -> Any:
     """`idx` is the rank, as there; `image_file` the picture where the server has it: their client opens that path."""
     return [[{"idx": rank, "image_file": passage.image} for rank, passage in enumerate(found)] for found in results]
 
@@ -101,7 +102,7 @@ def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, li
     return _one_search(read_object(body), "k", 3, limits)
 
 
-def _write_r1_searcher(body: Mapping[str, Any], results: Sequence[Sequence[Passage]], seconds: float) -> Any:
+def _write_r1_searcher(body: Mapping[str, Any], results: TimedResults) -> Any:
     """A passage is a line of their corpus: number, tab, then title and text; their client cuts the number off."""
     answers = [[_line(passage, rank) for rank, passage in enumerate(found)] for found in results]
     return {"queries": body["queries"], "answers": answers}

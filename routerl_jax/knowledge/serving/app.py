@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from routerl_jax.core.types import Passage
+from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.knowledge.serving.batching import Batcher
 from routerl_jax.knowledge.serving.metrics import Metrics
 from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, invalid, read_request, reply_json
+from routerl_jax.knowledge.timing import TimedResults
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -114,7 +115,7 @@ class Server:
             raise Refusal(404, "unknown_kb", f"there is no knowledge base {name!r} here; there are: {known}")
         return self.served[name]
 
-    async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, list[list[Passage]]]:
+    async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, TimedResults]:
         """The mode that was searched, what was, and what it found. Raises Refusal."""
         mode = request.mode or next(iter(served.modes))
         if mode not in served.modes:
@@ -157,7 +158,7 @@ def create_app(
         from starlette.middleware import Middleware
         from starlette.routing import Route
     except ImportError as error:
-        raise ValueError(f"serving needs further packages ({error}): pip install routerl_jax[serve]") from error
+        raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     server = Server(served, settings or ServerSettings())
 
     @contextlib.asynccontextmanager
@@ -244,23 +245,23 @@ async def _listing(server: Server, served: Served, request: Request) -> dict[str
 
 
 async def _foreign(adapter: Adapter, server: Server, served: Served, request: Request) -> Any:
-    started = time.perf_counter()
     if adapter.method == "GET":
         body: Any = {key: request.query_params.getlist(key) for key in request.query_params}
     else:
         body = await _body(request, server.settings.limits)
     searches = adapter.read(body, server.settings.limits)
 
-    async def search_all() -> list[list[Passage]]:
+    async def search_all() -> TimedResults:
         replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
-        results: list[list[Passage]] = [[] for _, places in searches for _ in places]
-        for (_, places), (_, _, found) in zip(searches, replies):
-            for place, passages in zip(places, found):
-                results[place] = passages
-        return results
+        found = {
+            place: one
+            for (_, places), (_, _, results) in zip(searches, replies)
+            for place, one in zip(places, zip(results, results.seconds))
+        }
+        in_order = [found[place] for place in range(len(found))]
+        return TimedResults((passages for passages, _ in in_order), (seconds for _, seconds in in_order))
 
-    results = await _while_connected(server, request, search_all())
-    return adapter.write(body, results, time.perf_counter() - started)
+    return adapter.write(body, await _while_connected(server, request, search_all()))
 
 
 def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:

@@ -16,6 +16,7 @@ from absl import logging
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.schema import Refusal
+from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 
 class BatchObserver(Protocol):
@@ -32,8 +33,9 @@ class BatchObserver(Protocol):
 class _Request:
     queries: Sequence[Query]
     k: int
-    future: asyncio.Future[list[list[Passage]]]
+    future: asyncio.Future[TimedResults]
     results: list[list[Passage]]
+    seconds: list[float]
     taken: int = 0  # queries that have been put in a call
     missing: int = 0
 
@@ -85,19 +87,22 @@ class Batcher:
         self.waiting = 0  # queries
         self.searching = False  # the thread is in a call
 
-    async def search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
-        """The results of one request. Whoever cancels this takes what still waits out of the queue.
+    async def search(self, queries: Sequence[Query], k: int) -> TimedResults:
+        """The results of one request, with the time of each query alone, its wait left out.
+
+        Whoever cancels this takes what still waits out of the queue.
 
         Raises:
           Refusal: 503 if too much is waiting.
           Exception: what the knowledge base raised on this request's queries.
         """
         if not queries:
-            return []
+            return TimedResults([], [])
         if self.waiting and self.waiting + len(queries) > self._max_queue:
             raise self._full()
-        future: asyncio.Future[list[list[Passage]]] = asyncio.get_running_loop().create_future()
-        request = _Request(queries, k, future, [[] for _ in queries], missing=len(queries))
+        future: asyncio.Future[TimedResults] = asyncio.get_running_loop().create_future()
+        nothing = [[] for _ in queries]
+        request = _Request(queries, k, future, nothing, [0.0] * len(queries), missing=len(queries))
         future.add_done_callback(lambda _: self._forget(request))
         self._requests.append(request)
         self._unfinished += 1
@@ -185,7 +190,7 @@ class Batcher:
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         try:
-            results = await loop.run_in_executor(self._thread, self._search, queries, pieces[0][0].k)
+            results, times = await loop.run_in_executor(self._thread, self._search, queries, pieces[0][0].k)
         except Exception as error:
             if len(pieces) == 1:
                 _fail(pieces[0][0], error)
@@ -202,15 +207,16 @@ class Batcher:
         begin = 0
         for request, start, stop in pieces:
             request.results[start:stop] = results[begin : begin + stop - start]
+            request.seconds[start:stop] = times[begin : begin + stop - start]
             begin += stop - start
             request.missing -= stop - start
             if not request.missing and not request.future.done():
-                request.future.set_result(request.results)
+                request.future.set_result(TimedResults(request.results, request.seconds))
 
-    def _search(self, queries: list[Query], k: int) -> list[list[Passage]]:
+    def _search(self, queries: list[Query], k: int) -> tuple[list[list[Passage]], list[float]]:
         self.searching = True
         try:
-            results = self.kb.search(queries, k)
+            results, seconds = timed_search(self.kb.search, queries, k)
         except BaseException as error:
             if isinstance(error, Exception):
                 raise
@@ -220,7 +226,7 @@ class Batcher:
             self.searching = False
         if len(results) != len(queries):
             raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
-        return results
+        return results, seconds
 
     def _tell_queue(self) -> None:
         if self._observer:

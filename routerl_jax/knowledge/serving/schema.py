@@ -1,7 +1,8 @@
 """The native HTTP schema of served knowledge bases: what a request may say, what a reply looks like, and how it fails.
 
 POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
-200               {"results": [[{"id", "title", "text", "score", "image"}]], "seconds": 0.01, "cost": 1.0, "mode": "default"}
+200               {"results": [[{"id", "title", "text", "score", "image"}]], "query_seconds": [0.002],
+                   "seconds": 0.01, "cost": 1.0, "mode": "default"}
 4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import mimetypes
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_bytes
 
 
@@ -196,9 +198,7 @@ def passage_of(fields: Any) -> Passage:
         raise ValueError(f"not a passage: {str(fields)[:200]!r} ({error!r})") from error
 
 
-def reply_json(
-    results: Sequence[Sequence[Passage]], *, seconds: float, cost: float, mode: str, images: bool = True
-) -> dict[str, Any]:
-    """The native reply."""
+def reply_json(results: TimedResults, *, seconds: float, cost: float, mode: str, images: bool = True) -> dict[str, Any]:
+    """The native reply. `seconds` are those of the whole request, waiting and other queries included."""
     found = [[passage_json(passage, images=images) for passage in passages] for passages in results]
-    return {"results": found, "seconds": seconds, "cost": cost, "mode": mode}
+    return {"results": found, "query_seconds": results.seconds, "seconds": seconds, "cost": cost, "mode": mode}

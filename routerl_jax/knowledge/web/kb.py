@@ -15,6 +15,7 @@ from absl import logging
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
@@ -38,9 +39,9 @@ class _Found:
 class WebKB(KnowledgeBase):
     """Text search: search engine -> pages -> summaries. A passage is a page: its URL as id, its title, its summary.
 
-    Every query goes its own way: as soon as its URLs are known, as many pages as wanted are read at once, each is
-    summarised as soon as it is read, and for each that fails the next URL is tried. After `deadline` seconds what is there
-    is the result. Its score is 1 / rank of the URL.
+    Every query goes its own way, and its time is its own: as soon as its URLs are known, as many pages as wanted are read at
+    once, each is summarised as soon as it is read, and for each that fails the next URL is tried. After `deadline` seconds
+    what is there is the result. Its score is 1 / rank of the URL.
 
     A query that finds nothing because of errors raises a WebError, unless `failures="empty"`. Where others of the call
     succeeded, they are remembered: asked again, alone, each gives its result or its error at once.
@@ -79,11 +80,20 @@ class WebKB(KnowledgeBase):
         """Ends what is under way and closes connections and files."""
         shared_loop().run(self._stages.close())
 
-    def _search(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
+    def _search(self, queries: Sequence[Query], k: int) -> TimedResults:
         return shared_loop().run(self._search_all(queries, k))
 
-    async def _search_all(self, queries: Sequence[Query], k: int) -> list[list[Passage]]:
-        outcomes = await asyncio.gather(*(self._answer(query, k) for query in queries), return_exceptions=True)
+    async def _search_all(self, queries: Sequence[Query], k: int) -> TimedResults:
+        seconds = [0.0] * len(queries)
+
+        async def timed(place: int) -> list[Passage]:
+            started = time.perf_counter()
+            try:
+                return await self._answer(queries[place], k)
+            finally:
+                seconds[place] = time.perf_counter() - started
+
+        outcomes = await asyncio.gather(*map(timed, range(len(queries))), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for error in failures:
             if not isinstance(error, WebError):
@@ -92,7 +102,8 @@ class WebKB(KnowledgeBase):
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
-        return [[] if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+        found = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
+        return TimedResults(found, seconds)
 
     def _empty_instead(self, error: WebError) -> bool:
         if isinstance(error, NotRecorded):
