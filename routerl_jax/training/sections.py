@@ -85,7 +85,7 @@ class AgentConfig:
 class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
-    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
     # are then the server's); empty: `directory` exists
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS
