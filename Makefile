@@ -1,6 +1,10 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`.
 
 PYTHON ?= python3
+# What parity tests compare with. PyPI's build for Linux brings CUDA (gigabytes): an index that has the CPU build spares it,
+# make test TORCH_INDEX=https://download.pytorch.org/whl/cpu, and so does a wheel where pip's find-links points.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
@@ -35,7 +39,7 @@ $(VENV)/.installed: setup.py
 	touch $@
 
 $(VENV)/.installed-dev: setup.py $(VENV)/.installed
-	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet $(TORCH) $(addprefix --extra-index-url=,$(TORCH_INDEX))
 	$(BIN)/pip install --quiet --editable ".[scann,notebooks,dev]"
 	touch $@
 

@@ -41,6 +41,9 @@ REQUIRED = [
 # The TPU compiler; no TPU needed. Pinned to jax 0.10.2: an older one may not know its kernels.
 LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
 
+# Its wheels; elsewhere the exact index takes its place (knowledge.index).
+SCANN = "scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux' and python_version < '3.14'"
+
 SERVE = [
     "httptools>=0.6",
     "mcp>=2.0",
@@ -55,17 +58,18 @@ SERVE = [
 WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redis>=5.0", "trafilatura>=2.0"]
 
 # Pages of PDFs, and what is written on them.
-PAGES = ["pypdfium2>=5.0", "rapidocr-onnxruntime>=1.4"]
+PAGES = ["onnxruntime>=1.20", "pypdfium2>=5.0", "rapidocr>=3.10"]
 
 EXTRAS = {
     "serve": SERVE,
-    "scann": ["scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux'"],
+    "scann": [SCANN],
     "bm25": ["bm25s>=0.3.16", "PyStemmer>=3.0"],
     "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
     "tpu": ["jax[tpu]>=0.10.2"],
     "web": WEB,
     "pages": PAGES,
-    "cuda": ["jax[cuda12]>=0.10.2"],
+    "cuda12": ["jax[cuda12]>=0.10.2"],
+    "cuda13": ["jax[cuda13]>=0.10.2"],
     "compile_check": [LIBTPU],
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
@@ -87,7 +91,7 @@ EXTRAS = {
         "PyStemmer>=3.0",
         "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
-        "torch==2.13.0",  # parity tests and benchmarks only
+        "torch>=2.13",  # parity tests and benchmarks only; the Makefile says which build
         "trl>=1.16",  # parity tests only
         "zstandard>=0.23",
     ],
@@ -100,7 +104,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["routerl_jax*", "launch*", "configs*"]),
+    packages=find_packages(include=["routerl_jax*"]),  # launch and configs are run from a checkout
     package_data={
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
@@ -111,6 +115,8 @@ setup(
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -4,7 +4,7 @@ python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topol
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
 
 Weights are not needed: of a model that is not on this machine the published architecture is taken (models/published.py).
-The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install 'routerl_jax[compile_check]'
+The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install -e ".[compile_check]"
 """
 
 from __future__ import annotations

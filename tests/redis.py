@@ -49,4 +49,4 @@ def needs_redis() -> None:
     """Skips the test where there is no redis-server."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (apt-get install redis-server)")
-    pytest.importorskip("redis", reason="pip install routerl_jax[web]")
+    pytest.importorskip("redis", reason="redis is not installed (the extra web)")

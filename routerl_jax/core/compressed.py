@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
+from routerl_jax.core.extras import install_hint
+
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -68,7 +70,7 @@ def _open_zstd(path: pathlib.Path) -> BinaryIO:
         import zstandard
     except ImportError as error:
         raise ValueError(
-            f"{path}: reading .zst needs the package zstandard. Run `pip install routerl_jax[corpora]`, or decompress it"
+            f"{path}: reading .zst needs the package zstandard. Run {install_hint('corpora')}, or decompress it"
         ) from error
 
     class Frames(io.RawIOBase):

@@ -31,7 +31,7 @@ from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
 from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden_config import ConstructConfig
 from routerl_jax.curation.golden_report import ConstructReport, make_report
-from routerl_jax.curation.job import Journal, alone, check_same
+from routerl_jax.curation.job import Journal, check_same
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots
 from routerl_jax.data.gold_paths import gold_path
@@ -45,6 +45,7 @@ from routerl_jax.data.trajectories import (
 )
 from routerl_jax.llms.base import ChatModel, spoken
 from routerl_jax.models.images import encoded_image, image_digest
+from routerl_jax.parallel.workdir import alone
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 from routerl_jax.remote.background import shared_loop
 

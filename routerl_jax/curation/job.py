@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
@@ -76,14 +73,3 @@ class Journal:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-@contextlib.contextmanager
-def alone(workdir: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out of a job's directory. Raises ValueError if one is in it."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(workdir / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise ValueError(f"{workdir}: another process is at this job; wait for it, or use another --workdir") from error

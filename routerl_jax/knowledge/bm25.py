@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 from tqdm.auto import tqdm
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.corpora.splitting import split_of
@@ -267,7 +268,7 @@ def _libraries() -> tuple[Any, Any]:
         import Stemmer
     except ImportError as error:
         raise ValueError(
-            f"BM25 needs bm25s and PyStemmer, which can't be imported ({error}). Run `pip install routerl_jax[bm25]`"
+            f"BM25 needs bm25s and PyStemmer, which can't be imported ({error}). Run {install_hint('bm25')}"
         ) from error
     return bm25s, Stemmer
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.policy import Unavailable
@@ -482,4 +483,4 @@ def _package() -> Any:
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"MCP needs further packages ({error}): pip install routerl_jax[serve]") from error
+        raise ValueError(f"MCP needs further packages ({error}): run {install_hint('serve')}") from error

@@ -12,7 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.registry import Registry
 
-KLKind = Literal["k1", "k2", "k3"]
+KLEstimate = Literal["k1", "k2", "k3"]  # from the sampled token
+KLDirection = Literal[
+    "forward", "reverse"
+]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
+KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
 Ratio = Literal["token", "sequence"]  # what a ratio of probabilities is of
 
@@ -74,7 +78,7 @@ def _join(before: tuple[Array, Array], after: tuple[Array, Array]) -> tuple[Arra
     return jnp.where(after[1], after[0], before[0] + after[0]), before[1] | after[1]
 
 
-def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kind: KLKind) -> Float[Array, "*T"]:
+def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kind: KLEstimate) -> Float[Array, "*T"]:
     """Per-token estimates of KL(policy || reference) from samples of the policy (J. Schulman, 2020).
 
     k1 = log p - log q (unbiased, may be negative; as a loss its gradient has mean zero, so it belongs in the reward),

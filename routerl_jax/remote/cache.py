@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from absl import logging
 from filelock import FileLock
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.models.pretrained import cache_directory
 
 _BATCH = 500  # keys per statement; SQLite takes 32,766 variables, older builds 999
@@ -407,7 +408,7 @@ def connect_redis(url: str, timeout: float) -> Any:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
-        raise ImportError("Redis needs its client: pip install routerl_jax[web]") from error
+        raise ImportError(f"Redis needs its client: run {install_hint('web')}") from error
     return redis.Redis.from_url(
         url,
         socket_timeout=timeout,

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.remote.background import shared_loop
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -204,7 +205,7 @@ def import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError as error:
-        raise ImportError("web services need aiohttp: pip install routerl_jax[web]") from error
+        raise ImportError(f"web services need aiohttp: run {install_hint('web')}") from error
     return aiohttp
 
 

@@ -19,6 +19,7 @@ from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.warm_start import started
@@ -57,7 +58,8 @@ def run_controls(
     for name in config.controls:
         directory = control_directory(workdir, name)
         gc.collect()  # the run before this one is in reference cycles; its memory is needed now
-        found = train(control_config(config, workdir, name), directory, resume=True)
+        with alone_as_job(directory):
+            found = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = found["agents"][name]
         results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
         results["seconds"]["total"] += found["seconds"]["total"]

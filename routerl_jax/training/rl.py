@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation import figures
@@ -31,6 +30,7 @@ from routerl_jax.generation.streams import EngineStats
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import merged
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import fork, run_controls
@@ -59,6 +59,8 @@ from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
+_ESTIMATED_AFTER = 10  # steps; the line on what is left of the run
+
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
@@ -68,9 +70,14 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
     Returns:
       The content of results.json.
+
+    Raises:
+      ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
+      RunStopped: the run went wrong (config.watch).
     """
-    results = _train(config, workdir, resume=resume)
-    return run_controls(config, workdir, results, _train) if config.controls else results
+    with alone_as_job(workdir):
+        results = _train(config, workdir, resume=resume)
+        return run_controls(config, workdir, results, _train) if config.controls else results
 
 
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
@@ -122,6 +129,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     )
     alarm: Alarm | None = None
     owed = False  # a checkpoint
+    paces: list[float] = []  # seconds of this sitting's first steps
     for step in bar:
         step_clock = _Clock()
         stage = stages.at(step)
@@ -153,6 +161,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
                 run_.save(done, **extra)
             owed = False
         bar.set_postfix_str(_headline(metrics))
+        paces.append(step_clock.seconds["step"])
+        if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
+            bar.write(estimate(paces, config.steps - done))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
     stopped = _stop(run_, engine, alarm) if alarm else {}
@@ -160,7 +171,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     run_.finish(export=usable)
     agents = {"trained": judged}
     if config.evaluation.baselines and not any(golden_step(example) is not None for example in test):
-        agents |= routing_baselines(judged)
+        agents |= judged.baselines(tuple(config.knowledge))
     names = config.evaluation.names
     table = _kept(workdir, ["warm_start", *config.stages], asked) | (evaluate(agents) if usable else {})
     table = {names.get(name, name): row for name, row in table.items()}
@@ -204,7 +215,7 @@ def _questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
 
 def _check_names(config: TrainConfig, judged: Agent) -> None:
     """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
-    baselines = routing_baselines(judged)
+    baselines = judged.baselines(tuple(config.knowledge))
     for section in ("stages", "controls"):
         if both := next((name for name in getattr(config, section) if name in baselines), None):
             raise ValueError(
@@ -344,7 +355,7 @@ def _train_step(
         with clock("update"):
             weights = credit.token_weights(sequences, minibatch, settings.aggregation, config.engine.max_length)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
-        if settings.loss.kl_coef:
+        if settings.loss.kl_coef and not settings.loss.exact_kl:
             with clock("reference"):
                 batch = learner.with_reference(batch)
         with clock("update"):
@@ -424,6 +435,14 @@ def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode],
         spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
         records = [episode_record(episode, step=step) for episode in spread]
         write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
+
+
+def estimate(paces: Sequence[float], left: int) -> str:
+    """How long a run has still to go, from the seconds of its first steps; the first ones compile, so the median counts."""
+    pace = float(np.median(paces))
+    seconds = pace * left
+    span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"
+    return f"{pace:.1f} s a step: about {span} of training to go, validation and the final evaluation not counted"
 
 
 def _headline(metrics: Mapping[str, Any]) -> str:

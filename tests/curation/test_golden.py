@@ -21,7 +21,7 @@ from routerl_jax.curation.attempts import parse_routes
 from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden import construct, save_picture
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
-from routerl_jax.curation.job import Journal, alone
+from routerl_jax.curation.job import Journal
 from routerl_jax.curation.shots import shots
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import (
@@ -35,6 +35,7 @@ from routerl_jax.data.trajectories import (
     read_trajectories,
 )
 from routerl_jax.llms.base import Completion
+from routerl_jax.parallel.workdir import alone
 from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.training.config import KnowledgeConfig
 from tests.curation import golden_job
@@ -444,7 +445,7 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
         run(config, out, model)
     assert run(config, out, model, overwrite=True).attempts == {"accepted": 2}
     assert {item.id for item in made(out)} == {"Volta", "Rimac"}
-    with alone(out), pytest.raises(ValueError, match="another process is at this job"):
+    with alone(out), pytest.raises(ValueError, match="is in use by process"):
         run(config, out, model)
 
 

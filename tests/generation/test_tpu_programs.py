@@ -36,7 +36,7 @@ ROWS, LENGTH = 16, 2048
 @pytest.fixture(scope="module")
 def compiled():
     """Prefill, decode and fork on four chips, two of them sharing each half of the heads."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install libtpu")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
     from jax.experimental import topologies
 
     with pytest.MonkeyPatch.context() as patch:

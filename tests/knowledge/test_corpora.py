@@ -192,7 +192,7 @@ def dump(pages: list[tuple[str, int, str, str]], path: pathlib.Path) -> pathlib.
 
 
 def test_wikipedia_dump(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("mwxml", reason="mwxml is not installed: pip install routerl_jax[corpora]")
+    pytest.importorskip("mwxml", reason="mwxml is not installed (the extra corpora)")
     pages = [
         ("Paris", 0, "", MARKUP),
         ("Lutetia", 0, '<redirect title="Paris"/>', "#REDIRECT [[Paris]]"),
@@ -218,7 +218,7 @@ def test_wikipedia_dump(tmp_path: pathlib.Path) -> None:
 
 def test_a_dump_is_not_read_far_ahead(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stops reading ends the processes, too; whoever reads slowly does not have the dump in memory."""
-    pytest.importorskip("mwxml", reason="mwxml is not installed: pip install routerl_jax[corpora]")
+    pytest.importorskip("mwxml", reason="mwxml is not installed (the extra corpora)")
     path = dump([(f"Page {i}", 0, "", f"text {i}") for i in range(100)], tmp_path / "d.xml")
     read, sources = [], wikipedia._sources
 
@@ -241,7 +241,7 @@ def test_a_dump_is_not_read_far_ahead(tmp_path: pathlib.Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(("cut", "where"), [(lambda data: data[:-60], "page 2"), (lambda _: b"hello", "page 0")])
 def test_damaged_dump(tmp_path: pathlib.Path, cut, where: str) -> None:
-    pytest.importorskip("mwxml", reason="mwxml is not installed: pip install routerl_jax[corpora]")
+    pytest.importorskip("mwxml", reason="mwxml is not installed (the extra corpora)")
     path = dump([("A", 0, "", "a text"), ("B", 0, "", "b text")], tmp_path / "d.xml")
     path.write_bytes(cut(path.read_bytes()))
     with pytest.raises(ValueError, match=r"d\.xml, page \d: not a MediaWiki XML dump, or a damaged one"):

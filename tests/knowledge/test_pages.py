@@ -29,7 +29,7 @@ from tests.knowledge import killed_pages, late
 from tests.knowledge.helpers import files_of, write_jsonl
 from tests.programs import finish, start
 
-pdf = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed (pip install routerl_jax[pages])")
+pdf = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed (the extra pages)")
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +223,7 @@ def test_a_killed_build_goes_on(corpus: pathlib.Path, tmp_path: pathlib.Path, st
 
 def test_ocr_of_real_pages(tmp_path: pathlib.Path, shared_data: Any) -> None:
     """Words of a slide, by the engine and then from what it left; pages without text are no passages."""
-    pytest.importorskip("rapidocr_onnxruntime", reason="rapidocr-onnxruntime is not installed")
+    pytest.importorskip("rapidocr", reason="rapidocr is not installed (the extra pages)")
     slide = shared_data("vrag_demo_pages/pages/00a76e3a9a36255616e2dc14a6eb5dde598b321f_1.jpg")
     lines = Ocr().lines(slide.read_bytes())
     texts = [line.text for line in lines]

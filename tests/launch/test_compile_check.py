@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def test_json_and_exit_status() -> None:
     """Far too many rows: one JSON object on standard output that says so, and status 1."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install libtpu")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
     command = [
         *(sys.executable, "-m", "launch.compile_check", "--config=tests/training/small_policy.py", "--json"),
         *("--topology=v5e:2x2", "--programs=decode", "--config.engine.rows=200000"),

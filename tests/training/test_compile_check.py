@@ -23,7 +23,7 @@ SLICE = "v5e:2x2"
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler():
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install libtpu")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other tests may be compiling beside these
         yield

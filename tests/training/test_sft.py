@@ -16,6 +16,7 @@ from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.learning.learner import Learner
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.parallel.workdir import alone
 from routerl_jax.training import sft
 from routerl_jax.training.config import EngineConfig, EvaluationConfig, RolloutConfig
 from routerl_jax.training.run import Run
@@ -135,6 +136,18 @@ def test_a_killed_run_continues_bit_for_bit(
     (workdir / "results.json").unlink()
     sft.train_sft(config, workdir, resume=True)
     assert json.loads((workdir / "results.json").read_text()) == results
+
+
+def test_a_run_in_use_is_left_as_it_is(whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path) -> None:
+    """A second `--resume` beside the first would train on, and the rows of one would be those of the other."""
+    workdir = tmp_path / "run"
+    shutil.copytree(whole[0], workdir)
+    more, before = make_sft_config(steps=STEPS + 1), metric_lines(workdir)
+    with alone(workdir), pytest.raises(ValueError, match=r"run is in use by process \d+ on"):
+        sft.train_sft(more, workdir, resume=True)
+    assert metric_lines(workdir) == before
+    assert (workdir / "policy").is_dir()
+    assert not (workdir / ".lock").exists()
 
 
 def test_what_was_refused_may_be_mended_in_the_same_workdir(tmp_path: pathlib.Path) -> None:

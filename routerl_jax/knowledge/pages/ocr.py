@@ -1,4 +1,4 @@
-"""Text of page images through PP-OCR (rapidocr-onnxruntime), the text baseline of VRAG-RL; each page is read once, ever.
+"""Text of page images through PP-OCR (rapidocr on onnxruntime), the text baseline of VRAG-RL; each page is read once, ever.
 
 What was read is kept under $ROUTERL_CACHE/ocr in a file per picture, named by the digest of its bytes and the engine's version.
 """
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.pretrained import cache_directory
 
-_ENGINE = "rapidocr-onnxruntime"
+_ENGINE = "rapidocr"
 
 
 class Line(NamedTuple):
@@ -42,12 +43,13 @@ class Ocr:
     def __init__(self, cache: pathlib.Path | None = None) -> None:
         try:
             self._version = importlib.metadata.version(_ENGINE)
-            import rapidocr_onnxruntime
+            import onnxruntime  # noqa: F401 - what it computes with, imported at the first page
+            import rapidocr
         except ImportError as error:
             raise ValueError(
-                f"OCR needs {_ENGINE}, which can't be imported ({error}). Run `pip install routerl_jax[pages]`"
+                f"OCR needs {_ENGINE} and onnxruntime, which can't be imported ({error}). Run {install_hint('pages')}"
             ) from error
-        self._package = rapidocr_onnxruntime
+        self._package = rapidocr
         self._cache = cache or cache_directory() / "ocr"
         self._engines = threading.local()
 
@@ -61,8 +63,9 @@ class Ocr:
         if (found := _read(kept)) is not None:
             return found
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
-        result, _ = self._engine()(np.ascontiguousarray(pixels))
-        lines = [_line(box, text, confidence) for box, text, confidence in result or []]
+        found = self._engine()(np.ascontiguousarray(pixels))
+        columns = () if found.txts is None else (found.boxes, found.txts, found.scores)
+        lines = [_line(box, text, confidence) for box, text, confidence in zip(*columns)]
         _keep(kept, lines)
         return lines
 
@@ -77,7 +80,9 @@ class Ocr:
     def _engine(self) -> Any:
         if not hasattr(self._engines, "engine"):
             # More threads than cores make its runtime spin: measured here, 52 s a page in place of 2.
-            self._engines.engine = self._package.RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1)
+            threads = {f"EngineConfig.onnxruntime.{key}_op_num_threads": 1 for key in ("intra", "inter")}
+            quiet = {"Global.log_level": "error"}  # it warns of every picture without text
+            self._engines.engine = self._package.RapidOCR(params=threads | quiet)
         return self._engines.engine
 
 

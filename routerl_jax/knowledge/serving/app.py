@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.knowledge.serving.batching import Batcher
@@ -157,7 +158,7 @@ def create_app(
         from starlette.middleware import Middleware
         from starlette.routing import Route
     except ImportError as error:
-        raise ValueError(f"serving needs further packages ({error}): pip install routerl_jax[serve]") from error
+        raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     server = Server(served, settings or ServerSettings())
 
     @contextlib.asynccontextmanager

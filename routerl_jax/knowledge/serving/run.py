@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.serving.app import Served, create_app
 from routerl_jax.knowledge.serving.config import ServeConfig
 
@@ -16,7 +17,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
     try:
         import uvicorn
     except ImportError as error:
-        raise ValueError(f"serving needs further packages ({error}): pip install routerl_jax[serve]") from error
+        raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     mcp = None
     if config.mcp == "http":
         from routerl_jax.knowledge.mcp import http_app

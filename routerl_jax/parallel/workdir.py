@@ -1,0 +1,230 @@
+"""One process at a time in a directory, on shared file systems too.
+
+The lock is DIR/.lock: `flock`, which ends with its process, and in it a record of who holds it that changes every few seconds.
+Some file systems ignore `flock`, or keep it to one machine; there the record tells whether the holder is alive.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.parallel import multihost
+
+_BEAT = 10.0  # seconds between two signs of life
+_SILENCE = 150.0  # seconds without one after which a holder is taken for dead; gcsfuse shows files up to 60 s late
+_SETTLE = 2.0  # seconds in which others may claim the lock at the same time, where flock does nothing
+_SIZE = 512  # bytes of a record, so that a new one covers the old
+_ATTEMPTS = 5  # at a file that is removed meanwhile
+
+
+@contextlib.contextmanager
+def alone(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps every other process out of `directory`, which is made if missing, until the block ends.
+
+    A lock that a killed process has left is taken over, with a warning. On the machine of that process this is at once; where
+    it ran elsewhere, after its record has not changed for two and a half minutes.
+
+    Raises:
+      ValueError: another process holds the lock (names its host and number), or has taken it over since.
+    """
+    lock = _Lock(directory)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if lock.successor is None:
+            raise
+        raise ValueError(
+            f"{directory} was taken over by {_name(lock.successor)}, as this process showed no sign of life for "
+            f"{_SILENCE:.0f} s or its .lock was removed; this one stops here, and {directory} is the other's"
+        ) from None
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def alone_as_job(directory: pathlib.Path) -> Iterator[None]:
+    """`alone` for a job of several processes: the main one holds the lock, and all learn of a refusal (a collective call)."""
+    with contextlib.ExitStack() as held:
+        multihost.on_main(lambda: held.enter_context(alone(directory)))
+        yield
+
+
+class _Lock:
+    """Held from construction to `release`. `successor`: the record of who has taken it over meanwhile."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory, self._path = directory, directory / ".lock"
+        self._made = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        self.successor: dict[str, Any] | None = None
+        self._record = {
+            "host": socket.gethostname(),
+            "boot": _boot(),
+            "process": os.getpid(),
+            "since": _now(),
+            "token": uuid.uuid4().hex,
+        }
+        for _ in range(_ATTEMPTS):
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if self._take():
+                    break
+            except BaseException:
+                os.close(self._file)
+                raise
+            os.close(self._file)
+        else:
+            raise ValueError(f"{self._path} comes and goes: several processes want {directory}; start one of them")
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name=f"lock of {directory}", daemon=True)
+        self._heart.start()
+
+    def release(self) -> None:
+        """Gives the lock back; the directory goes with it if it was made for it and is still empty."""
+        self._ended.set()
+        self._heart.join()
+        with contextlib.suppress(OSError):
+            if self.successor is None and self._is_there():
+                self._path.unlink()
+            if self._made:
+                self._directory.rmdir()  # fails if there is anything in it
+        os.close(self._file)
+
+    def _take(self) -> bool:
+        """True if this process has the lock now, False if its file was removed by the one that had it."""
+        if not _flock(self._file):
+            raise ValueError(self._refusal(_read(self._path)))
+        if not self._is_there():
+            return False
+        effective, left = _effective(self._path), _read(self._path)
+        if left is not None:
+            same = all(left.get(key) == self._record[key] for key in ("host", "boot"))
+            if not (effective and same) and not self._silent(left):
+                return False
+            logging.warning(
+                "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
+                *(self._directory, _name(left), left.get("seen")),
+            )
+        self._write()
+        if not effective:
+            time.sleep(_SETTLE)
+            found = _read(self._path)
+            if found is not None and found.get("token") != self._record["token"]:
+                raise ValueError(self._refusal(found))
+        return True
+
+    def _silent(self, left: dict[str, Any]) -> bool:
+        """Watches the record of another process: True if it does not change, False if it goes.
+
+        Raises:
+          ValueError: it changes, so that process is alive.
+        """
+        logging.warning(
+            "%s: %s was in it, last seen %s; waiting for %.0f s, whether it is alive",
+            *(self._directory, _name(left), left.get("seen"), _SILENCE),
+        )
+        end = time.monotonic() + _SILENCE
+        while time.monotonic() < end:
+            time.sleep(_BEAT / 5)
+            found = _read(self._path)
+            if found is None:
+                return False
+            if found != left:
+                raise ValueError(self._refusal(found))
+        return True
+
+    def _beat(self) -> None:
+        told = False
+        while not self._ended.wait(_BEAT):
+            found = _read(self._path)
+            if found is not None and found.get("token") != self._record["token"]:
+                self.successor = found
+                _thread.interrupt_main()
+                return
+            try:
+                self._write()
+            except OSError as error:
+                if not told:
+                    logging.warning(
+                        "%s can't be written (%s): others may take this process for dead", self._path, error
+                    )
+                told = True
+
+    def _write(self) -> None:
+        text = json.dumps({**self._record, "seen": _now()})
+        os.pwrite(self._file, text.ljust(_SIZE - 1).encode() + b"\n", 0)
+        os.fsync(self._file)
+
+    def _is_there(self) -> bool:
+        """Whether the path still names the file that is open."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _refusal(self, holder: dict[str, Any] | None) -> str:
+        if holder is None:
+            return f"{self._directory} is in use by another process; wait for it, or give another directory"
+        return (
+            f"{self._directory} is in use by {_name(holder)} since {holder.get('since')} (last seen {holder.get('seen')}); "
+            f"wait for it, stop it (kill {holder.get('process')}, on that host), or give another directory"
+        )
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"process {record.get('process')} on {record.get('host')}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
+
+
+def _boot() -> str:
+    """What tells a machine, since it was started, from others of its name; "" where there is no such file."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _flock(file: int) -> bool:
+    """False if another holds the lock; True where there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _effective(path: pathlib.Path) -> bool:
+    """Whether flock keeps a second one out, once a first has the file."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        return not _flock(file)
+    finally:
+        os.close(file)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+    """The record in a lock's file; None if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
