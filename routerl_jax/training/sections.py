@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.evaluation.metrics import ANSWER
 from routerl_jax.generation.rows import check_sizes
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -147,6 +148,8 @@ class EvaluationConfig:
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: int = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    # metrics that lead the printed table, of evaluation.metrics.ANSWER; empty: the paper's (Recipe.headline)
+    headline: tuple[str, ...] = ()
     # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -154,6 +157,11 @@ class EvaluationConfig:
         for key in ("every", "examples", "final_examples", "k"):
             if getattr(self, key) < 0:
                 raise ValueError(f"config.evaluation.{key}={getattr(self, key)} must not be negative; see what 0 means")
+        for metric in self.headline:
+            if metric not in ANSWER:
+                raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join(ANSWER)}")
+        if len(set(self.headline)) < len(self.headline):
+            raise ValueError(f"config.evaluation.headline={self.headline} names a metric twice")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
