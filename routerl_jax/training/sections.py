@@ -78,6 +78,8 @@ class AgentConfig:
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
     # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
     sees: tuple[str, ...] = ()
+    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +87,14 @@ class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
     # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
-    # are then the server's); empty: `directory` exists
+    # are then the server's); empty: `directory` exists. Of kind "tool": what makes it, package.module:factory
     source: str = ""
-    kind: str = "dense_text"  # knowledge.base.KB_KINDS
+    kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
     directory: str = ""  # empty: in the cache, by content
     members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
-    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
+    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent, SearchTool
-from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.evaluation.analysis import behaviour
 from routerl_jax.evaluation.benchmark import score
 from routerl_jax.evaluation.paired import Record
@@ -56,7 +55,8 @@ class Trials:
 
     def single_modes(self) -> dict[str, Any]:
         """Every search sent to one knowledge base, for each; none where there is only one."""
-        agents = {name: agent for name, agent in routing_baselines(self._agent).items() if name.startswith("only_")}
+        baselines = self._agent.baselines(tuple(self._config.knowledge))
+        agents = {name: agent for name, agent in baselines.items() if name.startswith("only_")}
         tried = {name: self._behaviour(agent, self._tools, name) for name, agent in agents.items()}
         return {USUAL: self._usual_row, **tried} if tried else {}
 
@@ -121,7 +121,7 @@ _OF_KB = ("kind", "name", "encoder")  # what KnowledgeConfig says itself
 
 
 def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
-    if spec.members:  # joins others, which change
+    if spec.members or spec.kind == "tool":  # it joins others, which change; or it searches as it does
         return spec
     if spec.source.startswith(("http://", "https://")):
         raise ValueError(
