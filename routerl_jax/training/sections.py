@@ -88,7 +88,7 @@ class KnowledgeConfig:
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS
     encoder: str = "all-MiniLM-L6-v2"
-    index: str = "scann"  # knowledge.index backends: scann, exact
+    index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
     members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
     # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
