@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import pathlib
-import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks import runs as runs_of
 from configs.credit import KINDS
 from configs.quickstart import REWARD
 from routerl_jax.evaluation.figures import COLORS, save_figure
@@ -26,6 +25,7 @@ from routerl_jax.training.writer import read_metrics
 
 WINDOW = 5  # steps that a curve is averaged over
 GOAL = 0.9  # routing accuracy
+BARE = ("config.evaluation.before=False", "config.evaluation.baselines=False")
 
 Rows = list[dict[str, Any]]
 
@@ -46,30 +46,13 @@ def main() -> None:
     runs: dict[str, list[Rows]] = {}
     for seed, kind in itertools.product(seeds, kinds):
         workdir = arguments.workdir / f"{kind}-{seed}"
-        if not (workdir / "results.json").is_file():
-            train(kind, seed, arguments.steps, workdir, arguments.set)
+        flags = [f"config.steps={arguments.steps}", *BARE, *arguments.set]
+        runs_of.train(f"configs/credit.py:{kind}", workdir, seed=seed, flags=flags)
         runs.setdefault(kind, []).append(read_metrics(workdir))
     table = comparison(runs)
     (arguments.workdir / "table.md").write_text(table)
     curves(runs, arguments.workdir / "curves.png")
     print(table)
-
-
-def train(kind: str, seed: int, steps: int, workdir: pathlib.Path, more: Sequence[str]) -> None:
-    """One run, gone on with if it has begun."""
-    command = [
-        *(sys.executable, "-m", "launch.train"),
-        f"--config=configs/credit.py:{kind}",
-        f"--workdir={workdir}",
-        f"--config.seed={seed}",
-        f"--config.steps={steps}",
-        "--config.evaluation.before=False",
-        "--config.evaluation.baselines=False",
-        *(f"--{setting}" for setting in more),
-    ]
-    if (workdir / "config.json").is_file():
-        command.append("--resume")
-    subprocess.run(command, check=True)
 
 
 def smooth(rows: Rows, key: str) -> np.ndarray:

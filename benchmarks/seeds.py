@@ -1,36 +1,85 @@
-"""Several runs of one configuration as Markdown tables: mean and range over seeds, per agent and per phase; pairs of agents.
+"""Several runs of one configuration: mean and worst of every number, each run's own, a picture; pairs of agents.
 
 python -m benchmarks.seeds runs/quickstart runs/quickstart-seed1 runs/quickstart-seed2
+python -m benchmarks.seeds --config=configs/quickstart.py --run=8 --isa=native,AVX --workdir=runs/seeds \
+    --keep=benchmarks/results/quickstart.json --picture=docs/images/quickstart.png
 python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
 python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden runs/golden-seed1 --pair=online:step_grpo
+
+With --run, seeds 0, 1, .. are run one after the other, each as every --isa, in WORKDIR/SEED-ISA. What has finished is left
+alone, what has begun is gone on with. --keep writes what the tables and the picture need of every finished run into a file,
+from which another sitting, or machine, goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import pathlib
+import platform
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from benchmarks.runs import NATIVE, train
+from routerl_jax.evaluation.figures import COLORS, save_figure
 from routerl_jax.evaluation.paired import compare_seeds, record_cost
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
 from routerl_jax.training.writer import read_metrics
 
+# (key, heading, scale, whether more is better)
 _COLUMNS = (
-    ("em", "EM %", 100),
-    ("f1", "F1 %", 100),
-    ("routing_accuracy", "routing %", 100),
-    ("searches_per_question", "searches", 1),
-    ("valid_search_share", "episodes with a valid search %", 100),
-    ("invalid_action_rate", "invalid %", 100),
+    ("em", "EM %", 100, True),
+    ("f1", "F1 %", 100, True),
+    ("cover_em", "CEM %", 100, True),
+    ("routing_accuracy", "routing %", 100, True),
+    ("searches_per_question", "searches", 1, False),
+    ("repeated_search_rate", "repeated %", 100, False),
+    ("valid_search_share", "episodes with a valid search %", 100, True),
+    ("invalid_action_rate", "invalid %", 100, False),
 )
+_CURVES = ("em", "routing_accuracy", "searches_per_question", "repeated_search_rate")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is kept of a finished run.
+
+    Attributes:
+      settings: digest of its configuration but for the seed; runs of one table have the same.
+      curves: metric -> values of the sampled policy by step, and validation/metric -> [step, value] pairs.
+    """
+
+    seed: int
+    isa: str
+    settings: str
+    agents: dict[str, dict[str, float]]
+    seconds: dict[str, float]
+    tokens: int
+    curves: dict[str, list[Any]]
+    machine: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.seed}" if self.isa == NATIVE else f"{self.seed}, {self.isa}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workdirs", nargs="+", type=pathlib.Path, help="of the runs")
+    parser.add_argument("workdirs", nargs="*", type=pathlib.Path, help="of finished runs")
+    parser.add_argument("--config", help="run this configuration")
+    parser.add_argument("--run", type=int, default=0, help="this many seeds")
+    parser.add_argument("--isa", default=NATIVE, help="comma-separated: native, or XLA's --xla_cpu_max_isa")
+    parser.add_argument("--workdir", type=pathlib.Path, help="directory of the runs")
+    parser.add_argument("--set", action="append", default=[], help="another flag of launch.train: config.steps=4")
+    parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
+    parser.add_argument("--picture", type=pathlib.Path, help="PNG file of the learning curves")
     parser.add_argument(
         "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
     )
@@ -38,35 +87,162 @@ def main() -> None:
         "--against", nargs="+", type=pathlib.Path, help="other runs, seed by seed, that have the pairs' second agents"
     )
     given = parser.parse_args()
+    if bool(given.run) != bool(given.config and given.workdir):
+        parser.error("--run, --config and --workdir go together")
     against = given.against or given.workdirs
     if len(against) != len(given.workdirs):
         parser.error(
             f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
         )
-    _runs(given.workdirs)
+    runs = _kept(given.keep) + [finished(workdir) for workdir in given.workdirs]
+    for seed in range(given.run):
+        for isa in given.isa.split(","):
+            if any((run.seed, run.isa) == (seed, isa) for run in runs):
+                continue
+            workdir = given.workdir / f"{seed}-{isa}"
+            train(given.config, workdir, seed=seed, isa=isa, flags=given.set)
+            runs.append(finished(workdir, isa))
+            _check(runs, given.keep)
+            if given.keep:
+                _keep(runs, given.keep)
+    if not runs:
+        parser.error("name finished runs, or give --config, --run and --workdir")
+    _check(runs, given.keep)
+    runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
+    print(tables(runs))
+    if given.picture:
+        curves(runs, given.picture)
     if given.against:
-        _runs(given.against)
+        print(tables([finished(workdir) for workdir in given.against]))
     if given.pair:
         _pairs(given.workdirs, against, [tuple(pair.partition(":")[::2]) for pair in given.pair])
 
 
-def _runs(workdirs: list[pathlib.Path]) -> None:
-    runs = [json.loads((workdir / "results.json").read_text()) for workdir in workdirs]
-    agents = runs[0]["agents"]
-    columns = [column for column in _COLUMNS if all(column[0] in metrics for metrics in agents.values())]
-    print("| agent | " + " | ".join(heading for _, heading, _ in columns) + " |")
-    print("|---" + "|---:" * len(columns) + "|")
+def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
+    """What is kept of the run in a directory.
+
+    Raises:
+      SystemExit: it has no results.
+    """
+    if not (workdir / "results.json").is_file():
+        raise SystemExit(f"{workdir} holds no finished run (results.json is missing)")
+    results, config = (json.loads((workdir / f"{name}.json").read_text()) for name in ("results", "config"))
+    rows = read_metrics(workdir)
+    sampled = {name: [row.get(f"rollout/{name}") for row in rows] for name in _CURVES}
+    measured = {
+        f"validation/{name}": [[row["step"] + 1, row[key]] for row in rows if (key := f"validation/{name}") in row]
+        for name in _CURVES
+    }
+    numbers = {
+        agent: {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        for agent, metrics in results["agents"].items()
+    }
+    return Run(
+        seed=results["seed"],
+        isa=isa,
+        settings=hashlib.sha256(json.dumps(config | {"seed": 0}, sort_keys=True).encode()).hexdigest()[:12],
+        agents=_rounded(numbers),
+        seconds=_rounded(results["seconds"]),
+        tokens=int(sum(row.get("perf/decoded_tokens", 0) for row in rows)),
+        curves=_rounded(sampled | measured),
+        machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
+    )
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """Markdown: every agent's mean and worst over the runs, what they took, and the trained policy run by run."""
+    agents = runs[0].agents
+    columns = [
+        column for column in _COLUMNS if all(column[0] in run.agents.get(agent, {}) for agent in agents for run in runs)
+    ]
+    lines = [f"Mean and worst of {len(runs)} runs." if len(runs) > 1 else "One run.", ""]
+    lines += _head(["agent", *(heading for _, heading, *_ in columns)])
     for agent in agents:
-        cells = [_cell([run["agents"][agent][key] * scale for run in runs]) for key, _, scale in columns]
-        print(f"| {title(agent)} | " + " | ".join(cells) + " |")
-    phases = [name for name in runs[0]["seconds"] if all(name in run["seconds"] for run in runs)]
-    print("\n| phase | seconds |\n|---|---:|")
-    for name in phases:
-        print(f"| {name} | {_cell([run['seconds'][name] for run in runs], 0)} |")
-    generated = [sum(row.get("perf/decoded_tokens", 0) for row in read_metrics(workdir)) for workdir in workdirs]
-    if all(generated):
-        print(f"\nThousand tokens generated in training: {_cell([tokens / 1e3 for tokens in generated], 0)}")
-    print()
+        cells = [
+            _cell([run.agents[agent][key] * scale for run in runs], worst=min if more else max)
+            for key, _, scale, more in columns
+        ]
+        lines.append(_row([title(agent), *cells]))
+    phases = [name for name in runs[0].seconds if all(name in run.seconds for run in runs)]
+    lines += ["", *_head(["phase", "seconds"])]
+    lines += [_row([name, _cell([run.seconds[name] for run in runs], digits=0)]) for name in phases]
+    if all(run.tokens for run in runs):
+        generated = _cell([run.tokens / 1e3 for run in runs], digits=0)
+        lines += ["", f"Thousand tokens generated in training: {generated}"]
+    policy = "trained" if "trained" in agents else next(iter(agents))
+    lines += ["", *_head([f"{title(policy)}, seed", *(heading for _, heading, *_ in columns)])]
+    for run in runs:
+        lines.append(_row([run.name, *(f"{run.agents[policy][key] * scale:.1f}" for key, _, scale, _ in columns)]))
+    return "\n".join([*lines, ""])
+
+
+def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
+    """Routing, EM and searches over steps, sampled: every run and their mean; dots: greedy on held-out questions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = {
+        "routing_accuracy": "Searches sent to the right knowledge base",
+        "em": "Answers right (EM)",
+        "searches_per_question": "Searches per question",
+    }
+    known = {name: text for name, text in shown.items() if all(None not in run.curves[name] for run in runs)}
+    figure, axes = plt.subplots(1, len(known), figsize=(4.3 * len(known), 3.6), constrained_layout=True, squeeze=False)
+    for axis, (name, text), color in zip(axes[0], known.items(), COLORS):
+        smooth = [_smooth(run.curves[name]) for run in runs]
+        for values in smooth:
+            axis.plot(range(1, len(values) + 1), values, color=color, alpha=0.25, linewidth=0.9)
+        length = min(map(len, smooth))
+        mean = np.mean([values[:length] for values in smooth], axis=0)
+        axis.plot(range(1, length + 1), mean, color=color, linewidth=2.2, label=f"sampled, mean of {len(runs)} runs")
+        points = [point for run in runs for point in run.curves[f"validation/{name}"]]
+        if points:
+            axis.plot(*zip(*points), "o", color=color, alpha=0.35, markersize=3.5, label="greedy, held-out questions")
+        axis.set(title=text, xlabel="step", ylim=(0, None) if name == "searches_per_question" else (0, 1.02))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+    save_figure(figure, path)
+
+
+def _smooth(values: Sequence[float], window: int = 5) -> np.ndarray:
+    """Mean of the last `window` values, at every step."""
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def _kept(path: pathlib.Path | None) -> list[Run]:
+    if path is None or not path.is_file():
+        return []
+    return [Run(**row) for row in json.loads(path.read_text())]
+
+
+def _keep(runs: Sequence[Run], path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.dumps(dataclasses.asdict(run)) for run in runs]
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n")  # a line a run
+
+
+def _check(runs: Sequence[Run], kept: pathlib.Path | None) -> None:
+    """Complains about runs of different settings in one table; a kept table must be of the same."""
+    other = next((run for run in runs if run.settings != runs[0].settings), None)
+    if other:
+        complaint = f"the runs of seeds {runs[0].name} and {other.name} differ in more than their seed"
+        if kept:
+            sys.exit(f"{complaint}; {kept} holds runs of earlier settings: remove it, and they are run anew")
+        print(f"warning: {complaint}", file=sys.stderr)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def _pairs(workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
@@ -107,11 +283,17 @@ def _interval(value: Any, interval: Any) -> str:
     return f"{100 * value:+.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _cell(values: list[float], digits: int = 1) -> str:
-    mean = sum(values) / len(values)
-    if len(values) == 1 or max(values) - min(values) < 0.05:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+def _head(headings: Sequence[str]) -> list[str]:
+    return [_row(headings), "|---" + "|---:" * (len(headings) - 1) + "|"]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(values: Sequence[float], *, worst: Any = max, digits: int = 1) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if max(values) - min(values) < 0.05 else f"{mean} (worst {worst(values):.{digits}f})"
 
 
 if __name__ == "__main__":

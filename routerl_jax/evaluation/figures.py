@@ -143,7 +143,8 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
     shares.legend(frameon=False, fontsize=8)
     curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
     curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
-    invalid.set(title="Routing accuracy and invalid actions", ylim=(0, 1.02))
+    curve(invalid, rows, "rollout/repeated_search_rate", "asked the same twice", COLORS[3])
+    invalid.set(title="Routing, repeated searches, invalid actions", ylim=(0, 1.02))
     invalid.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 

@@ -72,8 +72,8 @@ def averages(
 
     Returns:
       `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
-      search that was written to the letter of the protocol and succeeded), `invalid_action_rate` (of turns), `answered_rate`,
-      `truncated_rate`,
+      search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of episodes: the same
+      knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`,
       `tool_error_rate` (of calls), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a
       dense search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
       `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
@@ -108,6 +108,7 @@ def _averages(
         **{name: float(mean) for name, mean in zip(_ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
+        "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
@@ -120,6 +121,11 @@ def _averages(
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
     accuracy = routing_accuracy(list(episodes), tools)
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
+
+
+def _searched_again(episode: Episode) -> bool:
+    asked = [(call.tool, call.image, " ".join(call.query.lower().split())) for call in episode.calls]
+    return len(set(asked)) < len(asked)
 
 
 def _searched_validly(episode: Episode) -> bool:

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchIndex, BatchLayout
-from routerl_jax.learning.logprobs import target_logprobs
+from routerl_jax.learning.logprobs import Scores, target_scores
 from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, kl_estimate
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat
@@ -34,7 +34,7 @@ class LossConfig:
     kind: str = "clip"  # of learning.losses.POLICY_LOSSES
     clip_low: float = 0.2
     clip_high: float = 0.2  # above clip_low: DAPO's clip-higher
-    kl: KLKind = "k3"
+    kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: float = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
     min_entropy: float = (
@@ -44,9 +44,14 @@ class LossConfig:
     def __post_init__(self) -> None:
         POLICY_LOSSES.get(self.kind)  # raises ValueError for an unknown one
 
+    @property
+    def exact_kl(self) -> bool:
+        """Whether the KL is summed over the vocabulary, which takes the reference's weights in the update."""
+        return bool(self.kl_coef) and self.kl in ("forward", "reverse")
 
-# (trained params, frozen params, fields of a micro-batch as [rows, time]) -> (log-probs of the targets, entropies)
-Score = Callable[[nnx.State, nnx.State, dict[str, Any]], tuple[Array, Array]]
+
+# (trained params, frozen params, the reference's, fields of a micro-batch as [rows, time]) -> scores of the targets
+Score = Callable[[nnx.State, nnx.State, nnx.State | None, dict[str, Any]], Scores]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "updates"], meta_fields=[])
@@ -156,7 +161,10 @@ class Learner:
         Returns:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
-        self.state, metrics, logprobs = self._programs.update(state=self.state, frozen=self.frozen, batch=batch)
+        reference = self.reference if self._objective[1].exact_kl else None
+        self.state, metrics, logprobs = self._programs.update(
+            state=self.state, frozen=self.frozen, reference=reference, batch=batch
+        )
         host = jax.device_get(metrics)
         return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
 
@@ -198,7 +206,9 @@ class Learner:
 class Programs:
     """The jitted programs of one learner; `update` donates the state."""
 
-    update: Any  # (state=, frozen=, batch=) -> (state, metrics, log-probs)
+    update: (
+        Any  # (state=, frozen=, reference=, batch=) -> (state, metrics, log-probs); reference: of an exact KL, or None
+    )
     logprobs: Any  # (params, frozen, batch) -> log-probs
 
 
@@ -235,8 +245,8 @@ def jit_programs(
     """Programs for a model (or an abstract one); arguments as the Learner's. `homes`: shardings of its LearnerState."""
     attention, graph = Attention.on(layout.mesh), nnx.split(model, trainable, ...)[0]
 
-    def score(params: nnx.State, frozen: nnx.State, fields: dict[str, Any]) -> tuple[Array, Array]:
-        return target_logprobs(
+    def score(params: nnx.State, frozen: nnx.State, reference: nnx.State | None, fields: dict[str, Any]) -> Scores:
+        return target_scores(
             nnx.merge(graph, params, frozen),
             fields["tokens"],
             fields["targets"],
@@ -244,6 +254,8 @@ def jit_programs(
             fields["segment_ids"],
             temperature=temperature,
             entropy=bool(loss.entropy_coef or loss.min_entropy),
+            reference=None if reference is None else nnx.merge(graph, reference, frozen),
+            direction="reverse" if loss.kl == "reverse" else "forward",
             remat=remat,
             attention=attention,
             images=fields.get("images"),
@@ -254,9 +266,11 @@ def jit_programs(
     def logprobs(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
         return _logprobs(layout, score, params, frozen, batch)
 
-    def update(state: LearnerState, frozen: nnx.State, batch: Batch) -> tuple[LearnerState, dict[str, Array], Array]:
+    def update(
+        state: LearnerState, frozen: nnx.State, reference: nnx.State | None, batch: Batch
+    ) -> tuple[LearnerState, dict[str, Array], Array]:
         with matmul_precision(model.compute_dtype):  # backward passes of kernels are traced outside of the model
-            return _update(layout, score, optimizer, loss, state, frozen, batch)
+            return _update(layout, score, optimizer, loss, state, frozen, reference, batch)
 
     small = replicated(layout.mesh)
     return Programs(
@@ -331,16 +345,14 @@ def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.
 
     def one(micro: Array, result: Array) -> Array:
         logprobs = _on_micro_batch(
-            layout, lambda fields: _unfold(layout, score(params, frozen, fields)[0]), batch, micro
+            layout, lambda fields: _unfold(layout, score(params, frozen, None, fields).logprobs), batch, micro
         )
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
     return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))
 
 
-def objective(
-    loss: LossConfig, logprobs: Array, entropies: Array, fields: dict[str, Any]
-) -> tuple[Array, dict[str, Array]]:
+def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
     """The weighted loss of a micro-batch and its terms.
 
     Targets of weight 0 (whatever the policy did not sample) contribute exactly zero to value and gradient: they are
@@ -349,7 +361,7 @@ def objective(
     noise moves it and nothing is learnt.
 
     Args:
-      logprobs, entropies: of the targets, [rows, time].
+      scores: of the targets, [rows, time]; divergences where the KL is exact.
       fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each.
 
     Returns:
@@ -357,24 +369,27 @@ def objective(
     """
     weights = fields["weights"]
     trained = weights > 0
-    logprobs = jnp.where(trained, logprobs, 0.0)
+    logprobs = jnp.where(trained, scores.logprobs, 0.0)
     old = jnp.where(trained, fields["old_logprobs"], 0.0)
     per_token, clipped = POLICY_LOSSES.get(loss.kind)(
         logprobs, old, fields["advantages"], loss.clip_low, loss.clip_high
     )
-    decided = trained & (jax.lax.stop_gradient(entropies) >= loss.min_entropy) if loss.min_entropy else trained
+    decided = trained & (jax.lax.stop_gradient(scores.entropies) >= loss.min_entropy) if loss.min_entropy else trained
     policy = (weights * jnp.where(decided, per_token, 0.0)).sum()
     total = policy
     metrics = {"pg_loss": policy, "clip_fraction": (weights * (clipped & decided)).sum(), "weight": weights.sum()}
     if loss.min_entropy:
         metrics["decision_share"] = (weights * decided).sum()
     if loss.kl_coef:
-        estimate = kl_estimate(logprobs, jnp.where(trained, fields["ref_logprobs"], 0.0), loss.kl)
-        divergence = (weights * jnp.where(trained, estimate, 0.0)).sum()
+        if loss.kl in ("forward", "reverse"):
+            divergences = scores.divergences
+        else:
+            divergences = kl_estimate(logprobs, jnp.where(trained, fields["ref_logprobs"], 0.0), loss.kl)
+        divergence = (weights * jnp.where(trained, divergences, 0.0)).sum()
         total = total + loss.kl_coef * divergence
         metrics["kl"] = divergence
     if loss.entropy_coef:
-        entropy = (weights * jnp.where(trained, entropies, 0.0)).sum()
+        entropy = (weights * jnp.where(trained, scores.entropies, 0.0)).sum()
         total = total - loss.entropy_coef * entropy
         metrics["entropy"] = entropy
     metrics["loss"] = total
@@ -388,14 +403,15 @@ def _update(
     loss: LossConfig,
     state: LearnerState,
     frozen: nnx.State,
+    reference: nnx.State | None,
     batch: Batch,
 ) -> tuple[LearnerState, dict[str, Array], Array]:
     """Accumulates gradients over the micro-batches and takes one optimiser step."""
 
     def total_loss(params: nnx.State, fields: dict[str, Any]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-        logprobs, entropies = score(params, frozen, fields)
-        total, metrics = objective(loss, logprobs, entropies, fields)
-        return total, (metrics, _unfold(layout, logprobs))
+        scores = score(params, frozen, reference, fields)
+        total, metrics = objective(loss, scores, fields)
+        return total, (metrics, _unfold(layout, scores.logprobs))
 
     def gradient(micro: Array) -> tuple[nnx.State, dict[str, Array], Array]:
         def on_fields(fields: dict[str, Any]) -> tuple[nnx.State, dict[str, Array], Array]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from routerl_jax.learning.losses import KLDirection
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.patches import VisionInputs
@@ -17,7 +20,15 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 _CHUNK_BYTES = 256 * 2**20
 
 
-def target_logprobs(
+class Scores(NamedTuple):
+    """What a model says of given tokens, in nats; zeros where it was not asked for."""
+
+    logprobs: Float[Array, "B T"]
+    entropies: Float[Array, "B T"]
+    divergences: Float[Array, "B T"]  # from a reference, summed over the vocabulary
+
+
+def target_scores(
     model: Decoder,
     tokens: Int[Array, "B T"],
     targets: Int[Array, "B T"],
@@ -26,40 +37,48 @@ def target_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    reference: Decoder | None = None,
+    direction: KLDirection = "forward",
     remat: Remat = "none",
     attention: Attention | None = None,
     images: VisionInputs | None = None,
     image_index: Int[Array, "B T"] | None = None,
     segment_ends: Int[Array, "B T"] | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """log p(targets[t] | tokens[<= t]) at a temperature, and the distribution's entropy (zeros unless asked for), in nats.
+) -> Scores:
+    """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
     Chunks are stretches of time of all rows, so that every device works on its own rows in each of them; the vocabulary
     is split over `tensor`. `attention` says what computes attention, and names the mesh.
 
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
+      entropy: whether entropies are computed.
+      reference: a model q of the same vocabulary, which gets no gradient. Default: no divergences.
+      direction: "forward", sum_v q(v) log(q(v) / p(v)); "reverse", sum_v p(v) log(p(v) / q(v)); both at the temperature.
       images: of every shard of rows, [S, P, ...].
       image_index: for each token, which feature of its shard's images it is; -1: none.
       segment_ends: of sequences that share their beginnings (learning/prefixes.py).
     """
-    features = None
-    if images is not None and image_index is not None:
-        assert isinstance(model, VisionLanguageModel)
-        features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
-    rotary = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
-    hidden = model.hidden(
-        tokens,
-        rotary,
-        segment_ids,
-        segment_ends=segment_ends,
-        remat=remat,
-        attention=attention,
-        features=features,
-    )
+
+    def hidden(model: Decoder) -> Float[Array, "B T E"]:
+        features = None
+        if images is not None and image_index is not None:
+            assert isinstance(model, VisionLanguageModel)
+            features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
+        rotary = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
+        return model.hidden(
+            tokens,
+            rotary,
+            segment_ids,
+            segment_ends=segment_ends,
+            remat=remat,
+            attention=attention,
+            features=features,
+        )
+
     batch, length = tokens.shape
     mesh = attention.mesh if attention else None
-    per_token = model.config.vocab_size * 4 / (mesh.shape["tensor"] if mesh else 1)
+    per_token = model.config.vocab_size * 4 * (2 if reference else 1) / (mesh.shape["tensor"] if mesh else 1)
     rows = -(-batch // (batch_shards(mesh) if mesh else 1))
     chunks = -(-length // max(1, int(_CHUNK_BYTES / (rows * per_token))))
     size = -(-length // chunks)
@@ -69,21 +88,28 @@ def target_logprobs(
         x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
-    def one(chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+    def one(chunk: tuple[Array, Array, Array | None]) -> Scores:
         logits = _split(model.unembed(chunk[0]) / temperature, mesh)
         log_total = jax.nn.logsumexp(logits, axis=-1)
         # A masked sum, which works on a split vocabulary as it lies; indexing would gather all of it.
         at = jnp.arange(logits.shape[-1]) == chunk[1][..., None]
-        chosen = jnp.where(at, logits, 0.0).sum(axis=-1)
-        if not entropy:
-            return chosen - log_total, jnp.zeros_like(log_total)
-        mean_logit = (jax.nn.softmax(logits, axis=-1) * logits).sum(axis=-1)
-        return chosen - log_total, log_total - mean_logit
+        logprobs = jnp.where(at, logits, 0.0).sum(axis=-1) - log_total
+        entropies = divergences = jnp.zeros_like(log_total)
+        if entropy:
+            entropies = log_total - (jax.nn.softmax(logits, axis=-1) * logits).sum(axis=-1)
+        if reference is not None:
+            theirs = jax.lax.stop_gradient(_split(reference.unembed(chunk[2]) / temperature, mesh))
+            ours, theirs = logits - log_total[..., None], jax.nn.log_softmax(theirs, axis=-1)
+            sign, weight = (1.0, theirs) if direction == "forward" else (-1.0, ours)
+            divergences = sign * (jnp.exp(weight) * (theirs - ours)).sum(axis=-1)
+        return Scores(logprobs, entropies, divergences)
 
+    of_reference = None if reference is None else jax.lax.stop_gradient(hidden(reference))
+    inputs = hidden(model), targets, of_reference
     if chunks == 1:
-        return one((hidden, targets))
-    logprobs, entropies = jax.lax.map(jax.checkpoint(one), (cut(hidden), cut(targets)))
-    return tuple(jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in (logprobs, entropies))  # type: ignore
+        return one(inputs)
+    scores = jax.lax.map(jax.checkpoint(one), jax.tree.map(cut, inputs))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length], scores)
 
 
 def _split(logits: Float[Array, "B t V"], mesh: Mesh | None) -> Float[Array, "B t V"]:

@@ -11,7 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from routerl_jax.core.registry import Registry
 
-KLKind = Literal["k1", "k2", "k3"]
+KLEstimate = Literal["k1", "k2", "k3"]  # from the sampled token
+KLDirection = Literal[
+    "forward", "reverse"
+]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
+KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
 
 # (log-prob, behaviour log-prob, advantage, clip_low, clip_high) -> (loss, clipped?), all per token
@@ -54,7 +58,7 @@ def reinforce_loss(
     return -advantages * logprobs, jnp.zeros(logprobs.shape, bool)
 
 
-def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kind: KLKind) -> Float[Array, "*T"]:
+def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kind: KLEstimate) -> Float[Array, "*T"]:
     """Per-token estimates of KL(policy || reference) from samples of the policy (J. Schulman, 2020).
 
     k1 = log p - log q (unbiased, may be negative; as a loss its gradient has mean zero, so it belongs in the reward),

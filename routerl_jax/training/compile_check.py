@@ -154,10 +154,12 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         remat=settings.remat,
     )
     batch = layout.abstract(-(-sequences // settings.minibatches) if rl else sequences, config.engine.max_length)
-    lowered = {"update": jitted.update.lower(state=state, frozen=frozen, batch=batch)}
-    reference = _bytes(trained) if loss.kl_coef or settings.reward_kl_coef else 0
+    exact = trained if loss.exact_kl else None
+    lowered = {"update": jitted.update.lower(state=state, frozen=frozen, reference=exact, batch=batch)}
+    kept = _bytes(trained) if loss.kl_coef or settings.reward_kl_coef else 0
+    beside = {"update": 0 if exact is not None else kept}  # an argument of the update is weighed with it
     if not rl:
-        return lowered, {"update": reference}
+        return lowered, beside
     engine = config.engine
     lowered |= lower_programs(
         model,
@@ -175,10 +177,10 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     cache = cache_kind(model.config, mesh, model.compute_dtype).abstract(
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
-    learner = _bytes(state) + _bytes(frozen) + reference - (0 if copied else _bytes(params))  # shared with the engine
-    beside = dict.fromkeys(("encode", "prefill", "decode"), learner)
+    learner = _bytes(state) + _bytes(frozen) + kept - (0 if copied else _bytes(params))  # shared with the engine
+    beside |= dict.fromkeys(("encode", "prefill", "decode"), learner)
     beside["encode"] += _bytes(cache)
-    return lowered, beside | {"update": reference}  # the engine rests
+    return lowered, beside  # the engine rests during the update
 
 
 def _bytes(tree: Any) -> int:

@@ -60,6 +60,8 @@ from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
+_ESTIMATED_AFTER = 10  # steps; the line on what is left of the run
+
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
@@ -128,6 +130,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     )
     alarm: Alarm | None = None
     owed = False  # a checkpoint
+    paces: list[float] = []  # seconds of this sitting's first steps
     for step in bar:
         step_clock = _Clock()
         stage = stages.at(step)
@@ -159,6 +162,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
                 run_.save(done, **extra)
             owed = False
         bar.set_postfix_str(_headline(metrics))
+        paces.append(step_clock.seconds["step"])
+        if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
+            bar.write(estimate(paces, config.steps - done))
     clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in read_metrics(workdir))
 
     stopped = _stop(run_, engine, alarm) if alarm else {}
@@ -350,7 +356,7 @@ def _train_step(
         with clock("update"):
             weights = credit.token_weights(sequences, minibatch, settings.aggregation, config.engine.max_length)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
-        if settings.loss.kl_coef:
+        if settings.loss.kl_coef and not settings.loss.exact_kl:
             with clock("reference"):
                 batch = learner.with_reference(batch)
         with clock("update"):
@@ -430,6 +436,14 @@ def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode],
         spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
         records = [episode_record(episode, step=step) for episode in spread]
         write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
+
+
+def estimate(paces: Sequence[float], left: int) -> str:
+    """How long a run has still to go, from the seconds of its first steps; the first ones compile, so the median counts."""
+    pace = float(np.median(paces))
+    seconds = pace * left
+    span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"
+    return f"{pace:.1f} s a step: about {span} of training to go, validation and the final evaluation not counted"
 
 
 def _headline(metrics: Mapping[str, Any]) -> str:

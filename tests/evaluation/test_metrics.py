@@ -32,6 +32,20 @@ def test_summary() -> None:
     assert summary["em_interval"] == [0, 1]  # four wrong draws, or four right ones: each 1/16 > 2.5 %
 
 
+def test_a_search_is_repeated_where_the_same_is_asked_of_the_same() -> None:
+    """Another knowledge base, or other words, are another search; case and spaces are not."""
+    first, other = call("text"), call("table")
+    elsewhere = dataclasses.replace(first, query="another thing")
+    spelled = dataclasses.replace(first, query=f" {first.query.upper()}  ")
+    assert first.query.strip()
+    rates = [
+        summarize([episode(*calls)])["repeated_search_rate"]
+        for calls in [(), (first,), (first, other), (first, elsewhere), (first, spelled), (other, first, other)]
+    ]
+    assert rates == [0, 0, 0, 0, 1, 1]
+    assert summarize([episode(first, first), episode(first)])["repeated_search_rate"] == 0.5
+
+
 def test_golden_steps_are_told_apart() -> None:
     """A sub-question that is asked in other words is no wrong answer."""
 

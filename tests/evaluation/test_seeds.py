@@ -2,11 +2,12 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
-from benchmarks import seeds
+from benchmarks import runs, seeds
 from routerl_jax.evaluation.records import write_records
 from tests.evaluation.test_paired import record
 
@@ -15,7 +16,8 @@ def write_run(workdir: pathlib.Path, right: str) -> str:
     """A run whose policy, called `ours`, is right at these questions, and its control at none of four."""
     found = {"em": 0.5, "searches_per_question": 1.0}
     workdir.mkdir()
-    results = {"agents": {"ours": found, "control": found}, "seconds": {"total": 3.0}}
+    where = {"seed": 0, "devices": 2, "platform": "cpu"}
+    results = {"agents": {"ours": found, "control": found}, "seconds": {"total": 3.0}, **where}
     (workdir / "results.json").write_text(json.dumps(results))
     evaluation = {"normalizer": "search_r1", "names": {"trained": "ours"}}
     (workdir / "config.json").write_text(json.dumps({"evaluation": evaluation}))
@@ -51,3 +53,72 @@ def test_runs_against_others(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit):
         seeds.main()
     assert "--against needs as many runs as are compared with them: 1, not 2" in capsys.readouterr().err
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, steps: int = 120) -> list[tuple[int, str]]:
+    """Stands in for launch.train: notes (seed, instruction set) and leaves a finished run whose EM falls with the seed."""
+    made = []
+
+    def start(command: list[str], *, check: bool, env: dict[str, str]) -> None:
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in command if "=" in flag)
+        seed, workdir = int(flags["config.seed"]), pathlib.Path(flags["workdir"])
+        isa = env.get("XLA_FLAGS", "").partition("--xla_cpu_max_isa=")[2] or "native"
+        made.append((seed, isa))
+        workdir.mkdir(parents=True)
+        (workdir / "config.json").write_text(json.dumps({"seed": seed, "steps": steps}))
+        trained = {"em": 0.9 - seed / 10, "searches_per_question": 1.2 + seed / 10, "em_interval": [0, 1]}
+        agents = {"warm_start": {"em": 0.2, "searches_per_question": 1.6}, "trained": trained}
+        results = {"agents": agents, "seconds": {"training": 400.0}, "seed": seed, "devices": 2, "platform": "cpu"}
+        (workdir / "results.json").write_text(json.dumps(results))
+        rows = [
+            {"step": step, "rollout/em": step / 9, "rollout/searches_per_question": 1.5, "perf/decoded_tokens": 500}
+            for step in range(8)
+        ]
+        rows[-1]["validation/em"] = 0.8
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    return made
+
+
+def test_runs_are_made_kept_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Two seeds on two instruction sets; what a file has kept is not run again, wherever the runs have gone."""
+    made, kept = launched(monkeypatch), tmp_path / "kept" / "runs.json"
+    asked = ["seeds", "--config=configs/quickstart.py", "--isa=native,AVX", f"--workdir={tmp_path / 'runs'}"]
+    asked += [f"--keep={kept}", f"--picture={tmp_path / 'curves.png'}"]
+    monkeypatch.setattr(sys, "argv", [*asked, "--run=1"])
+    seeds.main()
+    assert made == [(0, "native"), (0, "AVX")]
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "argv", [*asked, "--run=2"])
+    seeds.main()
+    assert made[2:] == [(1, "native"), (1, "AVX")]
+    printed = capsys.readouterr().out
+    assert "Mean and worst of 4 runs." in printed
+    assert "| after RL | 85.0 (worst 80.0) | 1.2 (worst 1.3) |" in printed
+    assert "| before RL | 20.0 | 1.6 |" in printed
+    assert "| 1, AVX | 80.0 | 1.3 |" in printed
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    launched(monkeypatch, steps=60)
+    monkeypatch.setattr(sys, "argv", [*asked, "--run=3"])
+    with pytest.raises(SystemExit, match=r"differ in more than their seed; .*runs.json holds runs of earlier settings"):
+        seeds.main()
+    assert len(json.loads(kept.read_text())) == 4
+
+
+def test_a_run_that_has_begun_is_resumed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+    (tmp_path / "config.json").write_text("{}")
+    runs.train("configs/quickstart.py", tmp_path, seed=3, flags=["config.steps=4"])
+    assert commands[0][3:] == [
+        "--config=configs/quickstart.py",
+        f"--workdir={tmp_path}",
+        "--config.seed=3",
+        "--config.steps=4",
+        "--resume",
+    ]
+    (tmp_path / "results.json").write_text("{}")
+    runs.train("configs/quickstart.py", tmp_path, seed=3)
+    assert len(commands) == 1

@@ -13,6 +13,7 @@ from flax import nnx
 from routerl_jax.learning.advantages import ADVANTAGES, SCALED, per_token, truncated_importance, whiten
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
@@ -65,7 +66,7 @@ def check_objective(terms: equations.Terms, aggregation: str, dtype: type, toler
         weights = [np.where(s.trained, weight, 0.0) for s, weight in zip(sequences, each)]
     fields = as_rows(sequences, weights, dtype)
     (value, metrics), slopes = jax.value_and_grad(
-        lambda logprobs, entropies: objective(LossConfig(**dataclasses.asdict(terms)), logprobs, entropies, fields),
+        lambda *scored: objective(LossConfig(**dataclasses.asdict(terms)), Scores(*scored, scored[0]), fields),
         argnums=(0, 1),
         has_aux=True,
     )(fields["logprobs"], fields["entropies"])

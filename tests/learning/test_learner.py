@@ -12,6 +12,7 @@ from flax import nnx
 from routerl_jax.core.types import Sequence
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.logprobs import Scores, target_scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
@@ -39,10 +40,12 @@ def build(made, sequences=SEQUENCES, aggregation="token", ref=True):
 
 
 def logits_loss(logits, fields, loss=LOSS):
-    """The learner's objective as a function of the logits."""
+    """The learner's objective as a function of the logits; the reference of an exact KL is uniform."""
     full = jax.nn.log_softmax(logits)
     logprobs = jnp.take_along_axis(full, fields["targets"][..., None], axis=-1)[..., 0]
-    return objective(loss, logprobs, -(jnp.exp(full) * full).sum(axis=-1), fields)[0]
+    entropies, words = -(jnp.exp(full) * full).sum(axis=-1), full.shape[-1]
+    exact = -np.log(words) - full.mean(axis=-1) if loss.kl == "forward" else np.log(words) - entropies
+    return objective(loss, Scores(logprobs, entropies, exact), fields)[0]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,9 @@ def logits_loss(logits, fields, loss=LOSS):
         LossConfig(kind="reinforce"),
         LossConfig(kl="k2", kl_coef=1.0),
         LossConfig(entropy_coef=0.01),
-        LossConfig(clip_high=0.28, kl_coef=0.15, min_entropy=0.2),  # the quickstart's
+        LossConfig(clip_high=0.28, kl_coef=0.15, min_entropy=0.2),
+        LossConfig(kl="forward", kl_coef=0.15, min_entropy=0.05),
+        LossConfig(kl="reverse", kl_coef=0.15),
     ],
 )
 def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss):
@@ -141,10 +146,11 @@ def test_log_probs_equal_a_forward_pass_of_each_sequence_alone(devices):
         np.testing.assert_allclose(values, plain_logprobs(params, sequence), atol=2e-5)
 
 
-def test_chunked_log_probs_and_entropy_equal_unchunked(monkeypatch):
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_chunked_scores_equal_unchunked(monkeypatch, direction):
     from routerl_jax.learning import logprobs as module
 
-    model = tiny.model()
+    model, reference = tiny.model(), tiny.model(seed=1)
     tokens = jax.random.randint(jax.random.key(0), (3, 40), 0, tiny.VOCABULARY)
     arguments = (
         tokens,
@@ -157,23 +163,23 @@ def test_chunked_log_probs_and_entropy_equal_unchunked(monkeypatch):
         graph, params = nnx.split(model)
 
         def f(params):
-            logprobs, entropies = module.target_logprobs(
-                nnx.merge(graph, params), *arguments, temperature=0.8, entropy=True
-            )
-            return logprobs.sum() + 0.3 * entropies.sum(), (logprobs, entropies)
+            settings = {"temperature": 0.8, "entropy": True, "reference": reference, "direction": direction}
+            scores = target_scores(nnx.merge(graph, params), *arguments, **settings)
+            return scores.logprobs.sum() + 0.3 * scores.entropies.sum() + 0.5 * scores.divergences.sum(), scores
 
         return jax.grad(f, has_aux=True)(params)
 
-    grads, (logprobs, entropies) = gradient()
-    monkeypatch.setattr(
-        module, "_CHUNK_BYTES", 9 * tiny.VOCABULARY * 4
-    )  # 3 tokens of 3 rows: 14 chunks, the last padded
-    chunked, (chunked_logprobs, chunked_entropies) = gradient()
-    np.testing.assert_allclose(chunked_logprobs, logprobs, atol=1e-5)
-    np.testing.assert_allclose(chunked_entropies, entropies, atol=1e-5)
+    grads, scores = gradient()
+    # 3 tokens of 3 rows, for two models: 14 chunks, the last padded
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 2 * 9 * tiny.VOCABULARY * 4)
+    chunked, in_chunks = gradient()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), in_chunks, scores)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked, grads)
     p = np.asarray(jax.nn.softmax(model(tokens) / 0.8), np.float64)
-    np.testing.assert_allclose(entropies, -(p * np.log(p)).sum(-1), atol=1e-5)
+    q = np.asarray(jax.nn.softmax(reference(tokens) / 0.8), np.float64)
+    np.testing.assert_allclose(scores.entropies, -(p * np.log(p)).sum(-1), atol=1e-5)
+    exact = (q * np.log(q / p)).sum(-1) if direction == "forward" else (p * np.log(p / q)).sum(-1)
+    np.testing.assert_allclose(scores.divergences, exact, atol=1e-5)
 
 
 # --- updates -----------------------------------------------------------------------------------------------------------
@@ -378,3 +384,45 @@ def test_the_reference_scores_a_batch_where_it_lies(devices):
     made.update(batch)
     other.update(from_host)
     jax.tree.map(np.testing.assert_array_equal, *(nnx.to_pure_dict(one.params) for one in (made, other)))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("kl", ["forward", "reverse"])
+def test_an_exact_kl_is_that_of_the_vocabulary(devices, kl):
+    """None before the first update, then the mean over sampled tokens of the sum over all words; it pulls back alone."""
+    loss = LossConfig(kl=kl, kl_coef=0.5)
+    made = learner(devices, loss=loss, optimizer=optax.sgd(1.0))
+    first, _ = made.update(build(made, ref=False)[0])
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    ours, theirs = ([forward(params, padded(s)) for s in SEQUENCES] for params in (made.params, made.reference))
+    terms = []
+    for p, q, sequence in zip(ours, theirs, SEQUENCES):
+        p, q = (np.asarray(x, np.float64)[np.arange(len(sequence) - 1)] for x in (p, q))
+        each = (np.exp(q) * (q - p)).sum(-1) if kl == "forward" else (np.exp(p) * (p - q)).sum(-1)
+        terms.append(each[sequence.loss_mask[1:]])
+    second, _ = made.update(build(made, ref=False)[0])
+    assert second["kl"] == pytest.approx(np.concatenate(terms).mean(), rel=1e-3)
+    still = build(made, ref=False)[0]
+    still = dataclasses.replace(still, advantages=jnp.zeros_like(still.advantages))
+    divergences = [made.update(still)[0]["kl"] for _ in range(6)]
+    assert divergences == sorted(divergences, reverse=True)
+    assert divergences[-1] < divergences[0] / 2
+
+
+def test_a_choice_that_is_never_sampled_comes_back_by_the_forward_kl_alone():
+    """The reference says word 0 in three of four cases, the policy hardly ever. Word 1 is sampled, which the reference finds 22
+    times as likely: k3 is cut off and has no gradient. The forward KL pulls by the difference of the probabilities."""
+    reference = jnp.log(jnp.asarray([0.75, 0.2, 0.05]))
+    start = jnp.log(jnp.asarray([0.001, 0.009, 0.99]))  # word 2 is sampled, which the reference finds unlikely
+    word = 1  # now and then this one is, 22 times as likely under the reference
+
+    def loss(logits, kl):
+        full = jax.nn.log_softmax(logits)
+        fields = {"weights": jnp.ones(1), "advantages": jnp.zeros(1), "old_logprobs": full[word][None]}
+        fields["ref_logprobs"] = reference[word][None]
+        exact = (jnp.exp(reference) * (reference - full)).sum()[None]
+        scores = Scores(full[word][None], jnp.zeros(1), exact)
+        return objective(LossConfig(kl=kl, kl_coef=1.0, min_entropy=0.2), scores, fields)[0]
+
+    np.testing.assert_array_equal(jax.grad(loss)(start, "k3"), 0)
+    np.testing.assert_allclose(jax.grad(loss)(start, "forward"), jnp.exp(start) - jnp.exp(reference), atol=1e-6)

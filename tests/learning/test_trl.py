@@ -17,6 +17,7 @@ import tokenizers
 from routerl_jax.core.types import Episode, Example, Sequence
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.learner import LossConfig, objective
+from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit import assign
@@ -113,9 +114,9 @@ def our_loss(loss: LossConfig, aggregation: Any, tensors: dict[str, np.ndarray])
         "old_logprobs": jnp.asarray(tensors["old"]),
         "ref_logprobs": jnp.asarray(tensors["reference"]),
     }
-    value, gradients = jax.value_and_grad(lambda *scored: objective(loss, *scored, fields)[0], argnums=(0, 1))(
-        jnp.asarray(tensors["logprobs"]), jnp.asarray(tensors["entropies"])
-    )
+    value, gradients = jax.value_and_grad(
+        lambda *scored: objective(loss, Scores(*scored, scored[0]), fields)[0], argnums=(0, 1)
+    )(jnp.asarray(tensors["logprobs"]), jnp.asarray(tensors["entropies"]))
     return float(value), [np.asarray(g) for g in gradients]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from routerl_jax.core.types import Branch, Episode, Example, Sequence
 from routerl_jax.learning.learner import LossConfig, objective
+from routerl_jax.learning.logprobs import Scores
 from routerl_jax.training.config import (
     ForkCreditConfig,
     KnowledgeConfig,
@@ -169,7 +170,7 @@ def test_the_kl_of_a_tree_is_the_policy_s(kind: str) -> None:
             "ref_logprobs": jnp.stack([reference[place] for *_, place in places]),
         }
         logprobs = jnp.stack([log[place] for *_, place in places])
-        return objective(LossConfig(kl="k2", kl_coef=1.0), logprobs, logprobs, fields)[0]
+        return objective(LossConfig(kl="k2", kl_coef=1.0), Scores(logprobs, logprobs, logprobs), fields)[0]
 
     def divergence(logits: jax.Array) -> jax.Array:
         log = jax.nn.log_softmax(logits)

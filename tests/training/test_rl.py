@@ -259,3 +259,9 @@ def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> No
     trained = nnx.to_pure_dict(run_.learner.params)
     engine_weights = nnx.to_pure_dict(engine._calls.params)
     jax.tree.map(np.testing.assert_array_equal, trained, engine_weights)
+
+
+def test_the_estimate_is_the_median_step_s() -> None:
+    """The first steps compile: 60 s of the first do not count; what is left is said in minutes or hours."""
+    assert rl.estimate([60.0, *[6.0] * 9], 110).startswith("6.0 s a step: about 11 minutes of training to go")
+    assert rl.estimate([30.0] * 10, 590).startswith("30.0 s a step: about 4.9 hours")
