@@ -37,7 +37,7 @@ def backend_of(asked: str) -> str:
         return asked
     if has_scann():
         return "scann"
-    _say_once("index='auto'")
+    _say_once()
     return "exact"
 
 
@@ -80,10 +80,9 @@ def has_scann() -> bool:
 
 
 @functools.cache
-def _say_once(what: str) -> None:
+def _say_once() -> None:
     logging.warning(
-        "%s: ScaNN is not installed, so all vectors are compared, exactly (slower from some 100,000 on). It has wheels for Linux "
-        "on x86-64: %s",
-        what,
+        "ScaNN is not installed, so all vectors are compared, exactly (slower from some 100,000 on). It has wheels for "
+        "Linux on x86-64: %s",
         install_hint("scann"),
     )

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
+from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend, same_settings
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
