@@ -151,8 +151,11 @@ def build_pictures(
         directory, hashlib.sha256(fingerprints.encode()).hexdigest(), overwrite=config.overwrite
     ) as writer:
         there = writer.existing
-        same = there is not None and there.corpus_sha256 == corpus
-        same = same and same_settings(config.index, config.changes(), there.config, there.index)
+        same = (
+            there is not None
+            and there.corpus_sha256 == corpus
+            and same_settings(config.index, config.changes(), there.config, there.index)
+        )
         build = _Build(config, writer, model, clock, progress)
         if config.overwrite or not same or there is None or there.embedding != made:
             build.run(corpus, made)
