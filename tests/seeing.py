@@ -11,9 +11,9 @@ from flax import nnx
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.config import VisionConfig, VisionLanguageConfig
 from routerl_jax.models.images import ImageProcessor
-from routerl_jax.models.vision import VisionConfig
-from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import shardings
 from tests import tiny

@@ -63,9 +63,12 @@ def override(value: T, changes: Mapping[str, Any], path: str) -> T:
         raise ValueError(f"{path}: {error}") from error
 
 
+_SCALARS = (int, float, str, bool)
+
+
 def _scalar_type(hint: Any) -> type:
     for option in typing.get_args(hint) or (hint,):
-        if option in (int, float, str, bool):
+        if option in _SCALARS:
             return option
     return object
 
@@ -113,6 +116,8 @@ def _convert_scalar(hint: Any, value: Any, path: str) -> Any:
         return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint not in _SCALARS:
+        raise ValueError(f"{path} can't be set in a configuration: it is a {getattr(hint, '__name__', hint)}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ValueError(f"{path}={value!r} must be of type {hint.__name__}")
     return value

@@ -18,7 +18,6 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats import format as shared
 from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
-from routerl_jax.data.readers import distinct_examples
 from routerl_jax.models.pretrained import cache_directory
 
 _SPLIT = "questions"
@@ -58,7 +57,9 @@ class Questions(tfds.core.GeneratorBasedBuilder):
         return {_SPLIT: self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        rows = tqdm(distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question")
+        rows = tqdm(
+            known.distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question"
+        )
         for number, example in enumerate(rows):
             if example.images:
                 raise ValueError(f"{self._path}: question {example.id!r} has pictures; name the file without tfds/")

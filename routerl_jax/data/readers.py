@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from absl import logging
 from jaxtyping import Int
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.known import FORMATS, read_examples, split_name
+from routerl_jax.data.formats.known import FORMATS, distinct_examples, split_name
 
 _PART = re.compile(r"(.+?)\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d*):(\d*)")
@@ -185,35 +183,6 @@ def open_dataset(name: str) -> ExampleSource:
             _check_format(name.partition(":")[0])
         return DATASETS.get(name)()
     return FileExamples(path, form)
-
-
-def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> Iterator[Example]:
-    """The questions of a file that have answers, with `pictures` those that have a picture too; logs how many have none.
-
-    Raises:
-      ValueError: while reading: a row that cannot be used, an id that was used before, no question with an answer.
-    """
-    numbers: dict[str, int] = {}
-    left_out = collections.Counter[str]()
-    for place, example in read_examples(path, form):
-        if example is None:
-            left_out["answer"] += 1
-            continue
-        if pictures and (isinstance(example, ValueError) or not example.images):
-            left_out["picture"] += 1
-            continue
-        if isinstance(example, ValueError):
-            raise example
-        first = numbers.setdefault(example.id, place.number)
-        if first != place.number:
-            raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
-        yield example
-    told = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
-    if not numbers:
-        raise ValueError(f"questions file {path} holds no questions{told and f' ({told})'}")
-    rows = len(numbers) + left_out.total()
-    for what, count in left_out.items():
-        logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)
 
 
 def _check_format(name: str) -> None:

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from routerl_jax.core.ledger import Ledger
+from routerl_jax.models.config import VisionConfig
 from routerl_jax.models.patches import ImagePatches, VisionInputs, place_images
-from routerl_jax.models.vision import VisionConfig
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
 _LEAST_PATCHES, _STEP = 1024, 4  # of a shard in a call: sizes grow by this factor

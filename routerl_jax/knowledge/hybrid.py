@@ -13,13 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jax.sharding import Mesh
-
 from routerl_jax.core.types import Passage, Query, TextAndImage
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
-from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
 from routerl_jax.knowledge.query import checked_query, is_blank
-from routerl_jax.knowledge.store import Manifest, Store
+from routerl_jax.knowledge.store import Manifest
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 RRF_K = 60.0  # Cormack, Clarke and Buettcher 2009
@@ -76,23 +73,6 @@ class HybridKB(KnowledgeBase):
         self.reads = frozenset[str]().union(*(member.reads for member in members))
         self.cost = sum(member.cost for member in members)
 
-    @classmethod
-    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> HybridKB:
-        """Opens a directory that names members, and those; `index` and `encoder` go to the members that have vectors."""
-        from routerl_jax.knowledge.load import load_kb  # it opens kinds, of which this is one
-
-        settings = dict(store.manifest.settings)
-        members = []
-        for place in settings.pop("members", ()):
-            at = place if _is_url(place) else str((store.directory / place).resolve())
-            vectors = not _is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
-            options = {"index": index, "encoder": encoder} if vectors else {}
-            try:
-                members.append(load_kb(at, mesh=mesh, **options))
-            except ValueError as error:
-                raise ValueError(f"{store.directory}: member {place!r}: {error}") from error
-        return cls(members, name=store.manifest.name, **settings)
-
     def __len__(self) -> int:
         """Passages of all members; those that are in several count as often."""
         return sum(len(member) for member in self.members)
@@ -145,7 +125,7 @@ def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progres
     if not config.members:
         raise ValueError("members must be set, such as --config.members=\"('kb/dense', 'kb/bm25')\"")
     directory = pathlib.Path(directory).expanduser().resolve()
-    places = tuple(place if _is_url(place) else _relative(pathlib.Path(place), directory) for place in config.members)
+    places = tuple(place if is_url(place) else _relative(pathlib.Path(place), directory) for place in config.members)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         there = Manifest.read(directory)  # an error for what is not a knowledge base
         if there.kind != "hybrid" or not config.overwrite:
@@ -203,9 +183,9 @@ def _check(members: int, weights: Sequence[float], constant: float, depth: int) 
         raise ValueError(f"weights={list(weights)}, constant={constant} must not be negative, depth={depth} at least 1")
 
 
-def _is_url(place: str) -> bool:
+def is_url(place: str) -> bool:
+    """Whether a member is served by another process."""
     return place.startswith(("http://", "https://"))
 
 
-KB_KINDS.register("hybrid")(HybridKB.open)
 KB_BUILDERS.register("hybrid")(Builder(HybridConfig, build_hybrid))

@@ -11,6 +11,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
+from routerl_jax.knowledge.hybrid import HybridKB, is_url
 from routerl_jax.knowledge.kinds import KB_KINDS
 from routerl_jax.knowledge.store import Manifest, Store
 
@@ -38,7 +39,7 @@ def load_kb(
       ValueError: no knowledge base there (or a damaged one; the message says how to rebuild it), an unknown kind, index
         or encoder, an encoder with other weights or another tokenizer than it was built with; no server at the URL.
     """
-    if str(path_or_url).startswith(("http://", "https://")):
+    if is_url(str(path_or_url)):
         if not (mesh is None and index is None and encoder is None):
             raise ValueError(f"{path_or_url}: mesh, index and encoder are those of the server; leave them out")
         from routerl_jax.knowledge.client.kb import HttpKB
@@ -60,6 +61,22 @@ def load_kb(
     except ValueError as error:
         raise ValueError(f"{store.directory / 'kb.json'}: {error}") from error
     return opener(store, mesh=mesh, index=index, encoder=encoder)
+
+
+@KB_KINDS.register("hybrid")
+def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> HybridKB:
+    """Opens a directory that names members, and those; `index` and `encoder` go to the members that have vectors."""
+    settings = dict(store.manifest.settings)
+    members = []
+    for place in settings.pop("members", ()):
+        at = place if is_url(place) else str((store.directory / place).resolve())
+        vectors = not is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
+        options = {"index": index, "encoder": encoder} if vectors else {}
+        try:
+            members.append(load_kb(at, mesh=mesh, **options))
+        except ValueError as error:
+            raise ValueError(f"{store.directory}: member {place!r}: {error}") from error
+    return HybridKB(members, name=store.manifest.name, **settings)
 
 
 def check_kb(

@@ -99,6 +99,86 @@ TextKind = Literal["query", "passage"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """A vision tower: patches, layers with window or full attention, and a merger to the language model's width."""
+
+    model_type: Literal["qwen2_vl", "qwen2_5_vl"]
+    depth: int
+    embed: int
+    heads: int
+    mlp: int
+    out: int  # width of the language model
+    channels: int = 3
+    patch: int = 14  # side, pixels
+    temporal_patch: int = 2  # frames
+    merge: int = 2  # side of the group of patches that becomes one image token
+    window: int | None = None  # side of an attention window, pixels; None: every layer has full attention
+    full_layers: tuple[int, ...] = ()  # layers with full attention beside windowed ones
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    gated: bool = True  # SiLU-gated feed-forward (Qwen2.5-VL), or quick-GELU without gate (Qwen2-VL)
+    rope_theta: float = 10_000.0
+    init_scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.embed % self.heads or self.head_dim % 4:
+            raise ValueError(
+                f"embed={self.embed} over heads={self.heads}: the width of a head must be a multiple of 4, half of it "
+                f"for rows and half for columns"
+            )
+        if self.window is not None and self.window < self.patch * self.merge:
+            raise ValueError(f"window={self.window} is smaller than a merge group of {self.patch * self.merge} pixels")
+        beyond = [layer for layer in self.full_layers if not 0 <= layer < self.depth]
+        if beyond:
+            raise ValueError(f"full_layers {beyond} are not layers of a tower of depth {self.depth}")
+        # What a family fixes, config.json does not say: an export of another combination would load as another model.
+        newer = self.model_type == "qwen2_5_vl"
+        for key, value in {"norm": "rms" if newer else "layer", "gated": newer}.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{key}={getattr(self, key)!r} makes no {self.model_type}; set {key}={value!r}")
+        if newer != (self.window is not None):
+            raise ValueError(f"window={self.window} makes no {self.model_type}: qwen2_5_vl has windows, qwen2_vl none")
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed // self.heads
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of a flattened patch."""
+        return self.channels * self.temporal_patch * self.patch**2
+
+    @property
+    def group(self) -> int:
+        """Patches per image token."""
+        return self.merge**2
+
+    @property
+    def window_patches(self) -> int:
+        """Patches of an attention window; arrays hold a multiple of this many."""
+        return self.group * (1 if self.window is None else (self.window // (self.patch * self.merge)) ** 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionLanguageConfig:
+    """A decoder, a vision tower, and the ids that stand for images in text."""
+
+    model_type: str  # qwen2_vl, qwen2_5_vl
+    text: DecoderConfig
+    vision: VisionConfig
+    image_id: int  # stands once for every merged patch of an image
+    video_id: int
+    vision_start_id: int
+    vision_end_id: int
+
+    def __post_init__(self) -> None:
+        if self.vision.out != self.text.embed:
+            raise ValueError(f"vision.out={self.vision.out} must be text.embed={self.text.embed}")
+        if len(self.text.mrope_sections) != 3:
+            raise ValueError(f"text.mrope_sections={self.text.mrope_sections} must be three: time, row, column")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts:
     """What an encoder's authors put before texts when they trained it."""
 

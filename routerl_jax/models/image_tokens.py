@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
+from routerl_jax.models.config import VisionLanguageConfig
 from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.models.mrope import mrope_positions
 from routerl_jax.models.patches import ImagePatches
-
-if TYPE_CHECKING:
-    from routerl_jax.models.vision_language import VisionLanguageConfig
 
 _TEXT = -1  # some id that marks no image
 _KEPT_BYTES = 2**30  # of processed pictures; a page of four megapixels takes 100 MB

@@ -22,13 +22,13 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.config import Prompts
+from routerl_jax.models.config import Prompts, VisionLanguageConfig
 from routerl_jax.models.decoder import Features
 from routerl_jax.models.embedding import Embedder, refuse_compute_dtype, unit
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
-from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
+from routerl_jax.models.vision_language import VisionLanguageModel
 
 _PATCHES = 1024  # of an input; counts are rounded up to multiples of this, doubled until they fit
 

@@ -14,10 +14,9 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.config import DecoderConfig, VisionConfig, VisionLanguageConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.vision import VisionConfig
-from routerl_jax.models.vision_language import VisionLanguageConfig, VisionLanguageModel
+from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.sharding import create_sharded
 
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # Qwen2.5-VL's

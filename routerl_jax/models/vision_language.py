@@ -6,7 +6,6 @@ a shard.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -15,31 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.config import VisionLanguageConfig
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
-from routerl_jax.models.vision import VisionConfig, VisionTower
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VisionLanguageConfig:
-    """A decoder, a vision tower, and the ids that stand for images in text."""
-
-    model_type: str  # qwen2_vl, qwen2_5_vl
-    text: DecoderConfig
-    vision: VisionConfig
-    image_id: int  # stands once for every merged patch of an image
-    video_id: int
-    vision_start_id: int
-    vision_end_id: int
-
-    def __post_init__(self) -> None:
-        if self.vision.out != self.text.embed:
-            raise ValueError(f"vision.out={self.vision.out} must be text.embed={self.text.embed}")
-        if len(self.text.mrope_sections) != 3:
-            raise ValueError(f"text.mrope_sections={self.text.mrope_sections} must be three: time, row, column")
+from routerl_jax.models.vision import VisionTower
 
 
 class VisionLanguageModel(Decoder):

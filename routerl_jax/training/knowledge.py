@@ -16,6 +16,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.knowledge.store import MANIFEST
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 
@@ -157,7 +158,8 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     content = ""
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
-    elif spec.source and (path := pathlib.Path(spec.source).expanduser()).is_file():
-        content = file_sha256(path)
+    elif spec.source:
+        path = pathlib.Path(spec.source).expanduser()
+        content = next((file_sha256(file) for file in (path, path / MANIFEST) if file.is_file()), "")
     digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"

@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation import figures
@@ -172,7 +171,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     run_.finish(export=usable)
     agents = {"trained": judged}
     if config.evaluation.baselines and not any(golden_step(example) is not None for example in test):
-        agents |= routing_baselines(judged)
+        agents |= judged.baselines(tuple(config.knowledge))
     names = config.evaluation.names
     table = _kept(workdir, ["warm_start", *config.stages], asked) | (evaluate(agents) if usable else {})
     table = {names.get(name, name): row for name, row in table.items()}
@@ -216,7 +215,7 @@ def _questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
 
 def _check_names(config: TrainConfig, judged: Agent) -> None:
     """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
-    baselines = routing_baselines(judged)
+    baselines = judged.baselines(tuple(config.knowledge))
     for section in ("stages", "controls"):
         if both := next((name for name in getattr(config, section) if name in baselines), None):
             raise ValueError(

@@ -86,6 +86,8 @@ class AgentConfig:
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
     # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
     sees: tuple[str, ...] = ()
+    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class AgentConfig:
 class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
-    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
     # are then the server's); empty: `directory` exists
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS

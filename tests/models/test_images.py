@@ -16,10 +16,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_resize
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.config import UnsupportedModelError, VisionConfig
 from routerl_jax.models.images import ImageProcessor, crop, decode_image, image_digest, processor_from_hf, smart_resize
 from routerl_jax.models.patches import arrange, blank, concatenate, place_images
-from routerl_jax.models.vision import VisionConfig
 from routerl_jax.parallel.mesh import make_mesh
 
 _RNG = np.random.default_rng(7)

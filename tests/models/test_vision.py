@@ -20,13 +20,13 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 from routerl_jax.models import vision
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.config import UnsupportedModelError, VisionConfig
 from routerl_jax.models.families.qwen_vl import vision_from_hf, vision_rules, vision_to_hf
 from routerl_jax.models.images import ImageProcessor
 from routerl_jax.models.patches import VisionInputs, blank, concatenate
 from routerl_jax.models.reading import Checkpoint
 from routerl_jax.models.stored import TensorWriter
-from routerl_jax.models.vision import VisionConfig, VisionTower, full_attention, window_attention
+from routerl_jax.models.vision import VisionTower, full_attention, window_attention
 from routerl_jax.parallel.mesh import batch_sharding, make_mesh
 from routerl_jax.parallel.sharding import shardings
 

@@ -313,3 +313,26 @@ def test_numbers_that_nothing_can_be_done_with_are_named(section: str, settings:
     named = ".".join(part for part in ("config", section, key) if part)
     with pytest.raises(ValueError, match=rf"^{re.escape(f'{named}={value} must')}"):
         from_config_dict(schema.TrainConfig, fields)
+
+
+def test_settings_of_an_agent_are_its_fields() -> None:
+    def made(**fields):
+        agent = schema.AgentConfig(max_searches=2, k=1, settings=fields)
+        return build_recipe(make_sft_config(recipe="r1_router", agent=agent)).agent
+
+    assert made(attempts=2) == dataclasses.replace(made(), attempts=2)
+    assert made(beyond="own").beyond == "own"
+    for fields, message in {
+        ("attempts", "two"): "config.agent.settings.attempts='two' must be of type int",
+        (
+            "attempt",
+            2,
+        ): "unknown config key config.agent.settings.attempt; did you mean config.agent.settings.attempts? (of",
+        ("routing", "text"): "config.agent.settings.routing can't be set in a configuration: it is a Routing",
+        (
+            "max_searches",
+            2,
+        ): "config.agent.settings.max_searches: set config.agent.max_searches, from which recipes make",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            made(**dict([fields]))

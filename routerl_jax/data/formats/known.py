@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 from collections.abc import Iterator
+
+from absl import logging
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
@@ -74,3 +77,32 @@ def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Pl
     named = FORMATS.get(form) if form else None
     for place, row in read_question_rows(path):
         yield place, (named or format_of(row)).passages(row, place)
+
+
+def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> Iterator[Example]:
+    """The questions of a file that have answers, with `pictures` those that have a picture too; logs how many have none.
+
+    Raises:
+      ValueError: while reading: a row that cannot be used, an id that was used before, no question with an answer.
+    """
+    numbers: dict[str, int] = {}
+    left_out = collections.Counter[str]()
+    for place, example in read_examples(path, form):
+        if example is None:
+            left_out["answer"] += 1
+            continue
+        if pictures and (isinstance(example, ValueError) or not example.images):
+            left_out["picture"] += 1
+            continue
+        if isinstance(example, ValueError):
+            raise example
+        first = numbers.setdefault(example.id, place.number)
+        if first != place.number:
+            raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
+        yield example
+    told = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
+    if not numbers:
+        raise ValueError(f"questions file {path} holds no questions{told and f' ({told})'}")
+    rows = len(numbers) + left_out.total()
+    for what, count in left_out.items():
+        logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)

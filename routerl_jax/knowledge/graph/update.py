@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float32
@@ -51,7 +50,7 @@ def rebuild_graph(
     """
     old = store.manifest
     assert old.embedding is not None
-    config = from_config_dict(GraphConfig, _nested(old.config), "config")
+    config = from_config_dict(GraphConfig, old.nested_config, "config")
     config = dataclasses.replace(config, encoder=old.embedding.encoder)
     model = encoder or shared_encoder(old.embedding.encoder)
     digest = encoder_digest(model)
@@ -108,15 +107,3 @@ class KnownVectors:
         for places, vectors in parts:
             result[places] = vectors
         return result
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under dotted keys as sections."""
-    result: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, name = key.split(".")
-        place = result
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
-    return result
