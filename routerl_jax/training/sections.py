@@ -96,14 +96,14 @@ class KnowledgeConfig:
     """One knowledge base: built into `directory` on first use, loaded from there ever after."""
 
     # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
-    # are then the server's); empty: `directory` exists
+    # are then the server's); empty: `directory` exists. Of kind "tool": what makes it, package.module:factory
     source: str = ""
-    kind: str = "dense_text"  # knowledge.base.KB_KINDS
+    kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "scann"  # knowledge.index backends: scann, exact
     directory: str = ""  # empty: in the cache, by content
     members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
-    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
+    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
