@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import ml_collections
 from ml_collections import config_dict
 
+from routerl_jax.core.checked import OutOfRange
+
 T = TypeVar("T")
 
 
@@ -55,6 +57,8 @@ def override(value: T, changes: Mapping[str, Any], path: str) -> T:
             fields[key] = _convert(hints[key], change, f"{path}.{key}")
     try:
         return dataclasses.replace(typing.cast(Any, value), **fields)
+    except OutOfRange as error:
+        raise error.within(path) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -140,6 +144,8 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
         raise ValueError(f"{path}.{missing[0]} is missing")
     try:
         return cls(**{key: _convert(hints[key], value[key], f"{path}.{key}") for key in value})
+    except OutOfRange as error:
+        raise error.within(path) from None
     except ValueError as error:
         message = str(error)
         raise ValueError(

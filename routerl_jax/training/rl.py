@@ -45,6 +45,7 @@ from routerl_jax.training.credit import (
 )
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
+from routerl_jax.training.knowledge import check_tools
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
@@ -52,6 +53,7 @@ from routerl_jax.training.setup import (
     build_recipe,
     evaluated_agent,
     evaluation_examples,
+    headline,
     open_knowledge,
 )
 from routerl_jax.training.stages import RunStage, Stages
@@ -86,6 +88,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     with clock("setup"):  # all that may be refused, before anything takes long
         check_workdir(config, workdir, resume)
         check_overlap(config)
+        check_tools(config.knowledge)
         recipe = build_recipe(config)
         judged = evaluated_agent(config, recipe)
         _check_names(config, judged)
@@ -189,7 +192,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
         if table:
-            print_table(table, workdir)
+            print_table(table, workdir, headline=headline(config, recipe))
     if alarm:
         raise RunStopped(stopped["stopped"]["message"])
     return results

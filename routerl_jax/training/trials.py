@@ -121,7 +121,7 @@ _OF_KB = ("kind", "name", "encoder")  # what KnowledgeConfig says itself
 
 
 def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
-    if spec.members:  # joins others, which change
+    if spec.members or spec.kind == "tool":  # it joins others, which change; or it searches as it does
         return spec
     if spec.source.startswith(("http://", "https://")):
         raise ValueError(

@@ -1,13 +1,18 @@
 """What strangers bring in files of their own: agents, tools, advantages, kinds of credit, named in a configuration."""
 
 import json
+import os
 import pathlib
+import re
 import sys
 import textwrap
 
 import pytest
 
 from routerl_jax.data.atlas import world
+from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training.knowledge import open_knowledge_bases
+from tests.knowledge.test_mcp import command
 from tests.programs import fine, launch, refusal
 from tests.training.small_run import write_rows
 
@@ -151,3 +156,114 @@ def test_an_agent_that_can_t_be_shown_how_to_work_is_named(mine, tmp_path):
     config = mine("strange_agent", AGENT.replace('learns_from = "demonstrations"', ""))
     said = refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
     assert "Twice can't be shown how to work (its learns_from is None)" in said
+
+
+TOOL = """
+    class Words:
+        \"\"\"Finds the passages that share most words with a query.\"\"\"
+
+        cost = 0.5
+
+        def __init__(self, file, least=1):
+            rows = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines()]
+            self.passages = [rj.Passage(id=row["id"], title=row["title"], text=row["text"]) for row in rows]
+            self.least = least
+
+        def search(self, queries, k):
+            return [self.best(set(query.lower().strip("?").split()), k) for query in queries]
+
+        def best(self, words, k):
+            scored = [dataclasses.replace(p, score=len(words & set(p.text.lower().split()))) for p in self.passages]
+            return sorted((p for p in scored if p.score >= self.least), key=lambda p: -p.score)[:k]
+
+
+    def get_config():
+        run = small(knowledge={
+            "text": schema.KnowledgeConfig(
+                kind="tool", source="strange_tool:Words", settings={"file": str(HERE / "text.jsonl"), "least": 1}
+            ),
+            "table": schema.KnowledgeConfig(
+                kind="tool", source="routerl_jax.knowledge.mcp:McpTool", settings={"server": SERVER, "tool": "plain"}
+            ),
+        })
+        return to_config_dict(dataclasses.replace(
+            run, evaluation=dataclasses.replace(run.evaluation, baselines=True)
+        ))
+"""
+
+
+def test_tools_of_one_s_own_and_of_an_mcp_server_are_named_in_a_configuration(mine, tmp_path):
+    config = mine("strange_tool", f"import json\nSERVER = {command('foreign')!r}\n{textwrap.dedent(TOOL)}")
+    workdir = tmp_path / "run"
+    fine(launch("train", f"--config={config}", f"--workdir={workdir}"))
+    found = {}
+    for name in ("text", "table"):
+        lines = (workdir / "evaluation" / f"only_{name}.jsonl").read_text().splitlines()
+        found[name] = [call for line in lines for turn in json.loads(line)["turns"] for call in turn["calls"]]
+        assert found[name]
+        assert all(call["error"] is None for call in found[name])
+    known = {json.loads(line)["id"] for line in (tmp_path / "text.jsonl").read_text().splitlines()}
+    assert {passage["id"] for call in found["text"] for passage in call["passages"]} <= known
+    assert {call["cost"] for call in found["text"]} == {0.5}
+    assert all(call["passages"][0]["text"] == f"all about {call['query']}" for call in found["table"])
+    again = json.loads(fine(launch("evaluate", f"--workdir={workdir}", "--agents=only_table", "--json")))
+    trained = json.loads((workdir / "results.json").read_text())
+    assert again["agents"]["only_table"]["kb_share"] == trained["agents"]["only_table"]["kb_share"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"source": "strange_tool"},
+            ".source='strange_tool': with kind='tool' it names the function or class that makes the",
+        ),
+        (
+            {"source": "strange_tol:Words"},
+            "cannot load tool 'strange_tol:Words': No module named 'strange_tol'; run the command",
+        ),
+        (
+            {"source": "strange_tool:Word"},
+            "cannot load tool 'strange_tool:Word': module 'strange_tool' has no attribute",
+        ),
+        (
+            {"source": "strange_tool:HERE"},
+            ".source='strange_tool:HERE' is a PosixPath; name a function or class that makes one",
+        ),
+        (
+            {"settings": {"fil": "x"}},
+            "unknown config key config.knowledge.text.settings.fil; did you mean config.knowledge.",
+        ),
+        ({"settings": {}}, "config.knowledge.text.settings.file is missing: strange_tool:Words takes it"),
+        ({"encoder": "x"}, "config.knowledge.text.encoder: kind='tool' has none"),
+        (
+            {"settings": {"file": "/nowhere"}},
+            "config.knowledge.text: strange_tool:Words made no tool: [Errno 2] No such file",
+        ),
+        (
+            {"source": "builtins:dict"},
+            "config.knowledge.text: builtins:dict made a dict, which has no search(queries, k)",
+        ),
+    ],
+)
+def test_a_tool_that_can_t_be_made_is_named(changes, message, mine, tmp_path):
+    mine("strange_tool", f"import json\n{textwrap.dedent(TOOL)}")
+    spec = {"kind": "tool", "source": "strange_tool:Words", "settings": {"file": "x"}} | changes
+    with pytest.raises(ValueError, match=re.escape(message)):
+        open_knowledge_bases({"text": KnowledgeConfig(**spec)}, progress=False)
+
+
+def test_a_tool_that_can_t_be_made_is_refused_before_anything_takes_long(mine, tmp_path):
+    config = mine(
+        "strange_tool", f"import json\nSERVER = ['true']\n{textwrap.dedent(TOOL).replace('least', 'last', 1)}"
+    )
+    said = refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--config.warm_start.steps=1")
+    assert "unknown config key config.knowledge.text.settings.least" in said
+    assert not (tmp_path / "run" / "warm_start").exists()
+
+
+def test_a_tool_is_no_member_of_a_hybrid(mine):
+    mine("strange_tool", f"import json\n{textwrap.dedent(TOOL)}")
+    spec = KnowledgeConfig(kind="tool", source="strange_tool:Words", settings={"file": os.devnull})
+    with pytest.raises(ValueError, match=r"both\.members: 'text' is a Words; only a KnowledgeBase can be joined"):
+        open_knowledge_bases({"text": spec, "both": KnowledgeConfig(kind="hybrid", members=("text",))})
