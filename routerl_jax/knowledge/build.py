@@ -23,6 +23,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
@@ -31,7 +32,16 @@ from routerl_jax.knowledge.encoders import (
     shared_encoder,
     token_counter,
 )
-from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
+from routerl_jax.knowledge.index import (
+    AUTO,
+    INDEXES,
+    ScannSettings,
+    VectorIndex,
+    VectorSource,
+    backend_of,
+    opening_backend,
+    same_settings,
+)
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
@@ -57,9 +67,10 @@ class BuildConfig:
     query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
-    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number)
-    index: str = "scann"
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
+    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number);
+    # "auto": "scann" where it is installed, "exact" elsewhere
+    index: str = AUTO
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     passage_words: int = (
         0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
@@ -90,7 +101,7 @@ class BuildConfig:
             ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
         ):
-            if getattr(self, needs) != value and getattr(self, key) != _default(key):
+            if getattr(self, needs) not in (value, AUTO) and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
@@ -104,15 +115,17 @@ class BuildConfig:
         fields, scann = dict(vars(self)), dataclasses.asdict(self.scann)
         for key in ("scann", "corpus", "embed_batch", "check_queries", "overwrite"):
             del fields[key]
+        if self.index == "scann":  # as "auto" says it; which it was is the manifest's `index`
+            del fields["index"]
         result = {key: value for key, value in fields.items() if value != _default(key)}
         defaults = dataclasses.asdict(ScannSettings())
         return result | {f"scann.{key}": value for key, value in scann.items() if value != defaults[key]}
 
-    def index_settings(self) -> dict[str, Any]:
+    def index_settings(self, backend: str) -> dict[str, Any]:
         """The settings of the chosen index."""
-        if self.index == "scann":
+        if backend == "scann":
             return dataclasses.asdict(self.scann)
-        return {"recall_target": self.recall_target} if self.index.startswith("exact") and ":" not in self.index else {}
+        return {"recall_target": self.recall_target} if backend.startswith("exact") and ":" not in backend else {}
 
 
 def _default(key: str) -> Any:
@@ -224,7 +237,8 @@ def _build(
         if steps.main(lambda: config.overwrite or not _is_there(config, writer.existing, source, embedding)):
             _write(config, writer, read, source, embedding, clock, progress, steps)
     store = Store(writer.directory)
-    index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, _settings(store.manifest))
+    backend = opening_backend(None, str(store.manifest.index["backend"]))
+    index = open_index(store, backend, None)
     found = _check(index, store.embeddings, config.check_queries)
     clock.lap("check")
     regime = getattr(index, "regime", "")
@@ -239,7 +253,7 @@ def _build(
         cut=embedding.cut,
         dim=store.embeddings.shape[1],
         encoder=config.encoder,
-        index=f"{config.index} ({regime})" if regime else config.index,
+        index=f"{backend} ({regime})" if regime else backend,
         recall=found,
         seconds=clock.laps | {"total": sum(clock.laps.values())},
         passages_per_second=embedding.embedded / clock.laps.get("embed", 1.0),
@@ -285,7 +299,8 @@ def _is_there(config: BuildConfig, there: Manifest | None, source: tuple[str, st
         there is not None
         and there.embedding is not None
         and not there.updates
-        and (there.corpus_sha256, there.config) == (source[1], config.changes())
+        and there.corpus_sha256 == source[1]
+        and same_settings(config.index, config.changes(), there.config, there.index)
         and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
     )
 
@@ -301,7 +316,7 @@ def _write(
     steps: _Steps,
 ) -> None:
     """All stages of a build, each skipped as far as an earlier run has finished it."""
-    INDEXES.get(config.index).require()
+    INDEXES.get(backend_of(config.index)).require()
     bar = functools.partial(tqdm, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(read(), desc="reading")))
     clock.lap("read")
@@ -323,8 +338,9 @@ def _finish(
     """The index over all embeddings, and the manifest that makes it a knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
+    backend = backend_of(config.index)
     with explained(writer.index_directory, f"All {count:,} vectors are kept"):
-        saved = INDEXES.get(config.index).build(vectors, config.index_settings()).save(writer.index_directory)
+        saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
     clock.lap("index")
     writer.commit(
         Manifest(
@@ -336,7 +352,7 @@ def _finish(
             config=config.changes(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
-            index={"backend": config.index, **saved},
+            index={"backend": backend, **saved},
         )
     )
 
@@ -437,10 +453,6 @@ def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _settings(manifest: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in manifest.index.items() if key != "backend"}
 
 
 for _kind in KINDS:

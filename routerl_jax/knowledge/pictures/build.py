@@ -19,8 +19,9 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
+from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, ScannSettings
+from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend, same_settings
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.pages.documents import OnError, Problems
 from routerl_jax.knowledge.picture_files import PICTURES, Journal, PictureFiles, PictureFormat, smaller
@@ -50,8 +51,8 @@ class PicturesConfig:
     )
     instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
     image_instruction: str = ""  # only for text_image: put before queries with a picture
-    index: str = "scann"  # as in knowledge.build
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
+    index: str = AUTO  # as in knowledge.build
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
     side: int = 384  # of the pictures that are kept: the shorter side, pixels; they are what is embedded
     picture_format: PictureFormat = "jpeg"  # jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged picture: raise, or skip the row and report
@@ -68,7 +69,7 @@ class PicturesConfig:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least {least}")
         if self.kind == "reverse_image" and (self.instruction or self.image_instruction):
             raise ValueError("instructions go before texts; a reverse image search has none. Leave them empty")
-        if self.index != "scann" and self.scann != ScannSettings():
+        if self.index not in ("scann", AUTO) and self.scann != ScannSettings():
             raise ValueError(f"scann is set, but index={self.index!r} does not use it")
 
     def changes(self) -> dict[str, Any]:
@@ -76,6 +77,8 @@ class PicturesConfig:
         without = ("corpus", "scann", "embed_batch", "check_queries", "overwrite")
         default = PicturesConfig()
         result = {key: value for key, value in vars(self).items() if key not in without}
+        if self.index == "scann":  # as "auto" says it; which it was is the manifest's `index`
+            del result["index"]
         result = {key: value for key, value in result.items() if key == "kind" or value != getattr(default, key)}
         scann = vars(self.scann).items()
         return result | {f"scann.{key}": value for key, value in scann if value != getattr(default.scann, key)}
@@ -148,7 +151,11 @@ def build_pictures(
         directory, hashlib.sha256(fingerprints.encode()).hexdigest(), overwrite=config.overwrite
     ) as writer:
         there = writer.existing
-        same = there is not None and (there.corpus_sha256, there.config) == (corpus, config.changes())
+        same = (
+            there is not None
+            and there.corpus_sha256 == corpus
+            and same_settings(config.index, config.changes(), there.config, there.index)
+        )
         build = _Build(config, writer, model, clock, progress)
         if config.overwrite or not same or there is None or there.embedding != made:
             build.run(corpus, made)
@@ -167,7 +174,7 @@ def build_pictures(
         embedded=build.embedded,
         dim=model.dim,
         encoder=config.encoder,
-        index=config.index,
+        index=opening_backend(None, str(store.manifest.index["backend"])),
         recall=found,
         seconds=clock.laps | {"total": sum(clock.laps.values())},
         bytes={part: size_on_disk(store.directory / part) for part in parts},
@@ -190,7 +197,8 @@ class _Build:
     def run(self, corpus: str, made: Embedding) -> None:
         """All stages, each as far as an earlier run has not finished it."""
         config, writer = self._config, self._writer
-        backend = INDEXES.get(config.index)
+        name = backend_of(config.index)
+        backend = INDEXES.get(name)
         backend.require()
         bar = tqdm(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
         with bar:
@@ -207,7 +215,7 @@ class _Build:
         self._clock.lap("embed")
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
         shutil.rmtree(writer.index_directory, ignore_errors=True)
-        settings = dataclasses.asdict(config.scann) if config.index == "scann" else {}
+        settings = dataclasses.asdict(config.scann) if name == "scann" else {}
         saved = backend.build(vectors, settings).save(writer.index_directory)
         self._clock.lap("index")
         writer.commit(
@@ -220,7 +228,7 @@ class _Build:
                 config=config.changes(),
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 embedding=made,
-                index={"backend": config.index, **saved},
+                index={"backend": name, **saved},
                 settings={
                     "picture_format": config.picture_format,
                     "instruction": config.instruction,
@@ -298,8 +306,7 @@ class _Build:
 def _check(config: PicturesConfig, store: Store) -> float | None:
     if not config.check_queries:
         return None
-    settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}
-    index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, settings)
+    index = open_index(store, None, None)
     rows = np.unique(np.linspace(0, len(store) - 1, min(config.check_queries, len(store))).astype(np.int64))
     return recall(index, store.embeddings, store.embeddings.take(rows))
 
