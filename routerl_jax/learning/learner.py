@@ -120,6 +120,7 @@ class Learner:
         if not jax.tree.leaves(params):
             raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.layout = layout
+        self._finite = jax.jit(_all_finite, out_shardings=replicated(layout.mesh))
         self._begin = jax.jit(optimizer.init, out_shardings=_optimizer_homes(optimizer, params, layout.mesh))
         self.state = LearnerState(
             params=_copied(params),
@@ -212,6 +213,10 @@ class Learner:
         placed = jax.device_put(logprobs, batch.ref_logprobs.sharding)
         return dataclasses.replace(batch, ref_logprobs=jax.block_until_ready(placed))
 
+    def finite(self) -> bool:
+        """Whether no trained weight is NaN or infinite. A loss tells of the weights before its update, not after."""
+        return bool(self._finite(self.state.params))
+
     @property
     def compilations(self) -> int:
         """Number of programs compiled so far."""
@@ -293,6 +298,10 @@ def jit_programs(
         logprobs=jax.jit(logprobs, out_shardings=small),
         update=jax.jit(update, donate_argnames="state", out_shardings=(homes, small, small)),
     )
+
+
+def _all_finite(params: nnx.State) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
 
 
 @jax.jit
