@@ -36,11 +36,13 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit import assign
 from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
+from tests.training.test_passes import two_stages
 
 KB = {"text": schema.KnowledgeConfig(source="atlas/text")}
 
@@ -56,7 +58,8 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, or by finer credit."""
+    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, or
+    when steps are counted."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -77,6 +80,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assign(schema.LearnerConfig(credit="counterfactual"), test_fork_credit.TREE, np.zeros(4, int))
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
+        assert count_steps(two_stages(tmp_path)).steps
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []
