@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float32
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.builds import Source, nested
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.graph.build import TRIPLES, Known, write_graph
 from routerl_jax.knowledge.graph.config import GraphConfig
@@ -51,7 +51,7 @@ def rebuild_graph(
     """
     old = store.manifest
     assert old.embedding is not None
-    config = from_config_dict(GraphConfig, _nested(old.config), "config")
+    config = from_config_dict(GraphConfig, nested(old.config), "config")
     config = dataclasses.replace(config, encoder=old.embedding.encoder)
     model = encoder or shared_encoder(old.embedding.encoder)
     digest = encoder_digest(model)
@@ -62,8 +62,8 @@ def rebuild_graph(
         changed=frozenset(passage.id for passage in new),
         vectors=KnownVectors(store),
     )
-    source = old.corpus, old.corpus_sha256
-    manifest = write_graph(config, writer, passages, source, model, Clock(), llm=llm, known=known, progress=progress)
+    source = Source(old.corpus, old.corpus_sha256, passages)
+    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, known=known, progress=progress)
     writer.commit(
         dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
     )
@@ -108,15 +108,3 @@ class KnownVectors:
         for places, vectors in parts:
             result[places] = vectors
         return result
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under dotted keys as sections."""
-    result: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, name = key.split(".")
-        place = result
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
-    return result
