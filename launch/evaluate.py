@@ -32,7 +32,7 @@ from ml_collections import config_flags
 from launch.command import read_config, start
 
 if TYPE_CHECKING:
-    from routerl_jax.training.config import TrainConfig
+    from routerl_jax.training.config import AgentConfig, TrainConfig
 
 FLAGS = flags.FLAGS
 
@@ -56,7 +56,6 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from flax import nnx
 
-    from routerl_jax.baselines.known import routing_baselines, vanilla_rag
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
@@ -91,7 +90,8 @@ def main(_: Sequence[str]) -> None:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     judged = evaluated_agent(config, build_recipe(config))
-    agents = {"trained": judged, **routing_baselines(judged), **vanilla_rag(judged)}
+    bases = tuple(config.knowledge)
+    agents = {"trained": judged, **judged.baselines(bases), **judged.vanilla_rag(bases)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
         raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")
@@ -128,8 +128,10 @@ def main(_: Sequence[str]) -> None:
         "policy digest": digest(nnx.state(model)),
         "questions digest": _digest([[item.id, item.question, item.answers] for item in examples]),
         "settings digest": _digest(
-            [config.recipe, config.evaluation.k, config.engine.max_length]
-            + [dataclasses.asdict(config)[section] for section in ("agent", "knowledge")]
+            [
+                *(config.recipe, config.evaluation.k, config.engine.max_length),
+                *(_said(config.agent), dataclasses.asdict(config)["knowledge"]),
+            ]
         ),
     }
     _earlier(output / "results.json", asked)  # refuses those of another benchmark before anything takes long
@@ -166,6 +168,11 @@ def _names(config: TrainConfig) -> Mapping[str, str]:
     names = config.evaluation.names if FLAGS.workdir else {}
     reinforced = FLAGS.workdir and config.kind == "rl"
     return names if reinforced else {"trained": "policy", **names}
+
+
+def _said(agent: AgentConfig) -> dict[str, Any]:
+    """The section as it was before it had `settings`, where there are none: results from then are added to."""
+    return {key: value for key, value in dataclasses.asdict(agent).items() if value or key != "settings"}
 
 
 def _digest(value: Any) -> str:

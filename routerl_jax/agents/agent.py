@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
-from routerl_jax.agents.forks import Course, Taken, Written
+from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, more_tokens, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
+from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Passage, Query, Turn
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query
 from routerl_jax.models.images import ImageSource
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Pieces = list[tuple[str, bool]]  # stretches of text in order, and whether the policy writes them
+LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
 class SearchTool(Protocol):
@@ -28,7 +27,12 @@ class SearchTool(Protocol):
 
 
 class Agent(abc.ABC):
-    """A policy's way of working on one example. One instance serves all rollouts at once, so it holds no state of any."""
+    """A policy's way of working on one example. One instance serves all rollouts at once, so it holds no state of any.
+
+    `run` is all that must be written. What else a run asks of an agent is below, with defaults: how its attempts can be forked,
+    what it is compared with, how it is shown what to write. The fields of an agent that is a dataclass can be set in a
+    configuration (`config.agent.settings`).
+    """
 
     @abc.abstractmethod
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -38,6 +42,8 @@ class Agent(abc.ABC):
     def choices(self) -> RouteChoices | None:
         """How its policy writes the choice of a knowledge base, so that an attempt can be forked there; None: it can't."""
         return None
+
+    # --- what it is compared with ---
 
     def with_passages(self, k: int) -> Agent:
         """The same agent with `k` passages per search.
@@ -49,64 +55,63 @@ class Agent(abc.ABC):
             raise ValueError(f"{type(self).__name__} has no number of passages, k, to change (config.evaluation.k)")
         return dataclasses.replace(self, k=k)
 
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """The same policy with choices taken away, by name, for the run's final table.
 
-class Demonstrator(Protocol):
-    """An agent whose work can be learnt from examples: it says what stands before what the policy is to write."""
+        By default, where there are several knowledge bases, `only_KB` for each, to which all searches go, and `random_kb`.
+
+        Args:
+          tools: names of the knowledge bases.
+        """
+        if len(tools) < 2:
+            return {}
+        agents: dict[str, Agent] = {f"only_{tool}": Rerouted(self, Always(tool)) for tool in tools}
+        return {**agents, "random_kb": Rerouted(self, Drawn())}
+
+    def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """The same policy given what its question finds: `vanilla_rag`, or `vanilla_rag_KB` for each of several knowledge
+        bases; by default none."""
+        return {}
+
+    # --- how it is shown what to write, for supervised runs ---
+
+    @property
+    def learns_from(self) -> LearnsFrom | None:
+        """What it can be shown: worked questions (`opening` and `pieces`), golden steps of them (`opening` and `step_pieces`),
+        or nothing."""
+        return None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The protocol's tags, for tokenizers that are trained for it."""
-        ...
+        """Its protocol's tags, for tokenizers that are trained for it."""
+        return ()
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         """The ids of an example's prompt; documents that it would show beyond `room` tokens are left out, as in a rollout."""
-        ...
+        raise ValueError(
+            f"{type(self).__name__} says that it can be shown how to work (learns_from): write its opening()"
+        )
+
+    def pieces(self, demonstration: Demonstration) -> Pieces:
+        """A worked example after its opening."""
+        raise ValueError(f"{type(self).__name__} says that it learns from demonstrations: write its pieces()")
+
+    def step_pieces(self, example: Example) -> Pieces:
+        """A golden step after its opening."""
+        raise ValueError(f"{type(self).__name__} says that it learns from golden steps: write its step_pieces()")
 
 
-class Rollout:
-    """The record of one attempt while it runs: its conversations, turns and calls, and what it is waiting for."""
+@dataclasses.dataclass(frozen=True)
+class Rerouted(Agent):
+    """An agent whose searches go where a routing sends them, whatever it names; all else is its own."""
 
-    def __init__(
-        self,
-        example: Example,
-        sample: int,
-        engine: Engine,
-        sampling: Sampling,
-        wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
-        course: Course | None = None,
-        spawn: Callable[[Rollout, Course], None] | None = None,
-    ) -> None:
-        self.example = example
-        self.sample = sample
-        self.engine = engine
-        self.sampling = sampling
-        self.wait_turn = wait_turn
-        self.wait_tool = wait_tool
-        self.course = course or Course()
-        self.spawn = spawn
-        self.conversations: list[Conversation] = []
-        self.turns: list[Turn] = []
-        self.early: list[Call] = []  # made before there was a turn; the first one's
-        self.outstanding = 0  # requests that the driver has not answered yet
+    agent: Agent
+    routing: Routing
 
-    def add(self, turn: Turn) -> None:
-        """Books a turn."""
-        turn.calls, self.early = [*self.early, *turn.calls], []
-        self.turns.append(turn)
-
-    def cut_short(self) -> Episode:
-        """The episode so far, as one that a limit has ended; without sequences if the policy has not written yet."""
-        if self.turns:
-            return self.conversations[-1].episode(answer=None, truncated=True)
-        return Episode(example=self.example, sample=self.sample, answer=None, turns=[], sequences=[], truncated=True)
-
-    def close(self) -> None:
-        """Frees all rows."""
-        for conversation in self.conversations:
-            conversation.close()
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        return await self.agent.run(example, llm, tools.rerouted(self.routing))
 
 
 class LLM:
@@ -134,8 +139,8 @@ class LLM:
     def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
         """Tokens that a conversation would have left after this prompt; less than 1 where it does not fit."""
         engine = self._rollout.engine
-        ids = _prompt_ids(prompt, engine.tokenizer)
-        return engine.max_length - len(ids) - _more_tokens(engine, images)
+        ids = prompt_ids(prompt, engine.tokenizer)
+        return engine.max_length - len(ids) - more_tokens(engine, images)
 
     def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:
         """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).
@@ -155,8 +160,22 @@ class LLM:
 class Tools(Mapping[str, "Tool"]):
     """The rollout's tools by name."""
 
-    def __init__(self, rollout: Rollout, names: Sequence[str]) -> None:
-        self._tools = {name: Tool(rollout, name) for name in names}
+    def __init__(self, rollout: Rollout, names: Sequence[str], routing: Routing | None = None) -> None:
+        self._rollout = rollout
+        self._tools = {name: Tool(rollout, name, self) for name in names}
+        self._routing = routing
+        self._searches = 0
+
+    def rerouted(self, routing: Routing) -> Tools:
+        """The same tools, of which this says at every search which one is asked."""
+        return Tools(self._rollout, tuple(self), routing)
+
+    def asked(self, name: str) -> str:
+        """The tool that the next search goes to, where the agent searches with this one."""
+        step, self._searches = self._searches, self._searches + 1
+        if self._routing is None:
+            return name
+        return self._routing(name, tuple(self), self._rollout.example, self._rollout.sample, step)
 
     def __getitem__(self, name: str) -> Tool:
         return self._tools[name]
@@ -171,8 +190,9 @@ class Tools(Mapping[str, "Tool"]):
 class Tool:
     """One knowledge base, as one rollout sees it."""
 
-    def __init__(self, rollout: Rollout, name: str) -> None:
+    def __init__(self, rollout: Rollout, name: str, tools: Tools) -> None:
         self._rollout = rollout
+        self._tools = tools
         self.name = name
 
     async def search(self, query: Query, k: int = 3) -> Call:
@@ -180,7 +200,7 @@ class Tool:
 
         Never raises: look at `call.error`.
         """
-        course = self._rollout.course
+        course, name = self._rollout.course, self._tools.asked(self.name)
         if course.replaying:
             call = course.replay()
             assert isinstance(call, Call), (
@@ -188,212 +208,8 @@ class Tool:
             )
         else:
             place = course.begin()
-            call = await self._rollout.wait_tool(self._rollout, self.name, query, k)
+            call = await self._rollout.wait_tool(self._rollout, name, query, k)
             course.finish(place, call)
         rollout = self._rollout
         (rollout.turns[-1].calls if rollout.turns else rollout.early).append(call)
         return call
-
-
-class Conversation:
-    """A growing token sequence that the policy and its surroundings write in turn."""
-
-    def __init__(self, rollout: Rollout, prompt: Prompt, images: Sequence[ImageSource] = ()) -> None:
-        self._rollout = rollout
-        self._engine = rollout.engine
-        ids = _prompt_ids(prompt, self._engine.tokenizer)
-        self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
-        # The row's randomness is drawn by this name: conversations of one rollout must not share it.
-        self._number = number = len(rollout.conversations)
-        name = f"{rollout.example.id}{rollout.course.suffix}"
-        name = f"{name}#{number}" if number else name
-        self._stream = self._engine.open(ids, name, rollout.sample, images=images)
-        self._open = True
-        self._forced = ""
-
-    @property
-    def room(self) -> int:
-        """Tokens that the conversation may still take."""
-        return self._engine.room(self._stream)
-
-    def tokens_of(self, text: str, images: Sequence[ImageSource] = ()) -> int:
-        """Number of tokens that `text` would take, with these images at its markers."""
-        return len(self._engine.tokenizer.encode(text)) + _more_tokens(self._engine, images)
-
-    async def generate(
-        self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
-    ) -> Turn:
-        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text.
-
-        Raises:
-          DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
-        """
-        start = len(self._stream.ledger)
-        written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
-        turn = Turn(
-            text=self._engine.tokenizer.decode(written.tokens),
-            stop_reason=written.stop_reason,
-            tokens=len(written.tokens),
-            forced=self._forced,
-            sequence=self._number,
-            start=start,
-        )
-        self._forced = ""
-        self._rollout.add(turn)
-        return turn
-
-    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
-        """The tokens of a turn: written by the policy, replayed, or both, where the attempt goes its own way within it."""
-        course = self._rollout.course
-        if course.replaying:
-            event = course.replay()
-            if isinstance(event, Written):
-                self._engine.feed(self._stream, event.tokens)
-                return event
-            assert isinstance(event, Taken), (
-                "the agent writes where it searched before: it does not act alike on equal turns"
-            )
-            self._engine.feed(self._stream, event.before)
-            self._engine.share([(event.source, self._stream)])
-            return await self._take(event.tool, event.before, stop, max_tokens, sampling)
-        if not course.may_fork(stop):
-            place = course.begin()
-            written = await self._sample(stop, max_tokens, sampling)
-            course.finish(place, written)
-            return written
-        return await self._write_and_fork(stop, max_tokens, sampling)
-
-    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
-        """Lets the policy write up to a decision and forks the attempt there; this one takes the first way."""
-        course = self._rollout.course
-        choices = course.choices
-        assert choices is not None
-        place = course.begin()
-        written = await self._sample((choices.opening, *stop), max_tokens, sampling)
-        text = self._engine.tokenizer.decode(written.tokens)
-        if written.stop_reason != "stop" or choices.opening not in text or any(one in text for one in stop):
-            course.finish(place, written)
-            return written
-        left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
-        longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
-        decides = text.endswith(choices.opening) and choices.open(self._forced + text)
-        if left >= longest and decides and course.alone and self._rollout.spawn is not None:
-            for other in course.others(written.tokens, self._stream):
-                self._rollout.spawn(self._rollout, other)
-            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)
-        if left > 0:  # there is nothing to fork: on it goes
-            rest = await self._sample(
-                stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
-            )
-            written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
-        else:
-            written = Written(tokens=written.tokens, stop_reason="length")
-        course.finish(place, written)
-        return written
-
-    async def _take(
-        self,
-        tool: str,
-        before: tuple[int, ...],
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        place: int | None = None,
-    ) -> Written:
-        """Goes a way at a decision, and on to the end of the turn."""
-        course, ledger = self._rollout.course, self._stream.ledger
-        assert course.choices is not None
-        place = course.begin() if place is None else place
-        name = self._engine.tokenizer.encode(course.choices.names[tool])
-        start = len(ledger)
-        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
-        course.branches.append(
-            Branch(
-                tool=tool,
-                turn=len(self._rollout.turns),
-                sequence=self._number,
-                start=start,
-                tokens=len(name),
-                logprob=ledger.logprob(start, start + len(name)),
-            )
-        )
-        written = Written(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
-        course.finish(place, written)
-        return written
-
-    async def _sample(
-        self,
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        *,
-        given: Sequence[int] = (),
-        begun: Sequence[int] = (),
-    ) -> Written:
-        """What the engine writes; see `Engine.request`."""
-        self._engine.request(
-            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
-        )
-        generated = await self._rollout.wait_turn(self._rollout, self._stream)
-        return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
-
-    def observe(self, text: str, images: Sequence[ImageSource] = ()) -> None:
-        """Feeds what the surroundings say (never trained on), with images at the markers in it.
-
-        Raises:
-          DoesNotFit: it is longer than `room` (nothing is cut here); where the agent does not catch it, the episode ends
-            unanswered.
-          ValueError: an image can't be used.
-        """
-        self._engine.feed(self._stream, self._engine.tokenizer.encode(text), images)
-        if self._rollout.turns:
-            self._rollout.turns[-1].observation += text
-
-    def force(self, text: str) -> None:
-        """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
-        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
-        self._forced += text
-
-    def write(self, text: str) -> Turn:
-        """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
-        self.force(text)
-        start = len(self._stream.ledger)
-        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)
-        self._forced = ""
-        self._rollout.add(turn)
-        return turn
-
-    def close(self) -> None:
-        """Frees the row; the record stays."""
-        if self._open:
-            self._engine.close(self._stream)
-            self._open = False
-
-    def episode(self, *, answer: str | None, truncated: bool = False) -> Episode:
-        """The rollout's episode: the turns and token sequences of all its conversations."""
-        rollout = self._rollout
-        return Episode(
-            example=rollout.example,
-            sample=rollout.sample,
-            answer=answer,
-            turns=rollout.turns,
-            sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
-            prompt=self.prompt,
-            truncated=truncated,
-            branches=tuple(rollout.course.branches),
-        )
-
-
-def _more_tokens(engine: Engine, images: Sequence[ImageSource]) -> int:
-    """Tokens that images take beyond the one marker that stands for each."""
-    reader = engine.images
-    return 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
-
-
-def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    if isinstance(prompt, str):
-        return tokenizer.encode_prompt(prompt)
-    items = list(prompt)
-    if items and isinstance(items[0], Message):
-        return tokenizer.chat([item for item in items if isinstance(item, Message)])
-    return [int(item) for item in items if not isinstance(item, Message)]

@@ -13,8 +13,9 @@ import jax
 from absl import logging
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import LLM, Agent, Rollout, SearchTool, Tools
+from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
 from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
 from routerl_jax.core.types import Call, Episode, Example, Query
 from routerl_jax.generation.engine import Engine

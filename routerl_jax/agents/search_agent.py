@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
-from routerl_jax.agents.routing import AsNamed, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
 
@@ -34,7 +34,6 @@ class SearchAgent(Agent):
         one and `instruct`, else `Question: ...` alone).
       instruct: tell the model the protocol (for pretrained models).
       prompt_suffix: text that begins the policy's first turn, such as `<think>`.
-      routing: who chooses the knowledge base that is called; the policy, but for baselines.
     """
 
     grammar: Grammar
@@ -47,12 +46,11 @@ class SearchAgent(Agent):
     prompt: str | None = None
     instruct: bool = False
     prompt_suffix: str = ""
-    routing: Routing = AsNamed()
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
-        for step in range(self.max_searches):
+        for _ in range(self.max_searches):
             room = chat.room - reserve
             if room < 1:
                 return await self.final_answer(chat, reserve, truncated=True)
@@ -69,8 +67,7 @@ class SearchAgent(Agent):
             if action.kind == "invalid":
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:
-                tool = self.routing(action.tool, self.tools, example, llm.sample, step)
-                shown = self.show(await tools[tool].search(action.query, self.k), chat, reserve)
+                shown = self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
             if not shown:
                 return await self.final_answer(chat, reserve, truncated=True)
         return await self.final_answer(chat, reserve)
@@ -81,19 +78,33 @@ class SearchAgent(Agent):
         return self.grammar.answer_opening if self.grammar.forces_answer else ""
 
     @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """The protocol's tags, for tokenizers that are trained for it."""
-        return self.grammar.special_tokens
-
-    @property
     def choices(self) -> RouteChoices | None:
         """The grammar's."""
         return self.grammar.choices
 
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """As every agent's where there are several knowledge bases, else `vanilla_rag`; and `no_search`."""
+        no_search = NoSearch(**{**self._fields, "max_searches": 0})
+        return {**(super().baselines(tools) or self.vanilla_rag(tools)), "no_search": no_search}
+
+    def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        several = len(tools) > 1
+        return {
+            f"vanilla_rag_{tool}" if several else "vanilla_rag": VanillaRAG(**self._fields, tool=tool) for tool in tools
+        }
+
     @property
-    def tools(self) -> tuple[str, ...]:
-        """Names of the knowledge bases."""
-        return self.grammar.tools
+    def _fields(self) -> dict[str, Any]:
+        """Those that every search agent has, a subclass of another project's, too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchAgent)}
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        return "demonstrations"
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self.grammar.special_tokens
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
@@ -113,8 +124,7 @@ class SearchAgent(Agent):
         messages = [Message(role="system", content=self.grammar.instructions()), Message(role="user", content=question)]
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 
-    def pieces(self, demonstration: Demonstration) -> list[tuple[str, bool]]:
-        """A worked example after its prompt, as stretches of text and whether the policy wrote them."""
+    def pieces(self, demonstration: Demonstration) -> Pieces:
         pieces = []
         for step in demonstration.steps:
             pieces.append((self.grammar.write_search(step.thought, step.query, step.tool), True))
@@ -157,6 +167,34 @@ class SearchAgent(Agent):
         action = self._read(turn)
         answer = action.answer if action.kind == "answer" else None
         return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoSearch(SearchAgent):
+    """The answer is begun for the policy at once, whatever ends its budget: left alone, it would search."""
+
+    max_searches: int = 0
+
+    @property
+    def last_opening(self) -> str:
+        return self.grammar.answer_opening
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VanillaRAG(NoSearch):
+    """Retrieve, then read, in one conversation: the search is written in the policy's place."""
+
+    tool: str
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
+        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
+        search = self.grammar.write_search("", example.question, self.tool)
+        if chat.tokens_of(search) <= chat.room - reserve:
+            turn = chat.write(search)
+            turn.action = Action(kind="search", tool=self.tool, query=example.question)
+            self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
+        return await self.final_answer(chat, reserve)
 
 
 def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import ml_collections
 from ml_collections import config_dict
 
+from routerl_jax.core.checked import OutOfRange
+
 T = TypeVar("T")
 
 
@@ -55,13 +57,18 @@ def override(value: T, changes: Mapping[str, Any], path: str) -> T:
             fields[key] = _convert(hints[key], change, f"{path}.{key}")
     try:
         return dataclasses.replace(typing.cast(Any, value), **fields)
+    except OutOfRange as error:
+        raise error.within(path) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
+_SCALARS = (int, float, str, bool)
+
+
 def _scalar_type(hint: Any) -> type:
     for option in typing.get_args(hint) or (hint,):
-        if option in (int, float, str, bool):
+        if option in _SCALARS:
             return option
     return object
 
@@ -109,6 +116,8 @@ def _convert_scalar(hint: Any, value: Any, path: str) -> Any:
         return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint not in _SCALARS:
+        raise ValueError(f"{path} can't be set in a configuration: it is a {getattr(hint, '__name__', hint)}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ValueError(f"{path}={value!r} must be of type {hint.__name__}")
     return value
@@ -135,6 +144,8 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
         raise ValueError(f"{path}.{missing[0]} is missing")
     try:
         return cls(**{key: _convert(hints[key], value[key], f"{path}.{key}") for key in value})
+    except OutOfRange as error:
+        raise error.within(path) from None
     except ValueError as error:
         message = str(error)
         raise ValueError(

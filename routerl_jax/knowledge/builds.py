@@ -15,7 +15,7 @@ import jax
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import Embedding, Manifest, Store
+from routerl_jax.knowledge.store import Embedding, Manifest, Store, nested
 from routerl_jax.knowledge.writer import StoreWriter
 
 # Settings of any kind that change nothing in what is built.
@@ -97,18 +97,6 @@ def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()
             result |= _changes(value, usual, f"{prefix}{name}.")
         elif value != usual:
             result[prefix + name] = json.loads(json.dumps(value, default=dict))
-    return result
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted keys as sections."""
-    result: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, last = key.split(".")
-        place = result
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
     return result
 
 

@@ -6,7 +6,7 @@
     .json        HippoRAG's list of `{title, text, idx?}`
     .tsv         DPR's and KILT's passages (corpora.tsv)
     .xml         a Wikipedia dump (corpora.wikipedia)
-    a directory  all such files in it and below, by name
+    a directory  all such files in it and below, by name; of a built knowledge base, its passages
 
 Each may be compressed (.gz, .bz2, .xz, .zst). Other keys of rows are ignored. No row is skipped: one that cannot become a
 passage is an error.
@@ -29,8 +29,10 @@ from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.splitting import Split
 from routerl_jax.knowledge.corpora.tsv import read_tsv
 from routerl_jax.knowledge.corpora.wikipedia import read_dump
+from routerl_jax.knowledge.store import MANIFEST, Store
 
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
+_BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
     "Give .jsonl (a row per line), .json (a list), .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, .xz, "
     ".zst), or a directory of them"
@@ -41,19 +43,20 @@ def read_corpus(path: str | pathlib.Path, *, split: Split | None = None) -> Iter
     """Passages of a corpus, in its order, with scores 0.
 
     Args:
-      path: a file, or a directory whose files together are the corpus.
+      path: a file, or a directory whose files together are the corpus, or a knowledge base.
       split: makes passages of so many words of every text, with ids `id#0`, `id#1`, ...; default: Wikipedia dumps and
-        KILT's pages are split into 100 words each, other texts are left whole.
+        KILT's pages are split into 100 words each, other texts are left whole. A knowledge base's passages always are.
 
     Raises:
       ValueError: a missing file or unknown extension (at once); while reading, a row that is not JSON, lacks id or
         text, is empty, or repeats an id, and a file without rows. The message names file, line, key and the fix.
     """
-    return _passages(pathlib.Path(path).expanduser(), corpus_files(path), split)
+    path = pathlib.Path(path).expanduser()
+    return _stored(path) if _is_built(path) else _passages(path, corpus_files(path), split)
 
 
 def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files that are read, sorted by path.
+    """The files that are read, sorted by path; of a knowledge base its manifest.
 
     Raises:
       ValueError: nothing there, or a file of a kind that can't be read.
@@ -61,6 +64,8 @@ def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
     path = pathlib.Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path} does not exist. {_HINT}")
+    if _is_built(path):
+        return [path / MANIFEST]
     if path.is_file():
         files = [path]
     else:
@@ -74,10 +79,12 @@ def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def corpus_sha256(path: str | pathlib.Path) -> str:
-    """Hex digest of a file's bytes, or of the names and bytes of a directory's files."""
+    """Hex digest of a file's bytes, or of the names and bytes of a directory's files, or of a knowledge base's passages."""
     path = pathlib.Path(path).expanduser()
     if path.is_file():
         return file_sha256(path)
+    if _is_built(path):
+        return passages_sha256(_stored(path))
     digest = hashlib.sha256()
     for file in corpus_files(path):
         digest.update(json.dumps([str(file.relative_to(path)), file_sha256(file)]).encode())
@@ -154,6 +161,20 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
     ids.finish()
     if not len(ids):
         raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+
+
+def _is_built(path: pathlib.Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _stored(directory: pathlib.Path) -> Iterator[Passage]:
+    store = Store(directory, memory_limit=0)
+    if not store.manifest.stored:
+        raise ValueError(
+            f"{directory} ({store.manifest.kind}) holds no passages of its own. Give a knowledge base that does"
+        )
+    for start in range(0, len(store.passages), _BLOCK):
+        yield from (passage for _, passage in store.live(start, min(start + _BLOCK, len(store.passages))))
 
 
 def _pieces(page: Passage, split: Split) -> Iterator[Passage]:

@@ -107,6 +107,18 @@ class Manifest:
         unfinished.replace(directory / MANIFEST)
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted keys as sections."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return result
+
+
 def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:
     """How to make the knowledge base anew: the command, where there is one."""
     if manifest is not None and not manifest.corpus:

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from routerl_jax.core.checked import NonNegative, checked
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.logprobs import Scores, target_scores
@@ -28,16 +29,17 @@ from routerl_jax.parallel.mesh import replicated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LossConfig:
     """The per-token objective."""
 
     kind: str = "clip"  # of learning.losses.POLICY_LOSSES
-    clip_low: float = 0.2
-    clip_high: float = 0.2  # above clip_low: DAPO's clip-higher
+    clip_low: NonNegative = 0.2
+    clip_high: NonNegative = 0.2  # above clip_low: DAPO's clip-higher
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
-    kl_coef: float = 0.0  # KL to the reference, added to the loss
+    kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
-    min_entropy: float = (
+    min_entropy: NonNegative = (
         0.0  # nats; below it a token takes part in the KL but not in the policy gradient (decisions only)
     )
 

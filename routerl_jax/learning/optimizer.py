@@ -9,6 +9,8 @@ import optax
 import optax.contrib
 from flax import nnx
 
+from routerl_jax.core.checked import BelowOne, Count, Fraction, NonNegative, Positive, checked
+
 # Muon works on matrices: for each weight of a (stacked) layer, the axes it sums over and the axes it produces.
 _MATRICES = {
     "q": ((1,), (2, 3)),
@@ -22,19 +24,20 @@ _MATRICES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class OptimizerConfig:
     """Optimiser settings; counted in updates, not in rollout steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
-    lr: float = 1e-6
-    adam_lr: float = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
+    lr: NonNegative = 1e-6
+    adam_lr: NonNegative = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 0  # updates of linear warm-up from 0
-    decay_to: float = 0.1  # final learning rate as a share of lr (linear and cosine)
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.95
-    max_grad_norm: float = 1.0
+    warmup: Count = 0  # updates of linear warm-up from 0
+    decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear and cosine)
+    weight_decay: NonNegative = 0.01
+    b1: BelowOne = 0.9
+    b2: BelowOne = 0.95
+    max_grad_norm: Positive = 1.0
 
     def learning_rate(self, updates: int, peak: float = 0.0) -> optax.Schedule:
         """The learning rate by update number, for a run of `updates` updates; `peak` instead of `lr` if given."""

@@ -23,6 +23,7 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from routerl_jax.core.checked import Count, NonNegative, Positive, checked
 from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.projection import MODULES, QTYPES, Scales
@@ -36,15 +37,17 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LoraRule:
     """Another rank or alpha for some modules."""
 
     modules: str  # regular expression over q, k, v, o, gate, up, down
-    rank: int = 0  # 0: as LoraConfig.rank
-    alpha: float = 0.0  # 0: as LoraConfig.alpha
+    rank: Count = 0  # 0: as LoraConfig.rank
+    alpha: NonNegative = 0.0  # 0: as LoraConfig.alpha
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LoraConfig:
     """A low-rank adapter; all other weights are frozen.
 
@@ -52,22 +55,20 @@ class LoraConfig:
       ValueError: settings that contradict each other, an unknown type, a broken regular expression.
     """
 
-    rank: int = 0  # 0: no adapter, all weights are trained
-    alpha: float = 16.0  # the adapter counts alpha / rank
+    rank: Count = 0  # 0: no adapter, all weights are trained
+    alpha: Positive = 16.0  # the adapter counts alpha / rank
     modules: str = (
         "q|k|v|o|gate|up|down"  # regular expression: which matrices of a block get one; empty: those of rules
     )
     rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)  # exceptions by any name; the first counts
     dtype: str = "float32"  # of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
-    tile_size: int = 64  # quantisation: input channels that share a scale; 0: all
+    tile_size: Count = 64  # quantisation: input channels that share a scale; 0: all
 
     def __post_init__(self) -> None:
         if not self.rank and (self.rules or self.base_qtype):
             named = "rules" if self.rules else "base_qtype"
             raise ValueError(f"{named} is set but rank=0, which means no adapter: set rank, or leave {named} empty")
-        if self.rank < 0 or self.tile_size < 0:
-            raise ValueError(f"rank={self.rank} and tile_size={self.tile_size} must not be negative")
         if self.base_qtype and self.base_qtype not in QTYPES:
             raise ValueError(f"base_qtype={self.base_qtype!r} is not known; known: {', '.join(QTYPES)}, or empty")
         if self.dtype not in ("float32", "bfloat16"):
@@ -78,8 +79,6 @@ class LoraConfig:
                 re.compile(rule.modules)
             except re.error as error:
                 raise ValueError(f"{where}: {rule.modules!r} is not a regular expression ({error})") from error
-            if rule.rank < 0 or (rule.alpha or self.alpha) <= 0:
-                raise ValueError(f"{where}: rank and alpha must be positive, or 0 in a rule for those of the whole")
 
     def build(self) -> list[qwix.QuantizationRule]:
         """qwix's rules, in order of precedence; the last one quantises what no adapter is put on."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from routerl_jax.agents.agent import LLM, Agent, Conversation, Tools
+from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
-from routerl_jax.agents.routing import AsNamed, Routing
+from routerl_jax.agents.routing import Always, AsNamed, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
@@ -53,14 +54,21 @@ class StepAgent(Agent):
         return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
 
     @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """The protocol's tags, for tokenizers that are trained for it."""
-        return self.protocol.special_tokens
-
-    @property
     def choices(self) -> RouteChoices:
         """The protocol's."""
         return self.protocol.choices
+
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """None: a golden step is worked on without a search."""
+        return {}
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        return "golden_steps"
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self.protocol.special_tokens
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
@@ -81,8 +89,7 @@ class StepAgent(Agent):
         said = self._golden(step, example, left)
         return [*prompt(said), *tokenizer.encode(self.prompt_suffix)]
 
-    def demonstration(self, example: Example) -> list[tuple[str, bool]]:
-        """What is to be written after a golden step's `opening`, for supervised learning: text, and that it is the policy's."""
+    def step_pieces(self, example: Example) -> Pieces:
         step = golden_step(example)
         assert step is not None
         return [(self.protocol.write_golden(step).removeprefix(self.prompt_suffix), True)]
@@ -185,6 +192,33 @@ class StepwiseAgent(StepAgent):
         """Names of the knowledge bases."""
         return self.protocol.tools
 
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; always as many
+        searches as there may be: `full_budget`, where the policy says what the further ones are for, so that only its stopping
+        is taken away, and `full_budget_random`, where they put the question itself to a drawn knowledge base; and `no_search`.
+
+        A query depends on the knowledge base that it goes to (`query`), so the routing is the agent's own.
+        """
+        agents: dict[str, Agent] = {f"only_{tool}": dataclasses.replace(self, routing=Always(tool)) for tool in tools}
+        agents["random_kb"] = dataclasses.replace(self, routing=Drawn())
+        return {
+            **(agents if len(tools) > 1 else self.vanilla_rag(tools)),
+            "full_budget": dataclasses.replace(self, beyond="own"),
+            "full_budget_random": dataclasses.replace(self, beyond=Drawn()),
+            "no_search": dataclasses.replace(self, max_searches=0),
+        }
+
+    def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        several = len(tools) > 1
+        return {
+            f"vanilla_rag_{tool}" if several else "vanilla_rag": OneSearch(**self._fields, tool=tool) for tool in tools
+        }
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Those that every stepwise agent has, a subclass of another project's, too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(StepwiseAgent)}
+
     async def _gather(
         self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
     ) -> list[tuple[str, str]]:
@@ -260,6 +294,19 @@ class StepwiseAgent(StepAgent):
                 return turn.action.answer
             asked = self.protocol.again(said, turn.action.error)
         return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneSearch(StepwiseAgent):
+    """Retrieve, then read, in a chat: what was found, and the question, asked in the words of the final answer."""
+
+    tool: str
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
+        chats: list[Conversation] = []
+        answer = await self._answer(self.read(example.question, call, example, llm, last=True), example, llm, chats)
+        return chats[-1].episode(answer=answer)
 
 
 def _searches(action: Action | None) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import ADVANTAGES, UNGROUPED
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
@@ -56,6 +57,7 @@ STAGED = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class StageConfig:
     """A stretch of training with its own reward and, where they are given, settings that replace the run's.
 
@@ -65,7 +67,7 @@ class StageConfig:
     may not (`STAGED`).
     """
 
-    start: int = 0  # first step
+    start: Count = 0  # first step
     restart: bool = (
         False  # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
     )
@@ -92,13 +94,14 @@ class ControlConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class TrainConfig:
     """A whole run."""
 
     kind: Literal["rl", "sft"] = "rl"
     recipe: str = "search"  # recipes.RECIPES
-    seed: int = 0
-    steps: int = 100
+    seed: Seed = 0
+    steps: Count = 100
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
@@ -114,7 +117,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
-    log_episodes: int = 16  # episodes per step that are written to workdir/episodes
+    log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
 
     def __post_init__(self) -> None:
         self._check_sections()
@@ -139,19 +142,13 @@ class TrainConfig:
             ),
             (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
             (
-                self.steps >= 0 and self.warm_start.steps >= 0,
-                "config.steps and config.warm_start.steps must not be negative",
-            ),
-            (
                 self.kind == "rl" or not self.warm_start.steps,
                 "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
             ),
-            (self.rollout.examples > 0 and self.rollout.samples > 0, "config.rollout needs examples and samples >= 1"),
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
                 "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
             ),
-            (self.rollout.forks >= 0, f"config.rollout.forks={self.rollout.forks} must not be negative"),
             (
                 self.rollout.deterministic or not self.rollout.forks,
                 f"config.rollout.forks={self.rollout.forks} with config.rollout.deterministic=False: a forked attempt replays "

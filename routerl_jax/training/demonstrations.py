@@ -7,6 +7,7 @@ import functools
 import math
 import pathlib
 import sys
+import typing
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -14,8 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import Agent, Demonstrator
-from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example
@@ -28,7 +28,6 @@ from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
-from routerl_jax.recipes.r1_router_agents import StepAgent
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
@@ -42,9 +41,9 @@ class Worked(NamedTuple):
     """A question and what followed it: stretches of text, and whether the policy is to write them."""
 
     example: Example
-    pieces: list[tuple[str, bool]]
+    pieces: Pieces
 
-    def sequence(self, agent: Demonstrator, model: Decoder, room: int | None = None) -> TokenSequence:
+    def sequence(self, agent: Agent, model: Decoder, room: int | None = None) -> TokenSequence:
         """As the agent's rollout would have recorded it with this model in `room` tokens, its prompt and pictures included.
 
         It may be longer than that: only documents in its prompt are left out.
@@ -76,31 +75,31 @@ class Demonstrations(Protocol):
     def __len__(self) -> int: ...
 
 
-def demonstrator(agent: Agent) -> SearchAgent | StepAgent:
-    """The agent, if its work can be demonstrated; ValueError for others."""
-    if not isinstance(agent, SearchAgent | StepAgent):
-        raise ValueError(f"{type(agent).__name__} can't be shown how to work: supervised learning takes other recipes")
-    return agent
-
-
-def open_demonstrations(config: TrainConfig, agent: SearchAgent | StepAgent) -> tuple[Demonstrations, Demonstrations]:
+def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
     That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes; for agents that
-    work step by step `atlas` or a data set of golden steps, `trajectories:FILE`.
+    learn from golden steps `atlas` or a data set of them, `trajectories:FILE`.
 
     Raises:
-      ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others.
+      ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others or can't
+        be shown anything.
     """
     settings = config.warm_start
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
-    if isinstance(agent, StepAgent):
+    if agent.learns_from not in typing.get_args(LearnsFrom):
+        raise ValueError(
+            f"{source}: {type(agent).__name__} can't be shown how to work (its learns_from is {agent.learns_from!r}); have it "
+            f"say {' or '.join(map(repr, typing.get_args(LearnsFrom)))} and write what goes with it (docs/extending.md)"
+        )
+    if agent.learns_from == "golden_steps":
         if settings.demonstrations == "atlas":
             return _OfAtlasSteps(_atlas_steps(config, 0), agent), _OfAtlasSteps(_atlas_steps(config, 1), agent)
-        return _kept(*_of_golden_steps(settings.demonstrations, agent, source), source, config.seed)
+        return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
-            f"{source}: golden steps are learnt from with config.recipe='r1_router', other sources with others"
+            f"{source}: {type(agent).__name__} learns from demonstrations, and golden steps are for agents that work step by "
+            "step (config.recipe='r1_router')"
         )
     if settings.demonstrations == "atlas":
         return _OfAtlas(_atlas(config, 0), agent), _OfAtlas(_atlas(config, 1), agent)
@@ -127,7 +126,7 @@ def _atlas(config: TrainConfig, stream: int) -> DemonstrationSource:
 
 
 class _OfAtlas:
-    def __init__(self, source: DemonstrationSource, agent: SearchAgent) -> None:
+    def __init__(self, source: DemonstrationSource, agent: Agent) -> None:
         self._source = source
         self._agent = agent
 
@@ -154,13 +153,13 @@ def _atlas_steps(config: TrainConfig, stream: int) -> StepSource:
 
 
 class _OfAtlasSteps:
-    def __init__(self, source: StepSource, agent: StepAgent) -> None:
+    def __init__(self, source: StepSource, agent: Agent) -> None:
         self._source = source
         self._agent = agent
 
     def __getitem__(self, index: int) -> Worked:
         example = self._source[index]
-        return Worked(example, self._agent.demonstration(example))
+        return Worked(example, self._agent.step_pieces(example))
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -185,7 +184,7 @@ class _Kept:
         return np.random.default_rng([2, self._seed, epoch]).permutation(len(self._worked))
 
 
-def _pieces(episode: Episode) -> list[tuple[str, bool]]:
+def _pieces(episode: Episode) -> Pieces:
     stretches = [
         stretch
         for turn in episode.turns
@@ -194,7 +193,7 @@ def _pieces(episode: Episode) -> list[tuple[str, bool]]:
     return [stretch for stretch in stretches if stretch[0]]
 
 
-def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[list[Worked], str]:
+def _of_annotated_questions(config: TrainConfig, agent: Agent) -> tuple[list[Worked], str]:
     """Training questions whose gold passages the run's knowledge bases find, worked out: as many as the run learns from, or
     all. Which, where there are more, is drawn; a portion of them is searched for at a time."""
     source = open_examples(config.data.train, config.data.train_range, "train")
@@ -230,8 +229,9 @@ def _of_annotated_questions(config: TrainConfig, agent: SearchAgent) -> tuple[li
     )
 
 
-def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Worked], str]:
+def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[list[Worked], str]:
     """All steps of golden trajectories, but for empty answers, which can't be written in the form."""
+    name = config.warm_start.demonstrations
     if name == "annotated":
         raise ValueError(
             f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
@@ -240,9 +240,9 @@ def _of_golden_steps(name: str, agent: StepAgent, source: str) -> tuple[list[Wor
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
-    check_retrievers(examples, agent.protocol.tools, source)
+    check_retrievers(examples, tuple(config.knowledge), source)
     examples = [example for example in examples if any(map(str.strip, example.answers))]
-    return [Worked(example, agent.demonstration(example)) for example in examples], f"{len(examples)} golden steps"
+    return [Worked(example, agent.step_pieces(example)) for example in examples], f"{len(examples)} golden steps"
 
 
 def shown_questions(name: str) -> Iterator[Example]:

@@ -1,25 +1,32 @@
-"""The knowledge bases of a run: opened where they are, built where they are not, joined where one is made of others."""
+"""The knowledge bases of a run: opened where they are, built where they are not, joined where one is made of others; and tools
+of one's own, made by the function that a configuration names."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import pathlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import from_config_dict, unknown_key
+from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.knowledge.store import MANIFEST
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 
 _ATLAS = "atlas/"
+_TOOL = "tool"
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_FACTORIES: Registry[Callable[..., Any]] = Registry("tool")
 
 
 def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, SearchTool]:
@@ -33,12 +40,64 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
 
 def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
     """`open_knowledge` without the rest of a run."""
-    alone = {name: _open_kb(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
+    check_tools(knowledge)
+    alone = {name: _open(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
     joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}
     return {name: (alone | joined)[name] for name in knowledge}
 
 
-def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase]) -> KnowledgeBase:
+def check_tools(knowledge: Mapping[str, KnowledgeConfig]) -> None:
+    """Complains about tools of one's own that can't be made as the configuration says; makes none, which may take long.
+
+    Raises:
+      ValueError: the source can't be imported or called with the settings, or keys are set that a tool does not have.
+    """
+    for name, spec in knowledge.items():
+        if spec.kind == _TOOL:
+            _factory(name, spec)
+
+
+def _factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
+    path = f"config.knowledge.{name}"
+    for key in ("encoder", "index", "directory", "members"):
+        if getattr(spec, key) != getattr(KnowledgeConfig, key):
+            raise ValueError(f"{path}.{key}: kind='tool' has none; what its source takes are {path}.settings")
+    if ":" not in spec.source:
+        raise ValueError(
+            f"{path}.source={spec.source!r}: with kind='tool' it names the function or class that makes the tool, "
+            "'package.module:factory'"
+        )
+    factory = _FACTORIES.get(spec.source)
+    if not callable(factory):
+        raise ValueError(
+            f"{path}.source={spec.source!r} is a {type(factory).__name__}; name a function or class that makes one"
+        )
+    try:
+        taken = inspect.signature(factory).parameters.values()
+    except ValueError:  # one that is written in C may not say
+        return factory
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
+        for key in spec.settings:
+            if key not in (known := [parameter.name for parameter in taken]):
+                raise ValueError(unknown_key(f"{path}.settings", key, known))
+    if missing := [p.name for p in taken if p.name not in spec.settings and p.default is p.empty and p.kind in _NAMED]:
+        raise ValueError(f"{path}.settings.{missing[0]} is missing: {spec.source} takes it")
+    return factory
+
+
+def _make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
+    try:
+        tool = _factory(name, spec)(**spec.settings)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ValueError(f"config.knowledge.{name}: {spec.source} made no tool: {error}") from error
+    if not callable(getattr(tool, "search", None)):
+        raise ValueError(
+            f"config.knowledge.{name}: {spec.source} made a {type(tool).__name__}, which has no search(queries, k)"
+        )
+    return tool
+
+
+def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool]) -> KnowledgeBase:
     """Several of the run's knowledge bases as one, or the hybrid one that a directory describes."""
     from routerl_jax.knowledge.hybrid import HybridKB
 
@@ -53,7 +112,19 @@ def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, KnowledgeBase])
     for key in spec.settings:
         if key not in known:
             raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
-    return HybridKB([others[member] for member in spec.members], name=name, **spec.settings)
+    members = []
+    for member in spec.members:
+        if not isinstance(kb := others[member], KnowledgeBase):
+            raise ValueError(
+                f"config.knowledge.{name}.members: {member!r} is a {type(kb).__name__}; only a KnowledgeBase can be joined "
+                "with others (knowledge.base)"
+            )
+        members.append(kb)
+    return HybridKB(members, name=name, **spec.settings)
+
+
+def _open(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
+    return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress)
 
 
 def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
@@ -157,7 +228,8 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     content = ""
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
-    elif spec.source and (path := pathlib.Path(spec.source).expanduser()).is_file():
-        content = file_sha256(path)
+    elif spec.source:
+        path = pathlib.Path(spec.source).expanduser()
+        content = next((file_sha256(file) for file in (path, path / MANIFEST) if file.is_file()), "")
     digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from routerl_jax.core.checked import Fraction, NonNegative, Size, checked
 from routerl_jax.learning.advantages import ADVANTAGES, SCALED, WHITENED
 from routerl_jax.learning.counterfactual import Baseline, Weights
 from routerl_jax.learning.learner import LossConfig
@@ -15,18 +16,13 @@ from routerl_jax.models.decoder import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class TurnCreditConfig:
     """credit="turn" (learning.turn_advantages)."""
 
-    weight: float = 1.0  # of the turns' advantages beside the outcome's
-    discount: float = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
+    weight: NonNegative = 1.0  # of the turns' advantages beside the outcome's
+    discount: Fraction = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
     compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.discount <= 1:
-            raise ValueError(f"config.learner.turn.discount={self.discount} must be in [0, 1]")
-        if self.weight < 0:
-            raise ValueError(f"config.learner.turn.weight={self.weight} must not be negative")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +36,7 @@ class ForkCreditConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LearnerConfig:
     """From episodes to updates."""
 
@@ -49,20 +46,22 @@ class LearnerConfig:
     credit: Literal["episode", "turn", "counterfactual"] = "episode"
     turn: TurnCreditConfig = TurnCreditConfig()
     forks: ForkCreditConfig = ForkCreditConfig()
-    std_floor: float = 0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    std_floor: NonNegative = (
+        0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    )
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
-    minibatches: int = 1  # updates per step
+    minibatches: Size = 1  # updates per step
     aggregation: Aggregation = "token"
     loss: LossConfig = LossConfig()
-    reward_kl_coef: float = 0.0  # k1 KL to the reference, taken from the reward ..
+    reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, taken from the reward ..
     reward_kl: Literal["episode", "token"] = (
         "episode"  # .. of the episode, or of each token (and so of those before it)
     )
-    importance_cap: float = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
+    importance_cap: NonNegative = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
     optimizer: OptimizerConfig = OptimizerConfig()
-    micro_tokens: int = 2048  # tokens of a micro-batch (gradient accumulation)
-    length_buckets: tuple[int, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
+    micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
+    length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
     share_prefixes: bool = (
         False  # prompts and histories that sequences have in common are computed once (learning.prefixes)
     )
@@ -88,9 +87,3 @@ class LearnerConfig:
                 f"config.learner.leave_out={self.leave_out} does not go with credit='counterfactual': without one of its ways "
                 "a choice has only the advantages of the others"
             )
-        for key in ("minibatches", "micro_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"config.learner.{key}={getattr(self, key)} must be at least 1")
-        for key in ("std_floor", "reward_kl_coef", "importance_cap"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"config.learner.{key}={getattr(self, key)} must not be negative")

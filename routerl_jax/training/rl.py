@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation import figures
@@ -46,6 +45,7 @@ from routerl_jax.training.credit import (
 )
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
+from routerl_jax.training.knowledge import check_tools
 from routerl_jax.training.run import Run, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
@@ -87,6 +87,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     with clock("setup"):  # all that may be refused, before anything takes long
         check_workdir(config, workdir, resume)
         check_overlap(config)
+        check_tools(config.knowledge)
         recipe = build_recipe(config)
         judged = evaluated_agent(config, recipe)
         _check_names(config, judged)
@@ -172,7 +173,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     run_.finish(export=usable)
     agents = {"trained": judged}
     if config.evaluation.baselines and not any(golden_step(example) is not None for example in test):
-        agents |= routing_baselines(judged)
+        agents |= judged.baselines(tuple(config.knowledge))
     names = config.evaluation.names
     table = _kept(workdir, ["warm_start", *config.stages], asked) | (evaluate(agents) if usable else {})
     table = {names.get(name, name): row for name, row in table.items()}
@@ -216,7 +217,7 @@ def _questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
 
 def _check_names(config: TrainConfig, judged: Agent) -> None:
     """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
-    baselines = routing_baselines(judged)
+    baselines = judged.baselines(tuple(config.knowledge))
     for section in ("stages", "controls"):
         if both := next((name for name in getattr(config, section) if name in baselines), None):
             raise ValueError(

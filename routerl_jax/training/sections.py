@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from routerl_jax.generation.rows import check_sizes
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.core.checked import (
+    BelowOne,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Range,
+    Size,
+    checked,
+)
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 
+_Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices of a mesh's axis; -1: those that are left
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ModelConfig:
     """The policy's initial weights."""
 
@@ -29,168 +41,155 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class MeshConfig:
     """Devices and how the weights lie on them."""
 
-    data: int = -1  # replicas; -1: all devices that the other axes leave
-    fsdp: int = 1
-    tensor: int = 1
+    data: _Axis = -1  # replicas; -1: all devices that the other axes leave
+    fsdp: _Axis = 1
+    tensor: _Axis = 1
     layout: str = "replicated"  # parallel.sharding.LAYOUTS
-    cpu_devices: int = 0  # virtual devices to split a CPU into; 0: one
+    cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EngineConfig:
     """Generation."""
 
-    rows: int = 128  # conversations in the KV cache
-    max_length: int = 512  # tokens of a conversation
-    segment: int = 32  # decode steps per device call
-    leave_fraction: float = 0.5  # a call returns when no more than this share of its rows still decodes
+    rows: Size = 128  # conversations in the KV cache
+    max_length: Size = 512  # tokens of a conversation
+    segment: Size = 32  # decode steps per device call
+    leave_fraction: BelowOne = 0.5  # a call returns when no more than this share of its rows still decodes
     layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
     lora: Literal["merged", "adapter"] = (
         "merged"  # with an adapter: added to the weights after every update, or beside them
     )
 
-    def __post_init__(self) -> None:
-        try:
-            check_sizes(
-                rows=self.rows, max_length=self.max_length, segment=self.segment, leave_fraction=self.leave_fraction
-            )
-        except ValueError as error:
-            raise ValueError(f"config.engine.{error}") from error
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class AgentConfig:
     """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
 
     grammar: str = "r1_router"  # agents.grammar.GRAMMARS
-    max_searches: int = 3
-    k: int = 2  # passages per search
+    max_searches: Count = 3
+    k: Size = 2  # passages per search
     on_invalid: Literal["remind", "end"] = "remind"  # recipe "search", after a turn without query or answer
-    max_turn_tokens: int = 64
-    max_observation_tokens: int = 0  # of what a search shows: whole passages, or the first's beginning; 0: all that fit
-    answer_tokens: int = 24  # room kept for the last turn
+    max_turn_tokens: Size = 64
+    max_observation_tokens: Count = (
+        0  # of what a search shows: whole passages, or the first's beginning; 0: all that fit
+    )
+    answer_tokens: Size = 24  # room kept for the last turn
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
     # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
     sees: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KnowledgeConfig:
-    """One knowledge base: built into `directory` on first use, loaded from there ever after."""
-
-    # atlas/NAME, a corpus file (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
-    # are then the server's); empty: `directory` exists
-    source: str = ""
-    kind: str = "dense_text"  # knowledge.base.KB_KINDS
-    encoder: str = "all-MiniLM-L6-v2"
-    index: str = "scann"  # knowledge.index backends: scann, exact
-    directory: str = ""  # empty: in the cache, by content
-    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
-    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"
+    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class KnowledgeConfig:
+    """One knowledge base: built into `directory` on first use, loaded from there ever after."""
+
+    # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
+    # are then the server's); empty: `directory` exists. Of kind "tool": what makes it, package.module:factory
+    source: str = ""
+    kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
+    encoder: str = "all-MiniLM-L6-v2"
+    index: str = "scann"  # knowledge.index backends: scann, exact
+    directory: str = ""  # empty: in the cache, by content
+    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
+    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class DataConfig:
     """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
     train: str = "atlas/train"
     validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
     test: str = "atlas/test"  # empty: as train
-    train_range: tuple[int, ...] = ()  # (start, stop) items of the source; empty: all
-    validation_range: tuple[int, ...] = ()
-    test_range: tuple[int, ...] = ()
+    train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
+    validation_range: tuple[Count, ...] = ()
+    test_range: tuple[Count, ...] = ()
     overlap: Literal["error", "warn", "ignore"] = (
         "error"  # when validation or test questions stand in training, word for word
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class RolloutConfig:
     """What one step generates."""
 
-    examples: int = 16  # questions per step
-    samples: int = 8  # attempts per question (the group)
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    examples: Size = 16  # questions per step
+    samples: Size = 8  # attempts per question (the group)
+    temperature: NonNegative = 1.0
+    top_p: PositiveFraction = 1.0
+    top_k: Count = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
-    tool_timeout: float = 60.0  # seconds
-    forks: int = (
+    tool_timeout: Positive = 60.0  # seconds
+    forks: Count = (
         0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
     )
 
-    def __post_init__(self) -> None:
-        try:
-            Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
-        except ValueError as error:
-            raise ValueError(f"config.rollout.{error}") from error
-        if self.tool_timeout <= 0:
-            raise ValueError(f"config.rollout.tool_timeout={self.tool_timeout} must be positive: it is in seconds")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EvaluationConfig:
     """Greedy evaluation."""
 
-    every: int = 20  # steps between validations; 0: never
-    examples: int = 128  # validation questions; 0: all
-    final_examples: int = 512  # test questions of the final table; 0: all
+    every: Count = 20  # steps between validations; 0: never
+    examples: Count = 128  # validation questions; 0: all
+    final_examples: Count = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
     canary: bool = False  # validate with a retriever that answers other questions, too
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
-    k: int = 0  # passages per search; 0: as in training (agent.k)
+    k: Count = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
     # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for key in ("every", "examples", "final_examples", "k"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"config.evaluation.{key}={getattr(self, key)} must not be negative; see what 0 means")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class CheckpointConfig:
     """When weights and the optimiser's state are saved; after the last step they always are."""
 
-    every: int = 20  # steps; 0: at the end alone
-    keep: int = 2  # the newest ones
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 1:
-            raise ValueError(
-                f"config.checkpoint.every={self.every} must not be negative, config.checkpoint.keep={self.keep} at least 1"
-            )
+    every: Count = 20  # steps; 0: at the end alone
+    keep: Size = 2  # the newest ones
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class WatchConfig:
     """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl; validation/* and
     canary/* count where they are measured, every config.evaluation.every steps."""
 
-    patience: int = 5  # bad values of a metric in a row after which it is; 0: never
+    patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     most: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
     )
     # Least share of its best in the stage (means of `patience` values) that may be left of a metric, if that is above 0.
-    falls: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
+    falls: Mapping[str, Fraction] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
     # How far a metric of any sign may be below its best (as above), e.g. {"actor/promoted_logprob": 2.0}.
-    drops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    drops: Mapping[str, NonNegative] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class WarmStartConfig:
     """Supervised learning on demonstrations: a whole run (kind = "sft"), or what a run begins with (`steps` > 0)."""
 
-    steps: int = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
+    steps: Count = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
     # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated); or
     # a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate); with the recipe r1_router the steps of
@@ -201,11 +200,11 @@ class WarmStartConfig:
         default_factory=lambda: {"em": 1.0, "format": 1.0}
     )
     least: float = 2.0  # .. come to at least this
-    examples: int = 64  # per step
-    invented: float = 0.7  # atlas: share from invented worlds
-    hit: float = 0.6  # atlas: chance that a demonstrated search finds what it looks for
-    persistence: float = 0.8  # atlas: chance to search again after a miss
-    direct: float = 0.0  # atlas: share of demonstrations that answer at once, without a search
-    drills: float = 0.0  # atlas: share of a step's items that are reading drills
-    observation_weight: float = 0.0  # weight of the language-model loss on what the policy did not write
-    vocabulary: int = 1024  # size of the tokenizer trained on them (when the model has no path)
+    examples: Size = 64  # per step
+    invented: Fraction = 0.7  # atlas: share from invented worlds
+    hit: Fraction = 0.6  # atlas: chance that a demonstrated search finds what it looks for
+    persistence: Fraction = 0.8  # atlas: chance to search again after a miss
+    direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search
+    drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
+    observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write
+    vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.core.config import unknown_key
+from routerl_jax.core.config import override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.models.config import DecoderConfig
@@ -24,7 +24,7 @@ from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.recipe import Recipe
-from routerl_jax.training.config import MeshConfig, ModelConfig, TrainConfig
+from routerl_jax.training.config import AgentConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.knowledge import open_knowledge
 
 __all__ = [
@@ -106,10 +106,30 @@ def random_architecture(config: ModelConfig) -> DecoderConfig:
 
 
 def build_recipe(config: TrainConfig) -> Recipe:
-    """The recipe with its agent and stages."""
-    return RECIPES.get(config.recipe)(
+    """The recipe with its agent, which has config.agent.settings, and stages.
+
+    Raises:
+      ValueError: a setting is no field of the agent, or of another type, or what the recipe itself refuses.
+    """
+    recipe = RECIPES.get(config.recipe)(
         config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer
     )
+    return dataclasses.replace(recipe, agent=_with_settings(recipe.agent, config.agent))
+
+
+def _with_settings(agent: Agent, config: AgentConfig) -> Agent:
+    path = "config.agent.settings"
+    for key in config.settings:
+        if not dataclasses.is_dataclass(agent):
+            raise ValueError(
+                f"{path}.{key}: {type(agent).__name__} has no fields; make it a frozen dataclass with a field {key}"
+            )
+        if key in (field.name for field in dataclasses.fields(AgentConfig)):
+            raise ValueError(f"{path}.{key}: set config.agent.{key}, from which recipes make it")
+        fields = [field.name for field in dataclasses.fields(agent) if field.init]
+        if key not in fields:
+            raise ValueError(f"{unknown_key(path, key, fields)} (of {type(agent).__name__})")
+    return override(agent, config.settings, path) if config.settings else agent
 
 
 def evaluated_agent(config: TrainConfig, recipe: Recipe) -> Agent:

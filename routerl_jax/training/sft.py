@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import Demonstrator
+from routerl_jax.agents.agent import Agent
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
@@ -24,7 +24,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.demonstrations import Demonstrations, demonstrator, open_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
@@ -50,7 +50,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything takes long
     mesh = build_mesh(config.mesh)
-    agent = demonstrator(build_recipe(config).agent)
+    agent = build_recipe(config).agent
     source, held_out = open_demonstrations(config, agent)
     drills = ReadingDrills(seed=config.seed)
     model = build_policy(config, mesh)
@@ -108,7 +108,7 @@ def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
     return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
-def _vocabulary(config: TrainConfig, agent: Demonstrator, source: Demonstrations) -> Tokenizer:
+def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> Tokenizer:
     """A tokenizer trained on demonstrations (of Atlas: invented ones and the training split's)."""
     worked = (source[i] for i in range(_VOCABULARY_EXAMPLES))
     texts = itertools.chain.from_iterable((one.example.question, *(text for text, _ in one.pieces)) for one in worked)
@@ -128,7 +128,7 @@ class _Fitting:
       longest: most tokens of a sequence.
     """
 
-    def __init__(self, agent: Demonstrator, model: Decoder, config: TrainConfig) -> None:
+    def __init__(self, agent: Agent, model: Decoder, config: TrainConfig) -> None:
         self._agent = agent
         self._model = model
         self._room = config.engine.max_length

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent, SearchTool
-from routerl_jax.baselines.known import routing_baselines
 from routerl_jax.evaluation.analysis import behaviour
 from routerl_jax.evaluation.benchmark import score
 from routerl_jax.evaluation.paired import Record
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
 from routerl_jax.knowledge.encoders import COLOURS
+from routerl_jax.knowledge.graph.build import TRIPLES
+from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+from routerl_jax.training.knowledge import cache_place
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.rl import make_engine
 from routerl_jax.training.setup import build_mesh, build_recipe, evaluated_agent, evaluation_examples, open_knowledge
@@ -53,7 +55,8 @@ class Trials:
 
     def single_modes(self) -> dict[str, Any]:
         """Every search sent to one knowledge base, for each; none where there is only one."""
-        agents = {name: agent for name, agent in routing_baselines(self._agent).items() if name.startswith("only_")}
+        baselines = self._agent.baselines(tuple(self._config.knowledge))
+        agents = {name: agent for name, agent in baselines.items() if name.startswith("only_")}
         tried = {name: self._behaviour(agent, self._tools, name) for name, agent in agents.items()}
         return {USUAL: self._usual_row, **tried} if tried else {}
 
@@ -96,12 +99,13 @@ def with_retriever(config: TrainConfig, name: str) -> TrainConfig:
     """The configuration with another retriever, its knowledge bases built anew from their sources.
 
     An encoder's name puts it in the place of every other, and dense passages in the place of BM25; `bm25` searches by words
-    what was searched by dense passages.
+    what was searched by dense passages. What was built beforehand is built anew from its own passages, by its own settings,
+    a graph of its own triples: no language model is asked again. Prefixes are the new encoder's.
 
     Raises:
-      ValueError: a knowledge base can't be built by the run, or nothing would change.
+      ValueError: a knowledge base is served, or is none of passages, or is not there; or nothing would change.
     """
-    changed = {key: _with_retriever(f"config.knowledge.{key}", spec, name) for key, spec in config.knowledge.items()}
+    changed = {key: _with_retriever(key, spec, name) for key, spec in config.knowledge.items()}
     if changed == dict(config.knowledge):
         raise ValueError(
             f"retriever {name!r}: the run has no knowledge base in which it would stand in another's place"
@@ -109,16 +113,59 @@ def with_retriever(config: TrainConfig, name: str) -> TrainConfig:
     return dataclasses.replace(config, knowledge=changed)
 
 
-def _with_retriever(path: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
-    if spec.members:  # joins others, which change
+_REBUILT = ("dense_text", "bm25", "graph")  # kinds whose corpora are passages
+_OF_ENCODER = ("query_encoder", "query_prefix", "passage_prefix", "fact_prefix")
+_OF_EXTRACTION = ("extractor", "triples", "llm", "entities_first")
+_OF_CORPUS = ("passage_words", "least_words")  # how it was cut into passages
+_OF_KB = ("kind", "name", "encoder")  # what KnowledgeConfig says itself
+
+
+def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
+    if spec.members or spec.kind == "tool":  # it joins others, which change; or it searches as it does
         return spec
-    if not spec.source or spec.source.startswith(("http://", "https://")):
+    if spec.source.startswith(("http://", "https://")):
         raise ValueError(
-            f"{path} is not built by the run (its source is {spec.source!r}), so no other retriever can be tried in it"
+            f"config.knowledge.{key} is served ({spec.source}), so no other retriever can be tried in it. Give its directory "
+            f"on this machine: config.knowledge.{key}.directory, with an empty source"
         )
     if name == "bm25":
-        return dataclasses.replace(spec, kind="bm25", directory="", settings={}) if spec.kind == "dense_text" else spec
+        if spec.kind != "dense_text":
+            return spec
+        return dataclasses.replace(_buildable(key, spec), kind="bm25", directory="", settings={})
+    spec = _buildable(key, spec)
+    settings = {setting: value for setting, value in spec.settings.items() if setting not in _OF_ENCODER}
     if spec.kind == "bm25":
         return dataclasses.replace(spec, kind="dense_text", encoder=name, directory="", settings={})
     pictures = COLOURS if spec.encoder.startswith(COLOURS) else ""
-    return dataclasses.replace(spec, encoder=pictures + name, directory="")
+    return dataclasses.replace(spec, encoder=pictures + name, directory="", settings=settings)
+
+
+def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
+    """The same with a source, and without a language model that would have to read it again."""
+    if spec.source:
+        return _with_triples(spec, cache_place(key, spec)) if spec.settings.get("extractor") == "llm" else spec
+    directory = pathlib.Path(spec.directory).expanduser()
+    try:
+        manifest = Manifest.read(directory)
+    except ValueError as error:
+        raise ValueError(f"config.knowledge.{key}.directory: {error}") from error
+    if manifest.kind not in _REBUILT:
+        raise ValueError(
+            f"config.knowledge.{key} ({manifest.kind}, in {directory}) is not built by the run, and no other retriever can be "
+            f"tried in it: only {', '.join(_REBUILT)} are built anew from their own passages"
+        )
+    settings = nested(manifest.config)
+    index = str(settings.pop("index", spec.index))
+    for setting in (*_OF_KB, *_OF_CORPUS):
+        settings.pop(setting, None)
+    spec = dataclasses.replace(spec, source=str(directory), kind=manifest.kind, index=index, settings=settings)
+    return _with_triples(spec, directory) if manifest.kind == "graph" else spec
+
+
+def _with_triples(spec: KnowledgeConfig, built: pathlib.Path) -> KnowledgeConfig:
+    """A graph of the triples of one that is built already; as it is where none is there."""
+    triples = pathlib.Path(spec.directory or built).expanduser() / TRIPLES
+    if not triples.is_file():
+        return spec
+    settings = {setting: value for setting, value in spec.settings.items() if setting not in _OF_EXTRACTION}
+    return dataclasses.replace(spec, settings=settings | {"extractor": "given", "triples": str(triples)})

@@ -9,7 +9,6 @@ import pytest
 from configs import quickstart, smollm2_search
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
@@ -20,7 +19,7 @@ from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
-from tests.agents.scripted import AGENT, AGENTS, ANSWER, SEARCH, ScriptedEngine, spelled
+from tests.agents.scripted import AGENT, AGENTS, ANSWER, SEARCH, ScriptedEngine, knowledge, spelled
 
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
@@ -332,9 +331,9 @@ def test_the_agents_of_shipped_configurations_work(shipped):
 
 
 def test_routing_baselines_change_the_call_not_the_words():
-    agents = routing_baselines(AGENT)
+    agents = AGENT.baselines(("text", "table"))
     assert list(agents) == ["only_text", "only_table", "random_kb", "no_search"]
-    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["only_table"])
+    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["only_table"], tools=knowledge())
     assert episode.turns[0].action.tool == "text"
     assert [call.tool for call in episode.calls] == ["table"]
     examples = [dataclasses.replace(EXAMPLE, id=str(i)) for i in range(200)]
@@ -350,14 +349,14 @@ def test_routing_baselines_change_the_call_not_the_words():
 
 def test_without_a_search_the_answer_is_begun_whatever_ends_the_budget(agent):
     """A policy that may begin as it likes begins with a search, as it was trained to."""
-    baseline = routing_baselines(agent)["no_search"]
+    baseline = agent.baselines(agent.grammar.tools)["no_search"]
     episode, _, _ = play("Accra</answer>", agent=baseline)
     assert (episode.answer, episode.calls, episode.turns[0].forced) == ("Accra", [], agent.grammar.answer_opening)
 
 
 def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
     """In every grammar and with either end of a budget; nothing but the answer is the policy's."""
-    for name, baseline in vanilla_rag(agent).items():
+    for name, baseline in agent.vanilla_rag(agent.grammar.tools).items():
         tool = name.removeprefix("vanilla_rag").removeprefix("_") or agent.grammar.tools[0]
         said = "Accra</answer>"
         episode, _, engine = play(said, agent=baseline)
@@ -368,11 +367,11 @@ def test_vanilla_rag_searches_for_the_question_and_has_it_answered(agent):
         assert agent.grammar.write_search("", EXAMPLE.question, tool) in text
         assert episode.calls[0].passages[0].text in text
         assert engine.tokenizer.decode(sequence.tokens[sequence.loss_mask]) == said
-    assert len(vanilla_rag(agent)) == len(agent.grammar.tools)
+    assert len(agent.vanilla_rag(agent.grammar.tools)) == len(agent.grammar.tools)
 
 
 def test_vanilla_rag_without_room_answers_all_the_same():
-    [baseline] = vanilla_rag(AGENTS["r1_searcher_answer"]).values()
+    [baseline] = AGENTS["r1_searcher_answer"].vanilla_rag(("text",)).values()
     long = dataclasses.replace(EXAMPLE, question="Who? " * 30)
     opening = len(baseline.opening(long, tiny.tokenizer()))
     engine = ScriptedEngine(lambda example, sample, turn: "Accra</answer>", max_length=opening + 150)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.driver import run
-from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.types import Example, Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes.r1_router_agents import StepAgent, StepwiseAgent
@@ -15,7 +14,8 @@ from tests import tiny
 from tests.agents.scripted import ScriptedEngine, knowledge
 from tests.data.trajectories import CAPITAL, write
 
-PROTOCOL = StepProtocol(tools=("text", "table"))
+TOOLS = ("text", "table")
+PROTOCOL = StepProtocol(tools=TOOLS)
 AGENT = StepwiseAgent(protocol=PROTOCOL, k=2, max_turn_tokens=200, answer_tokens=40)
 EXAMPLE = Example(id="q", question="How many live in the capital?", answers=("2.5 million",))
 STEP = PROTOCOL.write_route("hm", "capital?", "text")
@@ -256,7 +256,7 @@ def test_rollouts_and_demonstrations_have_one_prompt(steps):
             episode, _, _ = play("x", agent=agent, example=example)
             fed = episode.sequences[0].tokens[~episode.sequences[0].loss_mask]
             np.testing.assert_array_equal(fed, agent.opening(example, tiny.tokenizer()))
-            [(written, learnt)] = agent.demonstration(example)
+            [(written, learnt)] = agent.step_pieces(example)
             assert learnt
             assert play(written, agent=agent, example=example)[0].turns[0].well_formed
 
@@ -276,7 +276,7 @@ def test_demonstrations_leave_out_the_documents_that_rollouts_leave_out(steps):
 
 
 def test_baselines_change_the_call_not_the_words():
-    agents = routing_baselines(AGENT)
+    agents = AGENT.baselines(TOOLS)
     assert list(agents) == ["only_text", "only_table", "random_kb", "full_budget", "full_budget_random", "no_search"]
     episode, _, _ = play(STEP, FOUND, STOP, FINAL, agent=agents["only_table"])
     assert [turn.action.tool for turn in episode.turns[:1]] == ["text"]
@@ -294,7 +294,7 @@ def test_baselines_change_the_call_not_the_words():
 def test_a_full_budget_takes_nothing_but_stopping_away():
     """Where the policy would stop it goes on with a route of its own; if that is none again, with its own retriever for the
     question; if it names none for that either, with the one that it searched last."""
-    agent = routing_baselines(AGENT)["full_budget"]
+    agent = AGENT.baselines(TOOLS)["full_budget"]
     opening, asked = "<think></think>\n<sub-question>", f"{EXAMPLE.question}</sub-question>\n<ret>"
     own, none = LAST.partition("<sub-question>")[2], STOP.partition("<sub-question>")[2]
     episode, engine, _ = play(
@@ -316,7 +316,7 @@ def test_a_full_budget_takes_nothing_but_stopping_away():
 
 
 def test_a_random_full_budget_asks_the_question_where_the_policy_would_stop():
-    agent = routing_baselines(AGENT)["full_budget_random"]
+    agent = AGENT.baselines(TOOLS)["full_budget_random"]
     episode, engine, _ = play(STEP, FOUND, STOP, FOUND, STOP, FOUND, FINAL, agent=agent)
     assert [call.query for call in episode.calls] == ["capital?", EXAMPLE.question, EXAMPLE.question]
     assert episode.calls[0].tool == "text"  # the policy's own
@@ -325,7 +325,7 @@ def test_a_random_full_budget_asks_the_question_where_the_policy_would_stop():
 
 
 def test_one_search_reads_what_the_question_finds():
-    agents = vanilla_rag(AGENT)
+    agents = AGENT.vanilla_rag(TOOLS)
     assert list(agents) == ["vanilla_rag_text", "vanilla_rag_table"]
     episode, engine, _ = play(FINAL, agent=agents["vanilla_rag_table"])
     assert [(call.tool, call.query) for call in episode.calls] == [("table", EXAMPLE.question)]
@@ -340,7 +340,7 @@ def test_one_search_reads_what_the_question_finds():
     assert "in as few words as it takes" in prompt  # an exact match is hoped for, as in the final answer's chat
     assert "in one sentence" not in prompt
     alone = dataclasses.replace(AGENT, protocol=StepProtocol(tools=("text",)))
-    assert list(routing_baselines(alone)) == ["vanilla_rag", "full_budget", "full_budget_random", "no_search"]
+    assert list(alone.baselines(("text",))) == ["vanilla_rag", "full_budget", "full_budget_random", "no_search"]
 
 
 def test_another_number_of_passages():

@@ -189,7 +189,7 @@ def test_overrides_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("--config.learner.optimizer.schedule=foo", r"config\.learner\.optimizer\.schedule='foo' is not one of"),
         ("--config.data.train_range=(1,'a')", r"config\.data\.train_range\[1\]='a'"),
         ("--config.rollout.samples=1", r"config\.learner\.advantage='grpo' compares attempts"),
-        ("--config.rollout.examples=0", r"config\.rollout needs examples"),
+        ("--config.rollout.examples=0", r"config\.rollout\.examples=0 must be at least 1"),
     ],
 )
 def test_bad_overrides_are_errors_that_name_the_key(

@@ -7,7 +7,12 @@ import pathlib
 import pytest
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import read_corpus
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
+from routerl_jax.knowledge.corpora.splitting import Split
+from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
+from routerl_jax.knowledge.update import update
+from tests.knowledge.helpers import write_jsonl
 
 EIFFEL = {"id": "a", "title": "Eiffel Tower", "text": "A tower in Paris.\nIt is tall."}
 FLASHRAG = {"id": "a", "contents": '"Eiffel Tower"\nA tower in Paris.\nIt is tall.'}
@@ -88,3 +93,19 @@ def test_missing_files_are_noticed_before_reading(tmp_path: pathlib.Path) -> Non
         read_corpus(tmp_path / "nowhere.jsonl")
     with pytest.raises(ValueError, match="is an empty directory"):
         read_corpus(tmp_path)
+
+
+def test_a_knowledge_base_is_a_corpus_too(tmp_path: pathlib.Path) -> None:
+    """Its passages as they are now, whatever became of the files that it was built from, and not split again."""
+    rows = [{"id": f"p{i}", "title": "T", "text": f"passage number {i}"} for i in range(5)]
+    build_bm25(Bm25Config(corpus=str(write_jsonl(tmp_path / "c.jsonl", rows))), tmp_path / "kb", progress=False)
+    (tmp_path / "c.jsonl").unlink()
+    update(tmp_path / "kb", add=[Passage(id="new", title="", text="added")], delete=["p1"])
+    found = list(read_corpus(tmp_path / "kb", split=Split(words=1, least=1)))
+    assert [passage.id for passage in found] == ["p0", "p2", "p3", "p4", "new"]
+    assert found[1] == Passage(id="p2", title="T", text="passage number 2")
+    assert corpus_sha256(tmp_path / "kb") == passages_sha256(found)
+    assert build_bm25(Bm25Config(corpus=str(tmp_path / "kb")), tmp_path / "again", progress=False).count == 5
+    build_hybrid(HybridConfig(members=(str(tmp_path / "kb"),)), tmp_path / "both")
+    with pytest.raises(ValueError, match=r"both \(hybrid\) holds no passages of its own"):
+        list(read_corpus(tmp_path / "both"))

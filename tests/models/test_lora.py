@@ -161,8 +161,8 @@ def test_identity_of_the_base():
         ({"rank": 0, "rules": {"a": LoraRule(modules="q")}}, "rules is set but rank=0"),
         ({"rank": 0, "base_qtype": "nf4"}, "base_qtype is set but rank=0"),
         ({"base_qtype": "int3"}, "base_qtype='int3' is not known; known: int8, int4, nf4"),
-        ({"rank": -1}, "rank=-1 and tile_size=8 must not be negative"),
-        ({"alpha": 0.0}, "modules: rank and alpha must be positive"),
+        ({"rank": -1}, "^rank=-1 must not be negative"),
+        ({"alpha": 0.0}, "^alpha=0.0 must be above 0"),
         ({"modules": "q|("}, r"modules: 'q\|\(' is not a regular expression"),
         ({"dtype": "int8"}, "dtype='int8' must be float32 or bfloat16"),
         (

@@ -11,7 +11,6 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.baselines.known import routing_baselines, vanilla_rag
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset
@@ -167,7 +166,8 @@ def test_a_search_in_the_last_turn_leads_nowhere():
 
 
 def test_its_baselines_answer_though_the_last_turn_is_the_policy_s():
-    baselines = routing_baselines(SearchAgent(grammar=GRAMMAR)) | vanilla_rag(SearchAgent(grammar=GRAMMAR))
+    agent = SearchAgent(grammar=GRAMMAR)
+    baselines = agent.baselines(GRAMMAR.tools) | agent.vanilla_rag(GRAMMAR.tools)
     engine = ScriptedEngine(lambda *_: "Ghana</answer>", max_length=6000)
     for name, calls in (("no_search", 0), ("vanilla_rag_graph", 1)):
         (episode,) = run(baselines[name], [EXAMPLE], engine, TOOLS)

@@ -14,7 +14,7 @@ from routerl_jax.training import config as schema
 
 _SCHEMA = tuple(f"routerl_jax/training/{name}.py" for name in ("config", "sections", "learner_config"))
 # Copying, comparing, printing and checking a configuration reads every field and uses none; `in_stage` applies a stage's.
-_BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", *_SCHEMA)
+_BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", "routerl_jax/core/checked.py", *_SCHEMA)
 
 
 def sections(cls: type = schema.TrainConfig) -> list[type]:
@@ -55,7 +55,7 @@ def recorded_reads() -> Iterator[set[str]]:
         codes = list(itertools.islice(_outward(sys._getframe(1)), 4))
         names = {code.co_name for code in codes}
         bookkeeping = codes[0].co_filename.endswith(_BOOKKEEPING) and "in_stage" not in names
-        if not (bookkeeping or "__post_init__" in names):
+        if not (bookkeeping or "__post_init__" in names or name.startswith("__")):
             reads.add(f"{type(self).__name__}.{name}")
         return object.__getattribute__(self, name)
 

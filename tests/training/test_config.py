@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,8 +212,6 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
     [
         ({"model": schema.ModelConfig()}, "config.model.path is empty"),
         ({"knowledge": {}}, "name at least one knowledge base"),
-        ({"steps": -1}, "config.steps and config.warm_start.steps must not be negative"),
-        ({"rollout": schema.RolloutConfig(samples=0)}, "needs examples and samples"),
         ({"rollout": schema.RolloutConfig(samples=1)}, "set config.rollout.samples above 1"),
         (
             {
@@ -271,7 +270,29 @@ def test_single_attempts_are_fine_where_none_are_compared() -> None:
 @pytest.mark.parametrize(
     ("section", "settings"),
     [
+        ("", {"seed": -1}),
+        ("", {"steps": -1}),
+        ("warm_start", {"steps": -1}),
+        ("warm_start", {"drills": 1.5}),
+        ("rollout", {"samples": 0}),
+        ("rollout", {"forks": -1}),
         ("rollout", {"temperature": -0.5}),
+        ("agent", {"k": 0}),
+        ("agent", {"max_searches": -1}),
+        ("agent", {"max_turn_tokens": 0}),
+        ("evaluation", {"every": -1}),
+        ("checkpoint", {"keep": 0}),
+        ("mesh", {"fsdp": 0}),
+        ("learner.optimizer", {"lr": -1.0}),
+        ("learner.optimizer", {"lr": float("nan")}),
+        ("learner.optimizer", {"max_grad_norm": float("inf")}),
+        ("learner.optimizer", {"b2": 1.5}),
+        ("learner.optimizer", {"b2": 1.0}),
+        ("learner.optimizer", {"warmup": -3}),
+        ("warm_start.optimizer", {"decay_to": 2.0}),
+        ("learner.loss", {"clip_low": -0.2}),
+        ("learner.loss", {"kl_coef": -0.1}),
+        ("model.lora", {"rank": -1}),
         ("rollout", {"top_p": 0.0}),
         ("rollout", {"top_k": -1}),
         ("rollout", {"tool_timeout": 0.0}),
@@ -283,7 +304,35 @@ def test_single_attempts_are_fine_where_none_are_compared() -> None:
 )
 def test_numbers_that_nothing_can_be_done_with_are_named(section: str, settings: dict[str, float]) -> None:
     """When the configuration is read, by their keys."""
-    fields = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
+    fields: dict[str, Any] = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
     [(key, value)] = settings.items()
-    with pytest.raises(ValueError, match=re.escape(f"config.{section}.{key}={value} must")):
-        from_config_dict(schema.TrainConfig, {**fields, section: settings})
+    inner = fields
+    for name in section.split(".") if section else ():
+        inner = inner.setdefault(name, {})
+    inner |= settings
+    named = ".".join(part for part in ("config", section, key) if part)
+    with pytest.raises(ValueError, match=rf"^{re.escape(f'{named}={value} must')}"):
+        from_config_dict(schema.TrainConfig, fields)
+
+
+def test_settings_of_an_agent_are_its_fields() -> None:
+    def made(**fields):
+        agent = schema.AgentConfig(max_searches=2, k=1, settings=fields)
+        return build_recipe(make_sft_config(recipe="r1_router", agent=agent)).agent
+
+    assert made(attempts=2) == dataclasses.replace(made(), attempts=2)
+    assert made(beyond="own").beyond == "own"
+    for fields, message in {
+        ("attempts", "two"): "config.agent.settings.attempts='two' must be of type int",
+        (
+            "attempt",
+            2,
+        ): "unknown config key config.agent.settings.attempt; did you mean config.agent.settings.attempts? (of",
+        ("routing", "text"): "config.agent.settings.routing can't be set in a configuration: it is a Routing",
+        (
+            "max_searches",
+            2,
+        ): "config.agent.settings.max_searches: set config.agent.max_searches, from which recipes make",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            made(**dict([fields]))

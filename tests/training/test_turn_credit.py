@@ -133,7 +133,7 @@ def test_what_is_refused() -> None:
     episodes[0].turns[0].start += 1
     with pytest.raises(ValueError, match="attempt 0 at question 'q' sampled tokens that belong to no turn"):
         spread(episodes[0], [1.0, 1.0])
-    with pytest.raises(ValueError, match=r"config.learner.turn.discount=1\.5 must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"^discount=1\.5 must be in \[0, 1\]"):
         TurnCreditConfig(discount=1.5)
-    with pytest.raises(ValueError, match=r"config.learner.turn.weight=-1\.0"):
+    with pytest.raises(ValueError, match=r"^weight=-1\.0 must not be negative"):
         TurnCreditConfig(weight=-1.0)

@@ -15,14 +15,14 @@ from jaxtyping import Float32
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.builds import Source, nested
+from routerl_jax.knowledge.builds import Source
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.graph.build import TRIPLES, Known, write_graph
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.triples import GivenTriples, passage_text
 from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages
+from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.llms.base import ChatModel
 

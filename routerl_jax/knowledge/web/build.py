@@ -8,9 +8,9 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
-from routerl_jax.knowledge.builds import BuildReport, changes, nested, write_settings
+from routerl_jax.knowledge.builds import BuildReport, changes, write_settings
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.store import MANIFEST, Store
+from routerl_jax.knowledge.store import MANIFEST, Store, nested
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
 

@@ -1,0 +1,264 @@
+"""One attempt of an agent while it runs, and its conversations with the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from routerl_jax.agents.forks import Course, Taken, Written
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Query, Turn
+from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.models.images import ImageSource
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Rollout:
+    """The record of one attempt while it runs: its conversations, turns and calls, and what it is waiting for."""
+
+    def __init__(
+        self,
+        example: Example,
+        sample: int,
+        engine: Engine,
+        sampling: Sampling,
+        wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
+        wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
+        course: Course | None = None,
+        spawn: Callable[[Rollout, Course], None] | None = None,
+    ) -> None:
+        self.example = example
+        self.sample = sample
+        self.engine = engine
+        self.sampling = sampling
+        self.wait_turn = wait_turn
+        self.wait_tool = wait_tool
+        self.course = course or Course()
+        self.spawn = spawn
+        self.conversations: list[Conversation] = []
+        self.turns: list[Turn] = []
+        self.early: list[Call] = []  # made before there was a turn; the first one's
+        self.outstanding = 0  # requests that the driver has not answered yet
+
+    def add(self, turn: Turn) -> None:
+        """Books a turn."""
+        turn.calls, self.early = [*self.early, *turn.calls], []
+        self.turns.append(turn)
+
+    def cut_short(self) -> Episode:
+        """The episode so far, as one that a limit has ended; without sequences if the policy has not written yet."""
+        if self.turns:
+            return self.conversations[-1].episode(answer=None, truncated=True)
+        return Episode(example=self.example, sample=self.sample, answer=None, turns=[], sequences=[], truncated=True)
+
+    def close(self) -> None:
+        """Frees all rows."""
+        for conversation in self.conversations:
+            conversation.close()
+
+
+class Conversation:
+    """A growing token sequence that the policy and its surroundings write in turn."""
+
+    def __init__(self, rollout: Rollout, prompt: Prompt, images: Sequence[ImageSource] = ()) -> None:
+        self._rollout = rollout
+        self._engine = rollout.engine
+        ids = prompt_ids(prompt, self._engine.tokenizer)
+        self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
+        # The row's randomness is drawn by this name: conversations of one rollout must not share it.
+        self._number = number = len(rollout.conversations)
+        name = f"{rollout.example.id}{rollout.course.suffix}"
+        name = f"{name}#{number}" if number else name
+        self._stream = self._engine.open(ids, name, rollout.sample, images=images)
+        self._open = True
+        self._forced = ""
+
+    @property
+    def room(self) -> int:
+        """Tokens that the conversation may still take."""
+        return self._engine.room(self._stream)
+
+    def tokens_of(self, text: str, images: Sequence[ImageSource] = ()) -> int:
+        """Number of tokens that `text` would take, with these images at its markers."""
+        return len(self._engine.tokenizer.encode(text)) + more_tokens(self._engine, images)
+
+    async def generate(
+        self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
+    ) -> Turn:
+        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text.
+
+        Raises:
+          DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
+        """
+        start = len(self._stream.ledger)
+        written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
+        turn = Turn(
+            text=self._engine.tokenizer.decode(written.tokens),
+            stop_reason=written.stop_reason,
+            tokens=len(written.tokens),
+            forced=self._forced,
+            sequence=self._number,
+            start=start,
+        )
+        self._forced = ""
+        self._rollout.add(turn)
+        return turn
+
+    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+        """The tokens of a turn: written by the policy, replayed, or both, where the attempt goes its own way within it."""
+        course = self._rollout.course
+        if course.replaying:
+            event = course.replay()
+            if isinstance(event, Written):
+                self._engine.feed(self._stream, event.tokens)
+                return event
+            assert isinstance(event, Taken), (
+                "the agent writes where it searched before: it does not act alike on equal turns"
+            )
+            self._engine.feed(self._stream, event.before)
+            self._engine.share([(event.source, self._stream)])
+            return await self._take(event.tool, event.before, stop, max_tokens, sampling)
+        if not course.may_fork(stop):
+            place = course.begin()
+            written = await self._sample(stop, max_tokens, sampling)
+            course.finish(place, written)
+            return written
+        return await self._write_and_fork(stop, max_tokens, sampling)
+
+    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+        """Lets the policy write up to a decision and forks the attempt there; this one takes the first way."""
+        course = self._rollout.course
+        choices = course.choices
+        assert choices is not None
+        place = course.begin()
+        written = await self._sample((choices.opening, *stop), max_tokens, sampling)
+        text = self._engine.tokenizer.decode(written.tokens)
+        if written.stop_reason != "stop" or choices.opening not in text or any(one in text for one in stop):
+            course.finish(place, written)
+            return written
+        left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
+        longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
+        decides = text.endswith(choices.opening) and choices.open(self._forced + text)
+        if left >= longest and decides and course.alone and self._rollout.spawn is not None:
+            for other in course.others(written.tokens, self._stream):
+                self._rollout.spawn(self._rollout, other)
+            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)
+        if left > 0:  # there is nothing to fork: on it goes
+            rest = await self._sample(
+                stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
+            )
+            written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
+        else:
+            written = Written(tokens=written.tokens, stop_reason="length")
+        course.finish(place, written)
+        return written
+
+    async def _take(
+        self,
+        tool: str,
+        before: tuple[int, ...],
+        stop: Sequence[str],
+        max_tokens: int | None,
+        sampling: Sampling,
+        place: int | None = None,
+    ) -> Written:
+        """Goes a way at a decision, and on to the end of the turn."""
+        course, ledger = self._rollout.course, self._stream.ledger
+        assert course.choices is not None
+        place = course.begin() if place is None else place
+        name = self._engine.tokenizer.encode(course.choices.names[tool])
+        start = len(ledger)
+        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
+        course.branches.append(
+            Branch(
+                tool=tool,
+                turn=len(self._rollout.turns),
+                sequence=self._number,
+                start=start,
+                tokens=len(name),
+                logprob=ledger.logprob(start, start + len(name)),
+            )
+        )
+        written = Written(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
+        course.finish(place, written)
+        return written
+
+    async def _sample(
+        self,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        sampling: Sampling,
+        *,
+        given: Sequence[int] = (),
+        begun: Sequence[int] = (),
+    ) -> Written:
+        """What the engine writes; see `Engine.request`."""
+        self._engine.request(
+            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
+        )
+        generated = await self._rollout.wait_turn(self._rollout, self._stream)
+        return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
+
+    def observe(self, text: str, images: Sequence[ImageSource] = ()) -> None:
+        """Feeds what the surroundings say (never trained on), with images at the markers in it.
+
+        Raises:
+          DoesNotFit: it is longer than `room` (nothing is cut here); where the agent does not catch it, the episode ends
+            unanswered.
+          ValueError: an image can't be used.
+        """
+        self._engine.feed(self._stream, self._engine.tokenizer.encode(text), images)
+        if self._rollout.turns:
+            self._rollout.turns[-1].observation += text
+
+    def force(self, text: str) -> None:
+        """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
+        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        self._forced += text
+
+    def write(self, text: str) -> Turn:
+        """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
+        self.force(text)
+        start = len(self._stream.ledger)
+        turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)
+        self._forced = ""
+        self._rollout.add(turn)
+        return turn
+
+    def close(self) -> None:
+        """Frees the row; the record stays."""
+        if self._open:
+            self._engine.close(self._stream)
+            self._open = False
+
+    def episode(self, *, answer: str | None, truncated: bool = False) -> Episode:
+        """The rollout's episode: the turns and token sequences of all its conversations."""
+        rollout = self._rollout
+        return Episode(
+            example=rollout.example,
+            sample=rollout.sample,
+            answer=answer,
+            turns=rollout.turns,
+            sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
+            prompt=self.prompt,
+            truncated=truncated,
+            branches=tuple(rollout.course.branches),
+        )
+
+
+def more_tokens(engine: Engine, images: Sequence[ImageSource]) -> int:
+    """Tokens that images take beyond the one marker that stands for each."""
+    reader = engine.images
+    return 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """A prompt's tokens; messages are rendered with the model's chat template."""
+    if isinstance(prompt, str):
+        return tokenizer.encode_prompt(prompt)
+    items = list(prompt)
+    if items and isinstance(items[0], Message):
+        return tokenizer.chat([item for item in items if isinstance(item, Message)])
+    return [int(item) for item in items if not isinstance(item, Message)]

@@ -1,1 +1,0 @@
-"""What a trained router is compared with."""
