@@ -30,6 +30,7 @@ from routerl_jax.knowledge.builds import (
 )
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
@@ -38,10 +39,18 @@ from routerl_jax.knowledge.encoders import (
     shared_encoder,
     token_counter,
 )
-from routerl_jax.knowledge.index import INDEXES, ScannSettings, VectorIndex, VectorSource
+from routerl_jax.knowledge.index import (
+    AUTO,
+    INDEXES,
+    ScannSettings,
+    VectorIndex,
+    VectorSource,
+    backend_of,
+    opening_backend,
+)
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.recall import jittered, recall
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
@@ -64,9 +73,10 @@ class BuildConfig:
     query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
-    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number)
-    index: str = "scann"
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
+    # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number);
+    # "auto": "scann" where it is installed, "exact" elsewhere
+    index: str = AUTO
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
     recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     passage_words: int = (
         0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
@@ -97,7 +107,7 @@ class BuildConfig:
             ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
         ):
-            if getattr(self, needs) != value and getattr(self, key) != _default(key):
+            if getattr(self, needs) not in (value, AUTO) and getattr(self, key) != _default(key):
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
@@ -106,11 +116,11 @@ class BuildConfig:
         if self.recall_target != 1 and not self.index.startswith("exact"):
             raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
-    def index_settings(self) -> dict[str, Any]:
+    def index_settings(self, backend: str) -> dict[str, Any]:
         """The settings of the chosen index."""
-        if self.index == "scann":
+        if backend == "scann":
             return dataclasses.asdict(self.scann)
-        return {"recall_target": self.recall_target} if self.index.startswith("exact") and ":" not in self.index else {}
+        return {"recall_target": self.recall_target} if backend.startswith("exact") and ":" not in backend else {}
 
 
 def _default(key: str) -> Any:
@@ -183,7 +193,8 @@ def _build(
         if not steps.main(lambda: is_built(writer, config, source.digest, embedding.manifest)):
             _write(config, writer, source, embedding, clock, progress, steps)
     store = Store(writer.directory)
-    index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, _settings(store.manifest))
+    backend = opening_backend(None, str(store.manifest.index["backend"]))
+    index = open_index(store, backend, None)
     found = _check(index, store.embeddings, config.check_queries)
     clock.lap("check")
     regime = getattr(index, "regime", "")
@@ -196,7 +207,7 @@ def _build(
         numbers={"embedded": embedding.embedded, "cut": embedding.cut},
         encoder=config.encoder,
         dim=store.embeddings.shape[1],
-        index=f"{config.index} ({regime})" if regime else config.index,
+        index=f"{backend} ({regime})" if regime else backend,
         recall=found,
     )
 
@@ -241,7 +252,7 @@ def _write(
     steps: _Steps,
 ) -> None:
     """All stages of a build, each skipped as far as an earlier run has finished it."""
-    INDEXES.get(config.index).require()
+    INDEXES.get(backend_of(config.index)).require()
     bar = functools.partial(tqdm, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
@@ -263,8 +274,9 @@ def _finish(
     """The index over all embeddings, and the manifest that makes it a knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
+    backend = backend_of(config.index)
     with explained(writer.index_directory, f"All {count:,} vectors are kept"):
-        saved = INDEXES.get(config.index).build(vectors, config.index_settings()).save(writer.index_directory)
+        saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
     clock.lap("index")
     writer.commit(
         stamp(
@@ -274,7 +286,7 @@ def _finish(
             digest=source.digest,
             count=count,
             embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
-            index={"backend": config.index, **saved},
+            index={"backend": backend, **saved},
         )
     )
 
@@ -375,10 +387,6 @@ def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return digest_of(parts)
-
-
-def _settings(manifest: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in manifest.index.items() if key != "backend"}
 
 
 for _kind in KINDS:

@@ -14,6 +14,7 @@ import jax
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, nested
 from routerl_jax.knowledge.writer import StoreWriter
@@ -86,7 +87,15 @@ def changes(config: Any) -> dict[str, Any]:
 
     The kind is among them, unless it is dense_text."""
     kind = {} if config.kind == _UNSAID else {"kind": config.kind}
-    return kind | _changes(config, type(config)(), "", ("kind", *_PASSING))
+    unsaid = (
+        ("index",) if _any_index(config) and config.index == "scann" else ()
+    )  # as AUTO; the manifest's `index` tells
+    return kind | _changes(config, type(config)(), "", ("kind", *unsaid, *_PASSING))
+
+
+def _any_index(config: Any) -> bool:
+    """Whether `config.index` may be AUTO, the best backend that is installed."""
+    return hasattr(config, "scann")
 
 
 def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -109,7 +118,13 @@ def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding
         made = there.embedding
         if made is None or dataclasses.replace(made, dim=0) != dataclasses.replace(embedding, dim=0):
             return False
-    return (there.corpus_sha256, nested(there.config)) == (digest, nested(changes(config)))
+    asked, built = changes(config), dict(there.config)
+    if _any_index(config):
+        asked.pop("index", None)
+        built.pop("index", None)
+        if not fits(config.index, str(there.index.get("backend"))):
+            return False
+    return (there.corpus_sha256, nested(built)) == (digest, nested(asked))
 
 
 def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:

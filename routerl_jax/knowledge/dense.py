@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, VectorIndex
+from routerl_jax.knowledge.index import INDEXES, VectorIndex, opening_backend
 from routerl_jax.knowledge.store import Embedding, Store
 from routerl_jax.knowledge.updated_index import Searcher, UpdatedIndex
 
@@ -239,9 +239,9 @@ def open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex
     """The index of a built store over its embeddings, or another backend (`name`) made of them."""
     settings = dict(store.manifest.index)
     built = settings.pop("backend", None)
-    name = name or built
-    if name is None:
+    if name is None and built is None:
         raise ValueError(f"{store.directory}: kb.json names no index. {store.hint}")
+    name = opening_backend(name, str(built))
     backend = INDEXES.get(name)
     if name != built:  # another than the one that was built: made here, of the embeddings
         return backend.build(store.embeddings, {}, mesh=mesh)

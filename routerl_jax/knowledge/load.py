@@ -12,6 +12,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
 from routerl_jax.knowledge.hybrid import HybridKB, is_url
+from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.kinds import KB_KINDS
 from routerl_jax.knowledge.store import Manifest, Store
 
@@ -30,7 +31,8 @@ def load_kb(
       path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them. A URL that
         ends in `/retrieve` is a server of Search-R1's protocol, whoever's it is (knowledge.client.retrieve).
       mesh: devices of the encoder and of an exact index; default: all of this process's.
-      index: search with this backend (`scann`, `exact`) instead of the one it was built with.
+      index: search with this backend (`scann`, `exact`) instead of the one it was built with. By default that one; where it is
+        ScaNN and ScaNN is not installed, `exact`, and a warning says so.
       encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
       token: of a server that wants one; default: ROUTERL_KB_TOKEN in the environment. `knowledge.client.kb.HttpKB` has
         further settings: timeouts, retries, hedging, cache, rate limit.
@@ -103,6 +105,8 @@ def check_kb(
     for key, value in said.items():
         if key == "source":
             same = _same_source(manifest, value, passages)
+        elif key == "index":
+            same = fits(value, found[key])
         else:
             same = found[key] == (encoder_place(value) if key == "encoder" else value)
         if not same:

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.recall import jittered, kth_best, recall
 from routerl_jax.knowledge.vector_index import INDEXES, SPARE, VectorIndex, VectorSource
 
@@ -204,8 +205,8 @@ def _scann() -> Any:
         import scann
     except ImportError as error:
         raise ValueError(
-            f"the scann index needs the package scann, which can't be imported ({error}). Run `pip install scann` "
-            f"(Linux, x86), or use index='exact'"
+            f"the scann index needs the package scann, which can't be imported ({error}). Run {install_hint('scann')} "
+            f"(wheels for Linux on x86-64), or use index='auto' or 'exact'"
         ) from error
     return scann
 

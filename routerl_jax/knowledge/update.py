@@ -29,7 +29,7 @@ from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
 from routerl_jax.knowledge.graph.update import rebuild_graph
-from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.index import INDEXES, opening_backend
 from routerl_jax.knowledge.store import (
     DELETED,
     EMBEDDINGS,
@@ -226,7 +226,9 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     delta = store.manifest.delta
     if delta is None or delta.added + delta.deleted <= above * store.manifest.count:
         return False
-    backend = INDEXES.get(str(store.manifest.index["backend"]))
+    built = str(store.manifest.index["backend"])
+    name = opening_backend(None, built)
+    settings = _chosen(store.manifest) if name == built else {}
     count = writer.passages(passage for _, passage in _live(store, "compacting", progress))
     rows = np.setdiff1d(np.arange(len(store.passages)), store.deleted)
     shards = writer.embeddings(store.embeddings.shape[1], _SHARD)
@@ -234,8 +236,8 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
     with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
-        saved = backend.build(vectors, _chosen(store.manifest)).save(writer.index_directory)
-    index = {"backend": store.manifest.index["backend"], **saved}
+        saved = INDEXES.get(name).build(vectors, settings).save(writer.index_directory)
+    index = {"backend": name, **saved}
     writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index))
     return True
 

@@ -22,6 +22,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import Run
+from routerl_jax.training.setup import build_recipe, headline
 from routerl_jax.training.warm_start import started
 
 
@@ -69,7 +70,7 @@ def run_controls(
     if multihost.is_main():
         results["comparisons"] = comparisons
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-        print_table(results["agents"], workdir)
+        print_table(results["agents"], workdir, headline=headline(config, build_recipe(config)))
     return results
 
 

@@ -19,6 +19,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.store import MANIFEST
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
@@ -224,6 +225,8 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    if spec.index == AUTO:  # what was built before "auto" was there is found
+        what["index"] = "scann" if has_scann() else "exact"
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
     content = ""
     if (passages := _atlas_passages(spec)) is not None:

@@ -53,6 +53,7 @@ from routerl_jax.training.setup import (
     build_recipe,
     evaluated_agent,
     evaluation_examples,
+    headline,
     open_knowledge,
 )
 from routerl_jax.training.stages import RunStage, Stages
@@ -191,7 +192,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
         if table:
-            print_table(table, workdir)
+            print_table(table, workdir, headline=headline(config, recipe))
     if alarm:
         raise RunStopped(stopped["stopped"]["message"])
     return results

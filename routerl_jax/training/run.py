@@ -185,6 +185,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     if not resume:
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
     saved, current = json.loads(path.read_text()), _as_json(config)
+    saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
     free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
@@ -204,6 +205,15 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same one, or use "
         f"another --workdir"
     )
+
+
+def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
+    """Knowledge bases of a saved configuration, under the index's current name where both are names of the default."""
+    default, result = ("auto", "scann"), {}  # "scann" was it before "auto"
+    for name, spec in saved.items():
+        now = current.get(name, {}).get("index")
+        result[name] = {**spec, "index": now} if now in default and spec.get("index") in default else spec
+    return result
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:

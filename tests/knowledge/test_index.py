@@ -242,12 +242,12 @@ def test_scann_saved_moved_and_loaded(tmp_path: pathlib.Path, regime: str) -> No
 
 def test_without_scann(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scann", None)
-    message = r"pip install scann.*index='exact'"
+    message = r"needs the package scann.*\[scann\].*'exact'"
     with pytest.raises(ValueError, match=message):
         build("scann", np.ones((3, 4), np.float32), {})
     encoder = HashEncoder()
     with pytest.raises(ValueError, match=message):
-        build_from_passages(make_passages(3), BuildConfig(), tmp_path / "kb", encoder=encoder)
+        build_from_passages(make_passages(3), BuildConfig(index="scann"), tmp_path / "kb", encoder=encoder)
     assert encoder.seen == []  # it is noticed before the work begins
 
 

@@ -1,5 +1,6 @@
 """A knowledge base that is there already against what a configuration says of it."""
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -59,12 +60,13 @@ def test_other_passages(home: pathlib.Path) -> None:
 
 
 def test_defaults_say_nothing_without_a_source(home: pathlib.Path) -> None:
-    assert KnowledgeConfig().index == "scann"
     assert _open_kb("text", KnowledgeConfig(directory=str(home / "file")), progress=False).name == "file"
     with pytest.raises(ValueError, match=r"text\.kind='dense_table', but"):
         _open_kb("text", KnowledgeConfig(kind="dense_table", directory=str(home / "file")), progress=False)
+    with_scann = KnowledgeConfig(source="gone.jsonl", index="scann", directory=str(home / "file"))
     with pytest.raises(ValueError, match=r"text\.index='scann', but"):
-        _open_kb("text", KnowledgeConfig(source="gone.jsonl", directory=str(home / "file")), progress=False)
+        _open_kb("text", with_scann, progress=False)
+    _open_kb("text", dataclasses.replace(with_scann, index="auto"), progress=False)
 
 
 def test_atlas_passes_its_own_check(tmp_path: pathlib.Path) -> None:

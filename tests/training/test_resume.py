@@ -1,5 +1,6 @@
 """kill -9 at the worst moments, and --resume continues bit for bit."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -20,7 +21,7 @@ from routerl_jax.parallel.workdir import alone
 from routerl_jax.training import config as schema
 from routerl_jax.training.controls import run_controls
 from routerl_jax.training.rl import train_rl
-from routerl_jax.training.run import Run
+from routerl_jax.training.run import Run, check_workdir
 from tests import tiny
 from tests.programs import finish, start
 from tests.training.small_run import STEPS, make_config
@@ -166,3 +167,20 @@ def test_resuming_something_else_is_refused(small_run: pathlib.Path) -> None:
         ValueError, match=r"made with config.evaluation.normalizer='search_r1', and now it is 'r1_searcher'"
     ):
         train_rl(dataclasses.replace(config, evaluation=evaluation), small_run / "whole", resume=True)
+
+
+def test_the_index_before_auto_is_the_same_index(tmp_path: pathlib.Path) -> None:
+    """Runs of the time when "scann" was the default go on; those that named another index are still held to it."""
+    config = schema.TrainConfig(
+        model=schema.ModelConfig(path="atlas-warm-start"), knowledge={"text": schema.KnowledgeConfig()}
+    )
+    saved = json.loads(json.dumps(dataclasses.asdict(config)))
+    for index, same in (("scann", True), ("auto", True), ("exact", False)):
+        saved["knowledge"]["text"]["index"] = index
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        with contextlib.nullcontext() if same else pytest.raises(ValueError, match="knowledge"):
+            check_workdir(config, tmp_path, resume=True)
+    saved["knowledge"] = {}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="knowledge"):
+        check_workdir(config, tmp_path, resume=True)

@@ -49,7 +49,7 @@ from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
 from routerl_jax.knowledge.graph.synonyms import synonyms
 from routerl_jax.knowledge.graph.triples import Extraction, GivenTriples, Triple, passage_text, to_row
-from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
@@ -117,7 +117,7 @@ def _build(
 ) -> BuildReport:
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     if config.synonyms.index:
-        INDEXES.get(config.synonyms.index).require()
+        INDEXES.get(backend_of(config.synonyms.index)).require()
     if config.extractor == "llm" and llm is None:
         llm = chat_model(config.llm)
     clock, model = Clock(), encoder or shared_encoder(config.encoder)

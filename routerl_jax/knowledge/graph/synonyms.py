@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 from tqdm.auto import tqdm
 
-from routerl_jax.knowledge.index import INDEXES, VectorSource
+from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
 
 MOST = 101  # synonyms of a phrase: HippoRAG's loop stops once it has more than 100
 _LETTERS = re.compile("[^A-Za-z0-9]")
@@ -46,7 +46,7 @@ def synonyms(
     Phrases in other scripts than Latin are counted in their own letters. Ties go to the lower number.
 
     Args:
-      index: "" compares all with all; "scann" (or another of `knowledge.index`) finds about the same in less time.
+      index: "" compares all with all; "auto" (or another of `knowledge.index`) finds about the same in less time.
     """
     count = len(phrases)
     asking = np.asarray([len(_LETTERS.sub("", p) or p.replace(" ", "")) > 2 for p in phrases], bool)
@@ -75,7 +75,7 @@ def _kept(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: floa
 
 
 def _by_index(vectors: VectorSource, name: str):
-    index = INDEXES.get(name).build(_Unit(vectors), {})
+    index = INDEXES.get(backend_of(name)).build(_Unit(vectors), {})
 
     def near(queries: np.ndarray, count: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         return index.search(queries, count)

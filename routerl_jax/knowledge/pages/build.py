@@ -22,7 +22,7 @@ from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, own_prefix, shared_encoder
-from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import corpus_digest
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
@@ -54,7 +54,8 @@ class PagesConfig:
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
     precision: Precision = "bfloat16"  # of the vectors on disk: float32, bfloat16 (as VRAG-RL has them) or int8
-    # "maxsim" (all pages are compared), a first stage over pooled vectors ("scann", "exact"), or "auto": by size
+    # "maxsim" (all pages are compared), a first stage over pooled vectors ("scann", "exact"), or "auto": by size, the first
+    # stage as in knowledge.build
     index: str = "auto"
     pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
     pooled: int = 0  # pooled vectors of a page; 0: by the number of pages
@@ -262,7 +263,7 @@ class _PagesBuild:
         if config.index == "maxsim" or (config.index == "auto" and count <= _COMPARE_ALL):
             return "maxsim", 0
         pooled = config.pooled or next((number for most, number in _POOLED if count <= most), 1)
-        return ("scann" if config.index == "auto" else config.index), pooled
+        return backend_of(config.index), pooled
 
     def _pool(self, vectors: Ragged, pooled: int) -> Ragged:
         config, writer = self._config, self._writer

@@ -13,7 +13,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.dense import QueryCache
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
-from routerl_jax.knowledge.index import INDEXES
+from routerl_jax.knowledge.index import INDEXES, opening_backend
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
 from routerl_jax.knowledge.pages.ragged import Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
@@ -142,7 +142,7 @@ def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = Non
             f"different builds. {store.hint}"
         )
     name = built.pop("backend")
-    chosen = backend or name
+    chosen = opening_backend(backend, name)
     if chosen == "maxsim":
         return PageIndex(vectors, mesh=mesh)
     if name == "maxsim":

@@ -17,8 +17,9 @@ from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, ScannSettings
+from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
 from routerl_jax.knowledge.picture_files import PICTURES, Journal, PictureFiles, PictureFormat, smaller
@@ -48,8 +49,8 @@ class PicturesConfig:
     )
     instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
     image_instruction: str = ""  # only for text_image: put before queries with a picture
-    index: str = "scann"  # as in knowledge.build
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only for index="scann"
+    index: str = AUTO  # as in knowledge.build
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
     side: int = 384  # of the pictures that are kept: the shorter side, pixels; they are what is embedded
     picture_format: PictureFormat = "jpeg"  # jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged picture: raise, or skip the row and report
@@ -66,7 +67,7 @@ class PicturesConfig:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least {least}")
         if self.kind == "reverse_image" and (self.instruction or self.image_instruction):
             raise ValueError("instructions go before texts; a reverse image search has none. Leave them empty")
-        if self.index != "scann" and self.scann != ScannSettings():
+        if self.index not in ("scann", AUTO) and self.scann != ScannSettings():
             raise ValueError(f"scann is set, but index={self.index!r} does not use it")
 
 
@@ -107,7 +108,8 @@ def build_pictures(
     clock.lap("check")
     skipped = json.loads((store.directory / _SKIPPED).read_text("utf-8"))
     numbers = {"pictures": store.manifest.settings["pictures"], "damaged": len(skipped), "embedded": build.embedded}
-    rest = {"encoder": config.encoder, "dim": model.dim, "index": config.index, "recall": found}
+    backend = opening_backend(None, str(store.manifest.index["backend"]))
+    rest = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": found}
     return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **rest)
 
 
@@ -125,7 +127,8 @@ class _Build:
     def run(self, source: Source, made: Embedding) -> None:
         """All stages, each as far as an earlier run has not finished it."""
         config, writer = self._config, self._writer
-        backend = INDEXES.get(config.index)
+        name = backend_of(config.index)
+        backend = INDEXES.get(name)
         backend.require()
         bar = tqdm(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
         with bar:
@@ -142,7 +145,7 @@ class _Build:
         self._clock.lap("embed")
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
         shutil.rmtree(writer.index_directory, ignore_errors=True)
-        settings = dataclasses.asdict(config.scann) if config.index == "scann" else {}
+        settings = dataclasses.asdict(config.scann) if name == "scann" else {}
         saved = backend.build(vectors, settings).save(writer.index_directory)
         self._clock.lap("index")
         writer.commit(
@@ -153,7 +156,7 @@ class _Build:
                 digest=source.digest,
                 count=count,
                 embedding=made,
-                index={"backend": config.index, **saved},
+                index={"backend": name, **saved},
                 settings={
                     "picture_format": config.picture_format,
                     "instruction": config.instruction,
@@ -231,8 +234,7 @@ class _Build:
 def _check(config: PicturesConfig, store: Store) -> float | None:
     if not config.check_queries:
         return None
-    settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}
-    index = INDEXES.get(config.index).load(store.index_directory, store.embeddings, settings)
+    index = open_index(store, None, None)
     rows = np.unique(np.linspace(0, len(store) - 1, min(config.check_queries, len(store))).astype(np.int64))
     return recall(index, store.embeddings, store.embeddings.take(rows))
 
