@@ -157,12 +157,18 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         if alarm := watch.see(step, stage.name, metrics):
             break
         extra = {"streams": stages.state(), "stage": stage.name, "watch": watch.state()}
-        fork(run_, done, **extra)  # before the checkpoint: a sitting that begins from that one comes too late for it
         owed = owed or run_.due(done)
-        if owed and (done == config.steps or not watch.worried):
-            with clock("checkpoint"):
-                run_.save(done, **extra)
-            owed = False
+        try:
+            fork(
+                run_, done, **extra
+            )  # before the checkpoint: a sitting that begins from that one comes too late for it
+            if owed and (done == config.steps or not watch.worried):
+                with clock("checkpoint"):
+                    run_.save(done, **extra)
+                owed = False
+        except NotFinite as error:
+            alarm = Alarm(step, error.metric, str(error))
+            break
         bar.set_postfix_str(_headline(metrics))
         paces.append(step_clock.seconds["step"])
         if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
