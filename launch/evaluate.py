@@ -63,6 +63,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.records import episode_record, write_records
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.models.lora import digest
+    from routerl_jax.training import setup
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.rl import make_engine
     from routerl_jax.training.setup import (
@@ -89,8 +90,8 @@ def main(_: Sequence[str]) -> None:
         config = read_config()
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
-    judged = evaluated_agent(config, build_recipe(config))
-    bases = tuple(config.knowledge)
+    recipe, bases = build_recipe(config), tuple(config.knowledge)
+    judged, headline = evaluated_agent(config, recipe), setup.headline(config, recipe)
     agents = {"trained": judged, **judged.baselines(bases), **judged.vanilla_rag(bases)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
@@ -154,13 +155,14 @@ def main(_: Sequence[str]) -> None:
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     results = {"agents": table, **asked}
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    groups = f"\n{report.markdown(report.grouped(table, FLAGS.by))}" if FLAGS.by else ""
-    (output / "report.md").write_text(f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table)}{groups}")
-    figures.comparison_figure(table, output / "figures" / "comparison.png")
+    groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
+    text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
+    (output / "report.md").write_text(text)
+    figures.comparison_figure(table, output / "figures" / "comparison.png", headline[0])
     if FLAGS.json:
         print(json.dumps(results))
     else:
-        report.print_table(table, output, FLAGS.by or "")
+        report.print_table(table, output, FLAGS.by or "", headline)
 
 
 def _names(config: TrainConfig) -> Mapping[str, str]:

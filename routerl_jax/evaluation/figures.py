@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from routerl_jax.evaluation.report import heading
+
 COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
 
 
@@ -23,18 +25,18 @@ def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, kn
     _kb_usage(rows, directory / "kb_usage.png", knowledge_bases)
 
 
-def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Writes a bar chart of EM with its interval, and of searches per question, per agent."""
+def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path, metric: str = "em") -> None:
+    """Writes a bar chart of an answer metric with its interval, and of searches per question, per agent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = list(table)
     figure, (quality, searches) = _axes(2, 5.0)
-    means = [table[name]["em"] for name in names]
+    means = [table[name][metric] for name in names]
     errors = [
-        [max(mean - table[name]["em_interval"][0], 0) for mean, name in zip(means, names)],
-        [max(table[name]["em_interval"][1] - mean, 0) for mean, name in zip(means, names)],
+        [max(mean - table[name][f"{metric}_interval"][0], 0) for mean, name in zip(means, names)],
+        [max(table[name][f"{metric}_interval"][1] - mean, 0) for mean, name in zip(means, names)],
     ]
     quality.barh(names, means, xerr=errors, color=COLORS[0], height=0.6, capsize=3)
-    quality.set(title="EM with 95 % interval", xlim=(0, 1.02), xlabel="")
+    quality.set(title=f"{heading(metric)[:-2]} with 95 % interval", xlim=(0, 1.02), xlabel="")
     searches.barh(names, [table[name]["searches_per_question"] for name in names], color=COLORS[2], height=0.6)
     searches.set(title="Searches per question", xlabel="")
     for axis in (quality, searches):

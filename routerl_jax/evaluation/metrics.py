@@ -17,8 +17,8 @@ from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-_ANSWER = ("em", "f1", "cover_em", "f1_recall")
-_OF_GROUPS = ("em", "f1", "f1_recall", "routing_accuracy", "searches_per_question")
+ANSWER = ("em", "f1", "cover_em", "f1_recall")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
+_OF_GROUPS = (*ANSWER, "routing_accuracy", "searches_per_question")
 
 
 def summarize(
@@ -27,7 +27,7 @@ def summarize(
     """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
 
     Returns:
-      The entries of `averages`, and besides the intervals of its first four, `em_interval` and so on (95 %, bootstrap),
+      The entries of `averages`, and besides the intervals of `ANSWER`, `em_interval` and so on (95 %, bootstrap),
       `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `n` and, where the examples are of
       several data sets, kinds or types, `by`: for each such key and value some of these entries.
 
@@ -47,7 +47,7 @@ def summarize(
     }
     return {
         **_averages(episodes, scores, tools),
-        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(_ANSWER)},
+        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
         "kb_share": share,
         "mode_usage": share,
         "n": len(episodes),
@@ -95,7 +95,7 @@ def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.nda
         raise ValueError("there are no episodes to summarise")
     golds = [accepted_answers(episode.example, episode.answer) for episode in episodes]
     return np.asarray(
-        [[ANSWER_METRICS[name](e.answer, of, normalizer) for name in _ANSWER] for e, of in zip(episodes, golds)]
+        [[ANSWER_METRICS[name](e.answer, of, normalizer) for name in ANSWER] for e, of in zip(episodes, golds)]
     )
 
 
@@ -105,7 +105,7 @@ def _averages(
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     result = {
-        **{name: float(mean) for name, mean in zip(_ANSWER, scores.mean(axis=0))},
+        **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),

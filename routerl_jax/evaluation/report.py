@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+EM = ("em",)
+
 # (key, heading, scale, digits)
 _COLUMNS = (
     ("em", "EM %", 100, 1),
     ("f1", "F1 %", 100, 1),
     ("cover_em", "CEM %", 100, 1),
+    ("f1_recall", "F1-recall %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
     ("retrieval_cost", "cost", 1, 2),
@@ -37,9 +40,16 @@ def title(agent: str) -> str:
     return _TITLES.get(agent, agent)
 
 
-def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells. EM comes with its 95 % interval."""
-    columns = [column for column in _COLUMNS if any(column[0] in metrics for metrics in table.values())]
+def heading(metric: str) -> str:
+    """How a metric is called in tables."""
+    return next(said for key, said, _, _ in _COLUMNS if key == metric)
+
+
+def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells. The metrics of the headline come first, with their 95 % intervals; F1-recall is shown only there."""
+    named = {column[0]: column for column in _COLUMNS}
+    ordered = [*(named[metric] for metric in headline), *(c for c in _COLUMNS if c[0] not in (*headline, "f1_recall"))]
+    columns = [column for column in ordered if any(column[0] in metrics for metrics in table.values())]
     if all(metrics.get("retrieval_cost") in (0, metrics["searches_per_question"]) for metrics in table.values()):
         columns = [column for column in columns if column[0] != "retrieval_cost"]  # every search costs one
     headings = ["agent", *(heading for _, heading, _, _ in columns), "n"]
@@ -49,8 +59,8 @@ def rows(table: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[s
         for key, _, scale, digits in columns:
             value = metrics.get(key)
             text = "-" if value is None else f"{value * scale:.{digits}f}"
-            if key == "em" and "em_interval" in metrics:
-                low, high = metrics["em_interval"]
+            if key in headline and f"{key}_interval" in metrics:
+                low, high = metrics[f"{key}_interval"]
                 text += f" ({low * 100:.1f}-{high * 100:.1f})"
             row.append(text)
         cells.append([*row, str(metrics["n"])])
@@ -66,29 +76,31 @@ def grouped(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mappi
     }
 
 
-def markdown(table: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table in Markdown."""
-    headings, cells = rows(table)
+def markdown(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> str:
+    """The table in Markdown; `headline` as in `rows`."""
+    headings, cells = rows(table, headline)
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells]) + "\n"
 
 
-def print_table(table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, by: str = "") -> None:
-    """Prints the table, with `by` that of groups as well, and says where the files are."""
+def print_table(
+    table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, by: str = "", headline: Sequence[str] = EM
+) -> None:
+    """Prints the table, with `by` that of groups as well, and says where the files are; `headline` as in `rows`."""
     console = Console()
-    console.print(_printed("Held-out questions", table))
+    console.print(_printed("Held-out questions", table, headline))
     if by:
-        console.print(_printed(f"By {by}", grouped(table, by)))
+        console.print(_printed(f"By {by}", grouped(table, by), headline))
     console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", highlight=False)
 
 
-def _printed(heading: str, table: Mapping[str, Mapping[str, Any]]) -> Table:
-    headings, cells = rows(table)
-    printed = Table(title=heading, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, (heading, *column) in enumerate(zip(headings, *cells)):
+def _printed(title: str, table: Mapping[str, Mapping[str, Any]], headline: Sequence[str]) -> Table:
+    headings, cells = rows(table, headline)
+    printed = Table(title=title, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, (said, *column) in enumerate(zip(headings, *cells)):
         # A narrow terminal breaks cells between words, and cuts none off.
-        longest = max(len(word) for cell in (heading, *column) for word in cell.split())
-        printed.add_column(heading, justify="left" if i == 0 else "right", min_width=longest)
+        longest = max(len(word) for cell in (said, *column) for word in cell.split())
+        printed.add_column(said, justify="left" if i == 0 else "right", min_width=longest)
     for row in cells:
         printed.add_row(*row, style="bold green" if row[0] == "after RL" else None)
     return printed

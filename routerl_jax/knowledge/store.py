@@ -97,18 +97,6 @@ class Manifest:
         except ValueError as error:
             raise ValueError(f"{error}. {rebuild_hint(directory)}") from error
 
-    @property
-    def nested_config(self) -> dict[str, Any]:
-        """`config` with sections in place of dotted keys, as configurations are made of."""
-        result: dict[str, Any] = {}
-        for key, value in self.config.items():
-            *sections, name = key.split(".")
-            place = result
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[name] = value
-        return result
-
     def write(self, directory: pathlib.Path) -> None:
         """Writes DIR/kb.json in one step: whoever reads it finds the old one or the new one."""
         unfinished = directory / f"{MANIFEST}.part"
@@ -117,6 +105,18 @@ class Manifest:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(directory / MANIFEST)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted keys as sections."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return result
 
 
 def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:

@@ -46,4 +46,5 @@ def r1_router(
             sees=tuple(agent.sees) or StepwiseAgent.sees,
         ),
         stages=stages_of(stages, normalizer),
+        headline=("f1_recall",),
     )

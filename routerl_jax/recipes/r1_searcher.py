@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
@@ -36,6 +36,8 @@ class R1SearcherGrammar(Grammar):
     The prompt ends with `<think>`. One knowledge base, as a query names none. When the budget is spent the policy writes one
     more turn of its own, in which a query leads nowhere, as in the released code.
     """
+
+    headline: ClassVar[tuple[str, ...]] = ("cover_em",)  # ACC_R
 
     def __post_init__(self) -> None:
         check_one_tool(self)

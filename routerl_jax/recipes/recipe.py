@@ -24,10 +24,11 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An agent and its stages, in order of their start."""
+    """An agent and its stages, in order of their start; `headline`: the metrics by which its paper judges."""
 
     agent: Agent
     stages: Sequence[Stage]
+    headline: tuple[str, ...] = ("em",)
 
 
 # (run configuration, names of the knowledge bases) -> Recipe

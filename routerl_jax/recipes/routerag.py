@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -44,6 +45,8 @@ class RouteRAGGrammar(Grammar):
     `passage`. When the budget is spent the policy writes one more turn of its own, in which a search leads nowhere, as in
     the released code (the paper's algorithm ends without it). Observations are the same in training and evaluation.
     """
+
+    headline: ClassVar[tuple[str, ...]] = ("em", "f1")
 
     def __post_init__(self) -> None:
         unknown = [tool for tool in self.tools if tool not in TOOLS]

@@ -79,6 +79,7 @@ def search(agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Seq
             prompt_suffix=agent.prompt_suffix,
         ),
         stages=stages_of(stages, normalizer),
+        headline=grammar.headline,
     )
 
 

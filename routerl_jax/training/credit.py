@@ -26,10 +26,10 @@ _NO_ADVANTAGE = 1e-9
 
 
 class NotFinite(ValueError):
-    """A reward or an advantage is NaN or infinite.
+    """A reward, an advantage or a weight is NaN or infinite.
 
     Attributes:
-      metric: what is not: "reward/total" or "advantage".
+      metric: what is not: "reward/total", "advantage" or "actor/weights".
     """
 
     def __init__(self, metric: str, message: str) -> None:

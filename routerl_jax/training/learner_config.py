@@ -89,3 +89,34 @@ class LearnerConfig:
                 f"config.learner.leave_out={self.leave_out} does not go with credit={self.credit!r}: without one of its ways "
                 "a choice has only the advantages of the others"
             )
+        self._check_ratio()
+
+    def _check_ratio(self) -> None:
+        """The ratio of a whole sequence is one term of the loss, with one advantage."""
+        if self.loss.ratio != "sequence":
+            return
+        checks = [
+            (
+                self.aggregation == "sequence",
+                f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'",
+            ),
+            (
+                self.credit == "episode",
+                f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'",
+            ),
+            (
+                not self.reward_kl_coef or self.reward_kl == "episode",
+                "reward_kl='token': its tokens have advantages of their own, a sequence has one; take reward_kl='episode'",
+            ),
+            (
+                not self.importance_cap,
+                f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0",
+            ),
+            (
+                not self.share_prefixes,
+                "share_prefixes=True: the tokens of a sequence then lie apart; switch share_prefixes off",
+            ),
+        ]
+        for fine, message in checks:
+            if not fine:
+                raise ValueError(f"config.learner.loss.ratio='sequence' does not go with config.learner.{message}")

@@ -53,6 +53,7 @@ from routerl_jax.training.setup import (
     build_recipe,
     evaluated_agent,
     evaluation_examples,
+    headline,
     open_knowledge,
 )
 from routerl_jax.training.stages import RunStage, Stages
@@ -156,12 +157,18 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         if alarm := watch.see(step, stage.name, metrics):
             break
         extra = {"streams": stages.state(), "stage": stage.name, "watch": watch.state()}
-        fork(run_, done, **extra)  # before the checkpoint: a sitting that begins from that one comes too late for it
         owed = owed or run_.due(done)
-        if owed and (done == config.steps or not watch.worried):
-            with clock("checkpoint"):
-                run_.save(done, **extra)
-            owed = False
+        try:
+            fork(
+                run_, done, **extra
+            )  # before the checkpoint: a sitting that begins from that one comes too late for it
+            if owed and (done == config.steps or not watch.worried):
+                with clock("checkpoint"):
+                    run_.save(done, **extra)
+                owed = False
+        except NotFinite as error:
+            alarm = Alarm(step, error.metric, str(error))
+            break
         bar.set_postfix_str(_headline(metrics))
         paces.append(step_clock.seconds["step"])
         if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
@@ -191,7 +198,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
         (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         figures.training_figures(read_metrics(workdir), workdir / "figures", tuple(config.knowledge))
         if table:
-            print_table(table, workdir)
+            print_table(table, workdir, headline=headline(config, recipe))
     if alarm:
         raise RunStopped(stopped["stopped"]["message"])
     return results

@@ -23,6 +23,7 @@ from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.writer import MetricWriter
 
 
@@ -98,13 +99,22 @@ class Run:
         self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
-        """Checkpoints after `step` steps, among the run's own or `into` others."""
+        """Checkpoints after `step` steps, among the run's own or `into` others.
+
+        Raises:
+          NotFinite: some weights are not; nothing was written.
+        """
+        self._check_weights()
         extra["model"] = model_fields(self.model.config)
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
             extra["frozen"] = self._frozen
         (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra)
+
+    def _check_weights(self) -> None:
+        if not self.learner.finite():
+            raise NotFinite("actor/weights", "some weights of the policy are NaN or infinite")
 
     def back_to_checkpoint(self) -> int:
         """Takes weights and optimiser from the newest checkpoint. Returns the steps done by then; 0 if there is none."""
@@ -143,10 +153,15 @@ class Run:
 
     def finish(self, *, export: bool = True) -> None:
         """Waits for checkpoints and, if `export`, writes the policy, an adapter merged, as a Hugging Face directory,
-        `workdir/policy`."""
+        `workdir/policy`.
+
+        Raises:
+          NotFinite: some weights are not; no policy was written.
+        """
         self.checkpoints.close()
         self.writer.close()
         if export:
+            self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
             multihost.barrier("policy saved")
 

@@ -17,6 +17,7 @@ from routerl_jax.core.checked import (
     Size,
     checked,
 )
+from routerl_jax.evaluation.metrics import ANSWER
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 
@@ -154,8 +155,17 @@ class EvaluationConfig:
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: Count = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    # metrics that lead the printed table, of evaluation.metrics.ANSWER; empty: the paper's (Recipe.headline)
+    headline: tuple[str, ...] = ()
     # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for metric in self.headline:
+            if metric not in ANSWER:
+                raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join(ANSWER)}")
+        if len(set(self.headline)) < len(self.headline):
+            raise ValueError(f"config.evaluation.headline={self.headline} names a metric twice")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

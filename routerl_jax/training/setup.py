@@ -137,6 +137,11 @@ def evaluated_agent(config: TrainConfig, recipe: Recipe) -> Agent:
     return recipe.agent.with_passages(config.evaluation.k) if config.evaluation.k else recipe.agent
 
 
+def headline(config: TrainConfig, recipe: Recipe) -> tuple[str, ...]:
+    """The metrics that lead the run's tables: those of config.evaluation.headline, else the paper's."""
+    return config.evaluation.headline or recipe.headline
+
+
 def evaluation_examples(
     config: TrainConfig, part: Literal["validation", "test"], count: int | None = None
 ) -> list[Example]:

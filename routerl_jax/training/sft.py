@@ -24,6 +24,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.run import Run, check_workdir
@@ -95,12 +96,24 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         run.writer.write(step, metrics)
         if run.due(done):
-            run.save(done)
+            _save(run, done)
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
         (workdir / "results.json").write_text(json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
+
+
+def _save(run: Run, done: int) -> None:
+    try:
+        run.save(done)
+    except NotFinite as error:
+        kept = run.checkpoints.latest()
+        left = "no checkpoint" if kept is None else f"the checkpoint of update {kept}"
+        raise ValueError(
+            f"stopped after update {done}: {error}. {run.workdir} holds {left} and no policy; start again in another "
+            "--workdir with a smaller lr"
+        ) from error
 
 
 def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:

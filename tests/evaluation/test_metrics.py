@@ -89,6 +89,7 @@ def test_groups() -> None:
             "n": 2,
             "em": 0.5,
             "f1": (1 + 2 / 3) / 2,
+            "cover_em": 0.5,
             "f1_recall": wiki["f1_recall"],
             "routing_accuracy": 2 / 3,
             "searches_per_question": 1.5,

@@ -32,6 +32,29 @@ def test_markdown_says_before_and_after(table: dict) -> None:
     assert lines[4].startswith("| always text |")
 
 
+def test_the_metrics_of_the_paper_lead(table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With their intervals; F1-recall is in no other table."""
+    lines = report.markdown(table, ("f1_recall", "cover_em")).splitlines()
+    assert lines[0] == "| agent | F1-recall % | CEM % | EM % | F1 % | routing % | searches | invalid % | n |"
+    assert lines[3].startswith("| after RL | 100.0 (100.0-100.0) | 100.0 (100.0-100.0) | 100.0 | 100.0 | 100.0 |")
+    nq = {"n": 2, "em": 0.25, "cover_em": 0.5, "searches_per_question": 1.0}
+    by = {"dataset": {"nq": nq, "wiki": {**nq, "n": 1}}}
+    several = {"trained": {**table["trained"], "by": by}}
+    assert "| after RL, nq | 50.0 | 25.0 | 1.00 | 2 |" in report.markdown(
+        report.grouped(several, "dataset"), ("cover_em",)
+    )
+    report.print_table(several, tmp_path, "dataset", ("f1_recall",))
+    assert "F1-recall %" in capsys.readouterr().out
+
+
+def test_the_bars_are_of_the_paper_s_metric(table: dict, tmp_path: pathlib.Path) -> None:
+    table["trained"] |= {"f1_recall": 0.2, "f1_recall_interval": [0.1, 0.3]}
+    for name, metric in (("em", "em"), ("recall", "f1_recall")):
+        figures.comparison_figure(table, tmp_path / f"{name}.png", metric)
+    first, second = (_pixels(tmp_path / f"{name}.png") for name in ("em", "recall"))
+    assert first.shape != second.shape or (np.abs(first - second).max(axis=-1) > 0.3).mean() > 0.01
+
+
 def test_a_column_without_values_is_left_out(table: dict) -> None:
     for metrics in table.values():
         del metrics["routing_accuracy"]

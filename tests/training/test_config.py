@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import types
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit import assign
 from routerl_jax.training.demonstrations import open_demonstrations
-from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent
+from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit
 from tests.training.reads import recorded_reads, settings
@@ -181,6 +182,33 @@ def test_shipped_configurations_are_valid(module) -> None:
         build_recipe(config)
         for stage in config.stages:
             config.in_stage(stage)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (r1_searcher_qwen25_7b, ("cover_em",)),
+        (r1_searcher_small, ("cover_em",)),
+        (r1_router_qwen25_vl_7b, ("f1_recall",)),
+        (r1_router_small, ("f1_recall",)),
+        (routerag_qwen25_3b, ("em", "f1")),
+        (search_r1_qwen25_3b, ("em",)),
+        (quickstart, ("em",)),
+    ],
+)
+def test_tables_are_led_by_the_metric_of_the_paper(module: types.ModuleType, expected: tuple[str, ...]) -> None:
+    config = from_config_dict(schema.TrainConfig, module.get_config())
+    assert headline(config, build_recipe(config)) == expected
+    said = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, headline=("f1", "em")))
+    assert headline(said, build_recipe(said)) == ("f1", "em")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"), [(("accuracy",), "'accuracy' is none of em, f1"), (("f1", "f1"), "twice")]
+)
+def test_headlines_that_make_no_sense(metrics: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"config.evaluation.headline.*{message}"):
+        schema.EvaluationConfig(headline=metrics)
 
 
 def test_passages_of_evaluation() -> None:

@@ -14,11 +14,12 @@ from routerl_jax.core.ledger import demonstrated
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.learning.learner import Learner
+from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.workdir import alone
 from routerl_jax.training import sft
-from routerl_jax.training.config import EngineConfig, EvaluationConfig, RolloutConfig
+from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, RolloutConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.writer import read_metrics
@@ -148,6 +149,19 @@ def test_a_run_in_use_is_left_as_it_is(whole: tuple[pathlib.Path, Any], tmp_path
     assert metric_lines(workdir) == before
     assert (workdir / "policy").is_dir()
     assert not (workdir / ".lock").exists()
+
+
+def test_weights_that_are_no_numbers_are_neither_kept_nor_exported(tmp_path: pathlib.Path) -> None:
+    """The loss of the last update is that of the weights before it, and fine; its step is larger than float32 goes."""
+    learner = LearnerConfig(optimizer=OptimizerConfig(lr=3e38, weight_decay=3e38))
+    with pytest.raises(
+        ValueError, match=r"after update 1: some weights .* are NaN or infinite.*holds no checkpoint and"
+    ):
+        sft.train_sft(make_sft_config(steps=1, learner=learner), tmp_path / "run")
+    (row,) = read_metrics(tmp_path / "run")
+    assert np.isfinite(row["loss"])
+    assert not (tmp_path / "run" / "policy").exists()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()] == []
 
 
 def test_what_was_refused_may_be_mended_in_the_same_workdir(tmp_path: pathlib.Path) -> None:

@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 
 from routerl_jax.core.types import Episode
+from routerl_jax.learning.learner import Learner
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import rl
@@ -190,6 +192,27 @@ def test_a_reward_that_is_no_number_stops_a_run_with_what_it_has(
     assert (results["stopped"]["metric"], results["stopped"]["steps"]) == ("reward/total", 1)
     assert results["agents"].keys() == {"first", "trained"}
     assert results["agents"]["first"] == results["agents"]["trained"]
+
+
+def test_weights_that_are_no_numbers_stop_a_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the second and last step, whose loss was fine: what is left is the first step's policy."""
+    update, calls = Learner.update, iter(range(100))
+
+    def broken(self: Learner, batch: Any) -> Any:
+        found = update(self, batch)
+        if next(calls) >= 1:
+            leaves, tree = jax.tree.flatten(self.state.params)
+            leaves[-1] = leaves[-1].at[0].set(np.nan)
+            self.state = dataclasses.replace(self.state, params=jax.tree.unflatten(tree, leaves))
+        return found
+
+    monkeypatch.setattr(Learner, "update", broken)
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = small_config(tmp_path / "home", watch=WatchConfig(patience=0))
+    with pytest.raises(RunStopped, match=r"after step 1: some weights .* NaN or infinite; policy/ is that of 1 steps"):
+        rl.train_rl(config, tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "policy" / "model.safetensors")
+    assert all(np.isfinite(weight).all() for weight in weights.values())
 
 
 def test_before_the_first_checkpoint_a_run_leaves_no_policy(
