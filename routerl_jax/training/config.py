@@ -176,12 +176,12 @@ class TrainConfig:
             ),
             (
                 comparable,
-                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
-            ),
-            (
-                comparable or not self.learner.drop_no_signal,
-                "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
-                "config.rollout.samples above 1",
+                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1"
+                + (
+                    " (or let it say that it compares none: @advantage(grouped=False))"
+                    if ":" in self.learner.advantage
+                    else ""
+                ),
             ),
             (
                 not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
