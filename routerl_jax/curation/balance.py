@@ -33,8 +33,8 @@ def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Tra
         if cut := [f"{name} {len(items):,}" for name, items in by_dataset.items() if len(items) > most]:
             logging.warning(
                 "of data set %s %d were accepted, so of others only %d each go into the files (%s; "
-                "config.amount.dataset_ratio=%g, at_least=%d). The rest stays in questions.jsonl: the same command with a larger "
-                "ratio, or --config.amount.dataset_ratio=0 for all, takes it",
+                "config.amount.dataset_ratio=%g, at_least=%d). The rest stays in questions.jsonl: the same command with a "
+                "larger ratio, or --config.amount.dataset_ratio=0 for all, takes it",
                 fewest,
                 len(by_dataset[fewest]),
                 most,

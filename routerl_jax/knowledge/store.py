@@ -26,6 +26,7 @@ import tensorstore as ts
 from jaxtyping import Int
 
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.types import Passage
 
 FORMAT = 1
@@ -99,12 +100,8 @@ class Manifest:
 
     def write(self, directory: pathlib.Path) -> None:
         """Writes DIR/kb.json in one step: whoever reads it finds the old one or the new one."""
-        unfinished = directory / f"{MANIFEST}.part"
-        with unfinished.open("w") as file:
-            file.write(json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(directory / MANIFEST)
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        write_whole(directory / MANIFEST, text, sync=True)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

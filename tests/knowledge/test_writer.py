@@ -92,7 +92,8 @@ def test_a_crash_at_any_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
             patch.setattr(writer_module, name, crash_at(getattr(writer_module, name)))
         patch.setattr(writer_module, "open_array", lambda path: CrashingArray(open_array(path), crash_at))
         patch.setattr(StoreWriter, "commit", crash_at(StoreWriter.commit))
-        patch.setattr(pathlib.Path, "rename", crash_at(pathlib.Path.rename))
+        for move in ("rename", "replace"):
+            patch.setattr(pathlib.Path, move, crash_at(getattr(pathlib.Path, move)))
         try:
             build(tmp_path / "kb")
         except Crash:

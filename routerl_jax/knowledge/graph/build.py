@@ -10,6 +10,7 @@ DIR.extractions.sqlite          answers of the language model, beside DIR: they 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -23,6 +24,7 @@ from absl import logging
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.files import whole_file
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
@@ -233,14 +235,15 @@ def _extract(
     extract, close = _extractor(config, writer.directory, llm)
     if known is not None:
         extract = _remembering(extract, known)
-    unfinished = writer.scratch / f"{TRIPLES}.part"
     isolated = dropped = used = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(close)
+        whole = stack.enter_context(whole_file(writer.scratch / TRIPLES))
         with (
-            gzip.GzipFile(unfinished, "wb", compresslevel=3, mtime=0) as file,  # equal builds make equal files
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
@@ -255,21 +258,18 @@ def _extract(
                         if len(failed) < _LISTED:
                             failed[passage.id] = found.error
                 bar.update(len(passages))
-    finally:
-        close()
-    if failures > config.max_failures * count:
-        first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
-        raise ValueError(
-            f"the extraction of {failures} of {count} passages failed, more than max_failures={config.max_failures} allows "
-            f"({first}). What succeeded is kept: mend the model and run the same command again, or allow more failures"
-        )
-    if failures:
-        logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
-    if config.triples and not used:
-        raise ValueError(
-            f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
-        )
-    unfinished.rename(writer.scratch / TRIPLES)
+        if failures > config.max_failures * count:
+            first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
+            raise ValueError(
+                f"the extraction of {failures} of {count} passages failed, more than max_failures={config.max_failures} allows "
+                f"({first}). What succeeded is kept: mend the model and run the same command again, or allow more failures"
+            )
+        if failures:
+            logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
+        if config.triples and not used:
+            raise ValueError(
+                f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
+            )
     return {"isolated": isolated, "dropped": dropped, "failed": failed, "failures": failures}
 
 
