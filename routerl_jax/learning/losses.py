@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.registry import Registry
 
@@ -17,6 +18,7 @@ KLDirection = Literal[
 ]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
 KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
+Ratio = Literal["token", "sequence"]  # what a ratio of probabilities is of
 
 # (log-prob, behaviour log-prob, advantage, clip_low, clip_high) -> (loss, clipped?), all per token
 PolicyLoss = Callable[[Array, Array, Array, float, float], tuple[Array, Array]]
@@ -56,6 +58,24 @@ def reinforce_loss(
 ) -> tuple[Float[Array, "*T"], Bool[Array, "*T"]]:
     """-A log p per token, without importance ratio or clip: for one update per rollout."""
     return -advantages * logprobs, jnp.zeros(logprobs.shape, bool)
+
+
+def sequence_sums(values: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """At every token the sum over its segment, a stretch of equal ids in a row."""
+
+    def totals(reverse: bool) -> Float[Array, "B T"]:
+        """At every token the sum of its segment up to it, or from it on."""
+        edge = jnp.ones_like(segment_ids[:, :1], bool)
+        differs = segment_ids[:, 1:] != segment_ids[:, :-1]
+        begins = jnp.concatenate([differs, edge] if reverse else [edge, differs], axis=1)
+        return jax.lax.associative_scan(_join, (values, begins), reverse=reverse, axis=1)[0]
+
+    return totals(False) + totals(True) - values
+
+
+def _join(before: tuple[Array, Array], after: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Two stretches as one: the sum since the last beginning of a segment, and whether there is one."""
+    return jnp.where(after[1], after[0], before[0] + after[0]), before[1] | after[1]
 
 
 def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kind: KLEstimate) -> Float[Array, "*T"]:

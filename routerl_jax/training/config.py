@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
-from routerl_jax.learning.advantages import ADVANTAGES, UNGROUPED
+from routerl_jax.learning.advantages import advantage_named
+from routerl_jax.training.credit_kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.sections import (
     AgentConfig,
@@ -87,7 +88,8 @@ class StageConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig:
     """A second run for comparison, from the policy that the main one started from: without one of its stages, from the step at
-    which that begins, or with supervised learning in the place of all of them."""
+    which that begins (its steps are the stage's before it, those of the first the second's), or with supervised learning in the
+    place of all of them."""
 
     without: str = ""  # the stage's name
     supervised: WarmStartConfig = WarmStartConfig()  # where `steps` > 0
@@ -129,7 +131,8 @@ class TrainConfig:
 
     def _check_sections(self) -> None:
         """What goes together."""
-        comparable = self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage in UNGROUPED
+        grouped = advantage_named(self.learner.advantage).grouped
+        comparable = self.kind == "sft" or self.rollout.samples > 1 or not grouped
         buckets = self.learner.length_buckets
         checks = [
             (
@@ -155,7 +158,7 @@ class TrainConfig:
                 "what was done in a fixed order; leave deterministic on",
             ),
             (
-                (self.learner.credit == "counterfactual") == (self.rollout.forks > 0),
+                credit_named(self.learner.credit).forked == (self.rollout.forks > 0),
                 f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
@@ -172,13 +175,13 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                comparable or self.learner.advantage not in ADVANTAGES,
-                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
-            ),
-            (
-                comparable or not self.learner.drop_no_signal,
-                "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
-                "config.rollout.samples above 1",
+                comparable,
+                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1"
+                + (
+                    " (or let it say that it compares none: @advantage(grouped=False))"
+                    if ":" in self.learner.advantage
+                    else ""
+                ),
             ),
             (
                 not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
@@ -218,24 +221,34 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}.without={control.without!r} is no stage; there are: {', '.join(self.stages)}"
                 )
-            start = self.stages[control.without].start
-            if not 0 < start < self.steps:
+            if len(self.stages) == 1:
                 raise ValueError(
-                    f"config.controls.{name}: the stage {control.without!r} must begin after step 0 and before the run's end"
+                    f"config.controls.{name}: {control.without!r} is the only stage, and nothing would be left without it"
+                )
+            if self.stages[control.without].start >= self.steps:
+                raise ValueError(
+                    f"config.controls.{name}: the stage {control.without!r} must begin before the run's end, "
+                    f"config.steps={self.steps}"
                 )
             if self.learner.optimizer.schedule != "constant" and self._has_updates_of_its_own(control.without):
                 raise ValueError(
-                    f"config.controls.{name}: without the stage {control.without!r}, which restarts or has other minibatches, "
-                    "the schedule of the one before it would be longer or shorter than in the main run; take "
+                    f"config.controls.{name}: the stage {control.without!r} and {self.neighbour(control.without)!r}, which has "
+                    "its steps in the control, do not share a schedule (a restart lies between them, or they have other "
+                    "minibatches), so it would be longer or shorter than in the main run; take "
                     "config.learner.optimizer.schedule='constant'"
                 )
 
+    def neighbour(self, name: str) -> str:
+        """The stage that has the steps of another in a run without it: the one before it, of the first one the second."""
+        order = sorted(self.stages, key=lambda stage: self.stages[stage].start)
+        place = order.index(name)
+        return order[place - 1] if place else order[1]
+
     def _has_updates_of_its_own(self, name: str) -> bool:
-        """Whether a schedule would span another number of updates without a stage, the one before it in its place."""
-        start = self.stages[name].start
-        before = max((s for s in self.stages if self.stages[s].start < start), key=lambda s: self.stages[s].start)
-        minibatches = [self.in_stage(stage).learner.minibatches for stage in (before, name)]
-        return self.stages[name].restart or minibatches[0] != minibatches[1]
+        """Whether a schedule would span another number of updates without a stage, its neighbour in its place."""
+        pair = sorted((name, self.neighbour(name)), key=lambda stage: self.stages[stage].start)
+        minibatches = [self.in_stage(stage).learner.minibatches for stage in pair]
+        return self.stages[pair[1]].restart or minibatches[0] != minibatches[1]
 
     def _check_names(self) -> None:
         """Whatever results.json tells of has a name of its own."""

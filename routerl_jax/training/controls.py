@@ -2,7 +2,8 @@
 
 A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage
 began: it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage
-tells the two apart. With supervised learning it begins where the main run began, and is evaluated as that is.
+tells the two apart. Without the first stage, or with supervised learning, it begins where the main run began. All are evaluated
+as that is.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
     )
     if control.supervised.steps:
         return dataclasses.replace(found, steps=0)
-    return dataclasses.replace(
-        found, stages={key: stage for key, stage in config.stages.items() if key != control.without}
-    )
+    stages = {key: stage for key, stage in config.stages.items() if key != control.without}
+    if not config.stages[control.without].start:
+        heir = config.neighbour(control.without)
+        stages[heir] = dataclasses.replace(stages[heir], start=0, restart=False)
+    return dataclasses.replace(found, stages=stages)

@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
@@ -241,9 +242,7 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
-    temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
-    temporary.write_text(json.dumps(_as_json(config), indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(_as_json(config), indent=2) + "\n")
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -89,6 +89,7 @@ class Terms:
     """What the objective is made of."""
 
     kind: str = "clip"
+    ratio: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl: str = "k3"
@@ -118,17 +119,25 @@ def objective(
     for sequence, weight in zip(sequences, per_token):
         by_logprob.append([0.0] * len(sequence.trained))
         by_entropy.append([0.0] * len(sequence.trained))
-        for t, counts in enumerate(sequence.trained):
-            if not counts:
-                continue
+        tokens = [t for t, counts in enumerate(sequence.trained) if counts]
+        if terms.ratio == "sequence" and tokens:
+            # RouteRAG (2512.09487), eq. 5: a sequence's probability is the product of its tokens', and its term counts once.
+            whole, before = (math.fsum(values[t] for t in tokens) for values in (sequence.logprobs, sequence.old))
+            advantage = sequence.advantages[tokens[0]]
+            term, its_slope = policy_loss(terms.kind, whole, before, advantage, terms.clip_low, terms.clip_high)
+            parts.append(weight * len(tokens) * term)
+        for t in tokens:
             logprob, entropy = sequence.logprobs[t], sequence.entropies[t]
-            loss, slope = policy_loss(
-                terms.kind, logprob, sequence.old[t], sequence.advantages[t], terms.clip_low, terms.clip_high
-            )
+            if terms.ratio == "sequence":
+                loss, slope = 0.0, len(tokens) * its_slope
+            else:
+                loss, slope = policy_loss(
+                    terms.kind, logprob, sequence.old[t], sequence.advantages[t], terms.clip_low, terms.clip_high
+                )
             if entropy < terms.min_entropy:
                 loss, slope = 0.0, 0.0
-            estimate, its_slope = divergence(terms.kl, logprob, sequence.reference[t])
+            estimate, away = divergence(terms.kl, logprob, sequence.reference[t])
             parts.append(weight * (loss + terms.kl_coef * estimate - terms.entropy_coef * entropy))
-            by_logprob[-1][t] = weight * (slope + terms.kl_coef * its_slope)
+            by_logprob[-1][t] = weight * (slope + terms.kl_coef * away)
             by_entropy[-1][t] = -weight * terms.entropy_coef
     return math.fsum(parts), by_logprob, by_entropy

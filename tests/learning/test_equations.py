@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from routerl_jax.learning.advantages import ADVANTAGES, SCALED, per_token, truncated_importance, whiten
+from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, truncated_importance, whiten
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig, objective
 from routerl_jax.learning.logprobs import Scores
@@ -22,29 +22,36 @@ from tests.learning import equations
 CONSTANT = 24.0
 
 
-def ragged(count: int, seed: int) -> list[equations.Tokens]:
-    """Sequences of 2 to 29 tokens, about half of them trained, and one without any that is."""
+def ragged(count: int, seed: int, *, whole: bool = False) -> list[equations.Tokens]:
+    """Sequences of 2 to 29 tokens, about half of them trained, and one without any that is.
+
+    Args:
+      whole: a sequence has one advantage, and a probability so near to the old one that some ratios are clipped, some not.
+    """
     rng = np.random.default_rng(seed)
     result = []
     for i in range(count):
         length = int(rng.integers(2, 30))
         trained = rng.random(length) < (0.0 if i == 1 else 0.5)
-        result.append(
-            equations.Tokens(
-                trained=trained,
-                logprobs=rng.uniform(-4, -0.05, length),
-                old=rng.uniform(-4, -0.05, length),
-                reference=rng.uniform(-4, -0.05, length),
-                entropies=rng.uniform(0, 2, length),
-                advantages=rng.normal(size=length),
-            )
+        made = equations.Tokens(
+            trained=trained,
+            logprobs=rng.uniform(-4, -0.05, length),
+            old=rng.uniform(-4, -0.05, length),
+            reference=rng.uniform(-4, -0.05, length),
+            entropies=rng.uniform(0, 2, length),
+            advantages=rng.normal(size=length),
         )
+        if whole:
+            near = np.asarray(made.logprobs) + rng.normal(size=length) * 0.3 / np.sqrt(max(trained.sum(), 1))
+            made = dataclasses.replace(made, old=near, advantages=np.full(length, rng.normal()))
+        result.append(made)
     return result
 
 
 def as_rows(sequences: list[equations.Tokens], weights: list[np.ndarray], dtype: type) -> dict[str, jax.Array]:
     """Sequences one per row, padded with numbers that must not matter."""
     longest = max(len(s.trained) for s in sequences)
+    segments = jnp.asarray([np.arange(longest) < len(s.trained) for s in sequences], jnp.int32)
 
     def rows(values: list[np.ndarray], padding: float) -> jax.Array:
         return jnp.asarray([np.pad(v, (0, longest - len(v)), constant_values=padding) for v in values], dtype)
@@ -52,12 +59,12 @@ def as_rows(sequences: list[equations.Tokens], weights: list[np.ndarray], dtype:
     names = {"advantages": "advantages", "old_logprobs": "old", "ref_logprobs": "reference"}
     fields = {field: rows([getattr(s, name) for s in sequences], 7.0) for field, name in names.items()}
     fields |= {name: rows([getattr(s, name) for s in sequences], -3.0) for name in ("logprobs", "entropies")}
-    return fields | {"weights": rows(weights, 0.0)}
+    return fields | {"weights": rows(weights, 0.0), "segment_ids": segments}
 
 
 def check_objective(terms: equations.Terms, aggregation: str, dtype: type, tolerance: float) -> None:
     """Value and gradient of the learner's objective, tolerance relative to the largest number of either."""
-    sequences = ragged(9, seed=len(repr(terms)))
+    sequences = ragged(9, seed=len(repr(terms)), whole=terms.ratio == "sequence")
     if dtype is np.float32:
         weights = token_weights([s.trained for s in sequences], aggregation, CONSTANT)
     else:  # token_weights are float32
@@ -94,10 +101,67 @@ def test_objective_and_gradient(kind: str, kl: str, aggregation: str) -> None:
         check_objective(everything, aggregation, np.float64, 1e-12)
 
 
-def test_slopes_of_the_equations_are_those_of_their_values() -> None:
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+def test_the_ratio_of_a_whole_sequence(kl: str) -> None:
+    """RouteRAG's equation 5 and its gradient: in float32 to 1e-5, in float64 to 1e-12."""
+    terms = equations.Terms(ratio="sequence", clip_high=0.28, kl=kl, kl_coef=0.3, entropy_coef=0.1)
+    for seed_of in (terms, dataclasses.replace(terms, kl_coef=0.0)):
+        check_objective(seed_of, "sequence", np.float32, 1e-5)
+    with jax.enable_x64(True):
+        check_objective(terms, "sequence", np.float64, 1e-12)
+
+
+def test_the_ratio_of_a_whole_sequence_by_hand() -> None:
+    """Two sequences in one row, A = 1 and -2. Their ratios: e^(0.1 + 0.2) is clipped to 1.28, e^(0.3 - 0.1 - 0.3) = e^-0.1 is
+    not; by tokens, none of the first is clipped."""
+    log_ratios = jnp.asarray([[0.1, 9.0, 0.2, 0.3, -0.1, -0.3, 0.0]])
+    trained = jnp.asarray([[1, 0, 1, 1, 1, 1, 0]], bool)
+    old = -jnp.arange(1.0, 8.0)[None]
+    fields = {
+        "weights": jnp.where(trained, jnp.asarray([[1 / 4, 0, 1 / 4, 1 / 6, 1 / 6, 1 / 6, 0]]), 0.0),
+        "advantages": jnp.asarray([[1.0, 1, 1, -2, -2, -2, 0]]),
+        "old_logprobs": old,
+        "ref_logprobs": jnp.zeros((1, 7)),
+        "segment_ids": jnp.asarray([[4, 4, 4, 7, 7, 7, 0]]),
+    }
+    loss = LossConfig(ratio="sequence", clip_high=0.28)
+    (value, metrics), slopes = jax.value_and_grad(
+        lambda logprobs: objective(loss, Scores(logprobs, logprobs, logprobs), fields), has_aux=True
+    )(old + log_ratios)
+    second = float(np.exp(-0.1))
+    assert value == pytest.approx((-1.28 + 2 * second) / 2, rel=1e-6)
+    assert metrics["clip_fraction"] == pytest.approx(0.5)
+    np.testing.assert_allclose(slopes, [[0, 0, 0, second, second, second, 0]], rtol=1e-6)
+
+
+def test_where_sequences_lie_in_rows_changes_nothing() -> None:
+    """Each alone in a row, and all in one row, in any order: the same loss, the same slopes."""
+    sequences = ragged(7, seed=11, whole=True)
+    weights = token_weights([s.trained for s in sequences], "sequence", CONSTANT)
+    loss = LossConfig(ratio="sequence", clip_high=0.28, kl_coef=0.3)
+    alone = as_rows(sequences, weights, np.float32)
+    found = jax.value_and_grad(lambda x: objective(loss, Scores(x, x, x), alone)[0])(alone["logprobs"])
+    for order in (range(7), [3, 1, 6, 0, 5, 2, 4]):
+        lengths = [len(sequences[i].trained) for i in order]
+        packed = {
+            name: jnp.concatenate([values[i, :n] for i, n in zip(order, lengths)])[None]
+            for name, values in alone.items()
+        }
+        packed["segment_ids"] = jnp.asarray(np.repeat([9 + i for i in order], lengths))[None]
+        value, slopes = jax.value_and_grad(lambda x, packed=packed: objective(loss, Scores(x, x, x), packed)[0])(
+            packed["logprobs"]
+        )
+        assert float(value) == pytest.approx(float(found[0]), rel=1e-5)
+        expected = np.concatenate([np.asarray(found[1])[i, :n] for i, n in zip(order, lengths)])
+        np.testing.assert_allclose(slopes[0], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_slopes_of_the_equations_are_those_of_their_values(ratio: str) -> None:
     """Central differences; no token lies within the step of a kink."""
-    terms = equations.Terms(clip_high=0.28, kl_coef=0.3, entropy_coef=0.1, min_entropy=0.8)
-    sequences = ragged(3, seed=4)
+    least = 0.8 if ratio == "token" else 0.0
+    terms = equations.Terms(ratio=ratio, clip_high=0.28, kl_coef=0.3, entropy_coef=0.1, min_entropy=least)
+    sequences = ragged(3, seed=4, whole=ratio == "sequence")
     _, by_logprob, by_entropy = equations.objective(terms, sequences, "sequence", CONSTANT)
     step = 1e-5
     for name, slopes in (("logprobs", by_logprob), ("entropies", by_entropy)):
@@ -128,7 +192,7 @@ GROUPS = {"unequal": UNEQUAL, "one group": np.zeros(23, int), "groups of one": n
 @pytest.mark.parametrize("groups", sorted(GROUPS))
 def test_advantages(name: str, rewards: str, groups: str) -> None:
     """The 1e-9 is for groups of equal rewards, whose float64 mean is off by an ulp that grpo divides by 1e-6."""
-    for floor in (0.0, 0.3) if name in SCALED else (0.0,):
+    for floor in (0.0, 0.3) if advantage_named(name).scaled else (0.0,):
         found = ADVANTAGES.get(name)(REWARDS[rewards], GROUPS[groups], **({"std_floor": floor} if floor else {}))
         wanted = equations.advantages(name, REWARDS[rewards].tolist(), GROUPS[groups].tolist(), floor)
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-9)
@@ -175,6 +239,7 @@ UPDATES = {
     "token": equations.Terms(clip_high=0.28, kl_coef=0.05),
     "sequence": equations.Terms(kl="k2", kl_coef=0.1, entropy_coef=0.02, min_entropy=4.0),
     "constant": equations.Terms(kind="reinforce", kl="k1", kl_coef=0.1),
+    "sequence, of whole sequences": equations.Terms(ratio="sequence", clip_high=0.28, kl_coef=0.05),
 }
 
 
@@ -192,14 +257,17 @@ def from_second(rows: list[np.ndarray] | list[list[float]]) -> jax.Array:
     return jnp.asarray([np.pad(np.asarray(row, np.float32)[1:], (0, ROW - len(row))) for row in rows])
 
 
-@pytest.mark.parametrize("aggregation", sorted(UPDATES))
-def test_an_update_is_a_step_down_the_equations(aggregation: str) -> None:
+@pytest.mark.parametrize("objective_of", sorted(UPDATES))
+def test_an_update_is_a_step_down_the_equations(objective_of: str) -> None:
     """Packed on eight devices, in two micro-batches: the parameters move by minus the gradient, which is here the
     equations' slopes, pulled back through the model with one sequence in a row. 3e-6: float32 sums of 300 tokens."""
-    terms, rng = UPDATES[aggregation], np.random.default_rng(9)
+    terms, rng = UPDATES[objective_of], np.random.default_rng(9)
+    aggregation = objective_of.split(",")[0]
     masks = [s.loss_mask for s in SEQUENCES]
     references = [np.where(m, s.logprobs + rng.normal(size=len(m)), 0) for s, m in zip(SEQUENCES, masks)]
     advantages = [rng.normal(size=len(m)) for m in masks]
+    if terms.ratio == "sequence":
+        advantages = [np.full(len(values), values[0]) for values in advantages]
     made = Learner(
         tiny.model(8),
         optax.sgd(1.0),
@@ -207,8 +275,15 @@ def test_an_update_is_a_step_down_the_equations(aggregation: str) -> None:
         BatchLayout(make_mesh(devices=jax.devices()), (ROW,), 8 * ROW),
         temperature=TEMPERATURE,
     )
+    given = SEQUENCES
+    if terms.ratio == "sequence":  # as after a few updates, so that some ratios are clipped and some are not
+        moved = [values + rng.normal(size=len(values)) * 0.1 for values in made.logprobs(SEQUENCES)]
+        given = [
+            dataclasses.replace(s, logprobs=np.where(m, values, 0).astype(np.float32))
+            for s, m, values in zip(SEQUENCES, masks, moved)
+        ]
     start = jax.tree.map(np.asarray, made.params)
-    batch, _ = made.layout.build(SEQUENCES, token_weights(masks, aggregation, CONSTANT), advantages, references)
+    batch, _ = made.layout.build(given, token_weights(masks, aggregation, CONSTANT), advantages, references)
     assert int(batch.count) == 2
     metrics, _ = made.update(batch)
 
@@ -224,7 +299,7 @@ def test_an_update_is_a_step_down_the_equations(aggregation: str) -> None:
             entropies=entropies[i],
             advantages=advantages[i],
         )
-        for i, s in enumerate(SEQUENCES)
+        for i, s in enumerate(given)
     ]
     loss, by_logprob, by_entropy = equations.objective(terms, sequences, aggregation, CONSTANT)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4, atol=1e-5)

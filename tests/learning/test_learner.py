@@ -58,6 +58,7 @@ def logits_loss(logits, fields, loss=LOSS):
         LossConfig(clip_high=0.28, kl_coef=0.15, min_entropy=0.2),
         LossConfig(kl="forward", kl_coef=0.15, min_entropy=0.05),
         LossConfig(kl="reverse", kl_coef=0.15),
+        LossConfig(ratio="sequence", kl_coef=0.05),
     ],
 )
 def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss):
@@ -65,7 +66,7 @@ def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss)
     batch, _ = build(made)
     fields = {
         name: jnp.asarray(getattr(batch, name)).reshape(-1, made.layout.width)
-        for name in ("targets", "weights", "advantages", "old_logprobs", "ref_logprobs")
+        for name in ("targets", "weights", "advantages", "old_logprobs", "ref_logprobs", "segment_ids")
     }
     logits = jax.random.normal(jax.random.key(0), (*fields["targets"].shape, 50)) * 3
     fields["targets"] = fields["targets"] % 50

@@ -113,6 +113,7 @@ def our_loss(loss: LossConfig, aggregation: Any, tensors: dict[str, np.ndarray])
         "advantages": jnp.asarray(tensors["advantages"][:, None] * tensors["importance"]),
         "old_logprobs": jnp.asarray(tensors["old"]),
         "ref_logprobs": jnp.asarray(tensors["reference"]),
+        "segment_ids": jnp.ones(tensors["mask"].shape, jnp.int32),
     }
     value, gradients = jax.value_and_grad(
         lambda *scored: objective(loss, Scores(*scored, scored[0]), fields)[0], argnums=(0, 1)
@@ -163,6 +164,36 @@ def test_losses(loss_type: str, extra: str, tensors: dict[str, np.ndarray], tmp_
     for found, wanted in zip(gradients, expected_gradients):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert np.abs(expected_gradients[0]).max() > 0.001
+
+
+def test_the_ratio_of_a_whole_sequence(tensors: dict[str, np.ndarray], tmp_path: Any) -> None:
+    """RLOOTrainer's loss, its advantages given: `loss.ratio="sequence"`. Some of the twelve ratios are clipped, some not."""
+    made = trainer("RLOO", tmp_path, epsilon=0.2, epsilon_high=0.28, beta=0.0, max_completion_length=LENGTH)
+    mask = tensors["mask"]
+    moved = np.random.default_rng(7).normal(size=mask.shape).astype(np.float32) * 0.15
+    old = tensors["logprobs"] + moved
+    logprobs = torch.tensor(tensors["logprobs"]).requires_grad_()
+    made._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, torch.tensor(tensors["entropies"]), None)
+    whole = torch.ones(mask.shape, dtype=torch.long)
+    loss = made._compute_loss(
+        made.model,
+        {
+            "prompt_ids": whole[:, :1],
+            "prompt_mask": whole[:, :1],
+            "completion_ids": whole,
+            "completion_mask": torch.tensor(mask).long(),
+            "advantages": torch.tensor(tensors["advantages"]),
+            "old_logps": torch.tensor((old * mask).sum(axis=1)),
+        },
+    )
+    (expected,) = torch.autograd.grad(loss, [logprobs])
+    ones = np.ones_like(tensors["importance"])
+    value, gradients = our_loss(
+        LossConfig(ratio="sequence", clip_high=0.28), "sequence", tensors | {"old": old, "importance": ones}
+    )
+    np.testing.assert_allclose(value, loss.item(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradients[0], expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert 0 < (np.abs(gradients[0]).max(axis=1) > 0).sum() < len(mask)
 
 
 def attempts(rewards: np.ndarray, mask: np.ndarray, logprobs: np.ndarray) -> list[Episode]:

@@ -84,6 +84,18 @@ def test_a_gathered_weight_is_an_error() -> None:
     assert any(re.match("prefill gathers a weight of shape .*512", problem) for problem in prefill.problems)
 
 
+def test_the_ratio_of_a_sequence(report: Report) -> None:
+    """It is summed along a row of numbers: the same kernels, no weight gathered, under 2 MiB."""
+    run = small_policy()
+    loss = dataclasses.replace(run.learner.loss, ratio="sequence")
+    learner = dataclasses.replace(run.learner, aggregation="sequence", loss=loss)
+    whole = check(dataclasses.replace(run, learner=learner), SLICE, ["update"]).programs["update"]
+    tokens = report.programs["update"]
+    assert whole.kernels == tokens.kernels
+    assert not whole.problems
+    assert whole.temporaries_gib - tokens.temporaries_gib < 2 / 1024
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"])
 def test_published_shapes_with_two_layers(tmp_path: pathlib.Path, name: str) -> None:

@@ -16,6 +16,7 @@ from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
+from routerl_jax.training.controls import control_config
 from routerl_jax.training.run import Run
 from tests import tiny
 from tests.training.small_run import make_config
@@ -79,6 +80,48 @@ def test_a_control_continues_where_the_stage_began(tmp_path: pathlib.Path, monke
     assert again["comparisons"] == results["comparisons"]
 
 
+def test_a_control_without_the_first_stage_is_the_second_one_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """R1-Searcher's "without stage 1" (section 4.2), over as many steps as the run has."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = small_config(tmp_path / "home", controls={"second_only": schema.ControlConfig(without="first")})
+    results = rl.train_rl(config, tmp_path / "run")
+    alone = dataclasses.replace(config.stages["second"], start=0)
+    plain = rl.train_rl(dataclasses.replace(config, controls={}, stages={"second": alone}), tmp_path / "plain")
+    control = tmp_path / "run" / "controls" / "second_only"
+    assert [(row["step"], row["stage"]) for row in untimed_rows(control)] == [(0, "second"), (1, "second")]
+    assert untimed_rows(control) == untimed_rows(tmp_path / "plain")
+    for name, tensor in weights(tmp_path / "plain").items():
+        np.testing.assert_array_equal(tensor, weights(control)[name])
+    assert results["agents"]["second_only"] == plain["agents"]["trained"]
+    assert results["comparisons"].keys() == {"second_only"}
+
+
+def test_of_several_stages_any_may_be_left_out(tmp_path: pathlib.Path):
+    stages = {
+        "third": schema.StageConfig(start=9, restart=True),
+        "first": schema.StageConfig(reward={"em": 1.0}),
+        "second": schema.StageConfig(start=4, restart=True, reward={"f1": 1.0}),
+    }
+    run = schema.TrainConfig(
+        steps=12,
+        model=schema.ModelConfig(path="somewhere"),
+        knowledge={"text": schema.KnowledgeConfig()},
+        stages=stages,
+        controls={f"no_{name}": schema.ControlConfig(without=name) for name in stages},
+    )
+    without = {
+        name: {key: (stage.start, stage.restart) for key, stage in control_config(run, tmp_path, name).stages.items()}
+        for name in run.controls
+    }
+    assert without == {
+        "no_first": {"second": (0, False), "third": (9, True)},
+        "no_second": {"first": (0, False), "third": (9, True)},
+        "no_third": {"first": (0, False), "second": (4, True)},
+    }
+
+
 def test_the_control_s_beginning_is_there_before_the_run_s_own_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -107,33 +150,36 @@ def test_a_control_has_the_main_run_s_schedule():
     stages = {"first": schema.StageConfig(), "second": schema.StageConfig(start=2, restart=True)}
     control = {"c": schema.ControlConfig(without="second")}
     linear = schema.LearnerConfig(optimizer=OptimizerConfig(schedule="linear"))
-    with pytest.raises(
-        ValueError, match=r"'second', which restarts or .* take config.learner.optimizer.schedule='const"
-    ):
+    with pytest.raises(ValueError, match=r"'second' and 'first', .* take config.learner.optimizer.schedule='const"):
         schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields)
+    with pytest.raises(ValueError, match=r"'first' and 'second', which has its steps"):
+        schema.TrainConfig(
+            stages=stages, controls={"c": schema.ControlConfig(without="first")}, learner=linear, **fields
+        )
     assert schema.TrainConfig(stages=stages, controls=control, **fields).controls == control
     for minibatches, fine in ((1, True), (2, False)):
         stages["second"] = schema.StageConfig(start=2, learner={"minibatches": minibatches})
         if fine:
             assert schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields).controls == control
             continue
-        with pytest.raises(ValueError, match=r"'second', which restarts or has other minibatches"):
+        with pytest.raises(ValueError, match=r"'second' and 'first', .* or they have other minibatches"):
             schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields)
 
 
 @pytest.mark.parametrize(
-    ("without", "message"),
+    ("without", "stages", "message"),
     [
-        ("third", r"controls.c.without='third' is no stage; there are: first, second"),
-        ("first", "must begin after step 0"),
+        ("third", {"second": 2}, r"controls.c.without='third' is no stage; there are: first, second"),
+        ("second", {"second": 100}, r"'second' must begin before the run's end, config.steps=100"),
+        ("first", {}, "'first' is the only stage"),
     ],
 )
-def test_what_a_control_can_be(without: str, message: str):
-    stages = {"first": schema.StageConfig(), "second": schema.StageConfig(start=2)}
+def test_what_a_control_can_be(without: str, stages: dict[str, int], message: str):
+    starts = {"first": 0, **stages}
     with pytest.raises(ValueError, match=message):
         schema.TrainConfig(
             model=schema.ModelConfig(path="somewhere"),
             knowledge={"text": schema.KnowledgeConfig()},
-            stages=stages,
+            stages={name: schema.StageConfig(start=start) for name, start in starts.items()},
             controls={"c": schema.ControlConfig(without=without)},
         )

@@ -1,12 +1,14 @@
 """What a step's tokens are reinforced by: masks, whitening and KL together, by hand."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
+from routerl_jax.learning.learner import LossConfig
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit import assign, cap_importance, sequences_of, with_logprobs
 from tests.learning import equations
@@ -205,3 +207,33 @@ def test_settings_that_make_no_sense() -> None:
         LearnerConfig(advantage="rloo", std_floor=0.1)
     with pytest.raises(ValueError, match=r"importance_cap=-1\.0 must not be negative"):
         LearnerConfig(importance_cap=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"aggregation": "token"}, "aggregation='token': a sequence is one term"),
+        ({"aggregation": "constant"}, "aggregation='constant': a sequence is one term"),
+        ({"credit": "turn"}, "credit='turn': its tokens have advantages of their own"),
+        ({"credit": "counterfactual"}, "credit='counterfactual': its tokens have"),
+        ({"reward_kl_coef": 0.1, "reward_kl": "token"}, "reward_kl='token': its tokens have"),
+        ({"importance_cap": 2.0}, r"importance_cap=2.0: it weighs tokens one by one; set it to 0"),
+        ({"share_prefixes": True}, "share_prefixes=True: the tokens of a sequence then lie apart"),
+    ],
+)
+def test_what_does_not_go_with_the_ratio_of_a_sequence(settings: dict[str, Any], complaint: str) -> None:
+    whole = LossConfig(ratio="sequence")
+    with pytest.raises(
+        ValueError, match=rf"config.learner.loss.ratio='sequence' does not go with config.learner.{complaint}"
+    ):
+        LearnerConfig(**{"loss": whole, "aggregation": "sequence", **settings})
+    assert LearnerConfig(loss=whole, aggregation="sequence", reward_kl_coef=0.1).loss.ratio == "sequence"
+
+
+def test_losses_without_a_ratio_of_sequences() -> None:
+    with pytest.raises(ValueError, match=r"ratio='sequence' with loss.kind='reinforce', which has no ratio"):
+        LossConfig(ratio="sequence", kind="reinforce")
+    with pytest.raises(ValueError, match=r"min_entropy=0.2 leaves tokens out"):
+        LossConfig(ratio="sequence", min_entropy=0.2)
+    with pytest.raises(ValueError, match=r"loss.ratio='turn' is neither 'token' nor 'sequence'"):
+        LossConfig(ratio="turn")  # type: ignore[arg-type]
