@@ -60,11 +60,7 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
-        if config.engine.max_length > model.config.max_length:
-            raise ValueError(
-                f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
-                f"{model.config.max_length} tokens; lower it"
-            )
+        check_context(config, model)
         workdir.mkdir(parents=True, exist_ok=True)
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         self.layout = BatchLayout(
@@ -169,6 +165,15 @@ class Run:
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def check_context(config: TrainConfig, model: Decoder) -> None:
+    """Raises ValueError if conversations may be longer than the model's context."""
+    if config.engine.max_length > model.config.max_length:
+        raise ValueError(
+            f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
+            f"{model.config.max_length} tokens; lower it"
+        )
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
