@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import grain.python as grain
@@ -53,6 +53,10 @@ class ExampleStream:
             self._position += 1
             (self._put_off if index in chosen else chosen).append(index)
         return [self._source[index] for index in chosen]
+
+    def first(self, count: int) -> Iterator[Example]:
+        """The source's first examples, at most so many, whatever the position."""
+        return (self._source[i] for i in range(min(count, len(self._source))))
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, as JSON-serialisable data."""

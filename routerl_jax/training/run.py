@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
@@ -59,11 +60,7 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
-        if config.engine.max_length > model.config.max_length:
-            raise ValueError(
-                f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
-                f"{model.config.max_length} tokens; lower it"
-            )
+        check_context(config, model)
         workdir.mkdir(parents=True, exist_ok=True)
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         self.layout = BatchLayout(
@@ -170,6 +167,15 @@ def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
+def check_context(config: TrainConfig, model: Decoder) -> None:
+    """Raises ValueError if conversations may be longer than the model's context."""
+    if config.engine.max_length > model.config.max_length:
+        raise ValueError(
+            f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
+            f"{model.config.max_length} tokens; lower it"
+        )
+
+
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
     """What a checkpoint says of the weights that config.model.freeze keeps out of it; "" if none, or with an adapter.
 
@@ -236,9 +242,7 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
-    temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
-    temporary.write_text(json.dumps(_as_json(config), indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(_as_json(config), indent=2) + "\n")
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core.files import write_json_lines
+
 
 class MetricWriter:
     """Appends to `workdir/metrics.jsonl` and, where possible, writes TensorBoard events.
@@ -26,10 +28,7 @@ class MetricWriter:
         self._tensorboard: Any = None
         if not enabled:
             return
-        rows = [row for row in read_metrics(workdir) if row["step"] < resume_at]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(self.path)
+        write_json_lines(self.path, [row for row in read_metrics(workdir) if row["step"] < resume_at])
         self._file = self.path.open("a", encoding="utf-8")
         self._tensorboard = _tensorboard_writer(workdir)
 

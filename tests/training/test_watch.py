@@ -12,6 +12,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from configs import quickstart
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.learner import Learner
 from routerl_jax.parallel import multihost
@@ -38,6 +40,14 @@ CONFIG = WatchConfig(patience=2, least={"share": 0.1}, most={"norm": 5.0}, falls
 def seen(watch: Watch, *rows: dict[str, Any]) -> list[str | None]:
     alarms = [watch.see(step, row.pop("stage", "one"), row) for step, row in enumerate(rows)]
     return [alarm and alarm.metric for alarm in alarms]
+
+
+def test_the_quickstart_stops_where_searches_are_repeated() -> None:
+    """310 of 313 questions: what a policy does that has lost its judgement of what it read. It begins at one in seven."""
+    watch = Watch(from_config_dict(TrainConfig, quickstart.get_config()).watch)
+    healthy, lost = {"rollout/repeated_search_rate": 1 / 7}, {"rollout/repeated_search_rate": 310 / 313}
+    assert seen(watch, *(dict(healthy) for _ in range(9))) == [None] * 9
+    assert seen(watch, *(dict(lost) for _ in range(5))) == [*[None] * 4, "rollout/repeated_search_rate"]
 
 
 def test_bad_values_in_a_row_are_an_alarm() -> None:
@@ -213,6 +223,25 @@ def test_weights_that_are_no_numbers_stop_a_run(tmp_path: pathlib.Path, monkeypa
         rl.train_rl(config, tmp_path / "run")
     weights = load_file(tmp_path / "run" / "policy" / "model.safetensors")
     assert all(np.isfinite(weight).all() for weight in weights.values())
+
+
+def test_a_run_without_room_for_its_questions_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before knowledge bases are made and config.json is written, which would hold a mended configuration off."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "open_knowledge", lambda *_, **__: pytest.fail("knowledge bases were opened"))
+    config = small_config(tmp_path / "home")
+    for length, reason in (
+        (10, r"the prompt of example .* has \d+ tokens, but"),
+        (40, "a turn does not fit beside it"),
+    ):
+        engine = dataclasses.replace(config.engine, max_length=length)
+        with pytest.raises(
+            ValueError, match=rf"config.engine.max_length={length} leaves no room for a turn .*{reason}"
+        ):
+            rl.train_rl(dataclasses.replace(config, engine=engine), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_before_the_first_checkpoint_a_run_leaves_no_policy(
