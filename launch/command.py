@@ -112,15 +112,32 @@ def _refuse_url(key: str, path: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    """absl's parser; an override of a key that the configuration does not have becomes one clear line."""
+    """absl's parser; an override of a key that the configuration does not have becomes one clear line, and so does what a
+    configuration says against its variant (`FILE:VARIANT`)."""
     try:
-        return app.parse_flags_with_usage(list(argv))
+        return FLAGS(list(argv))
+    except flags.Error as error:
+        complaint = _complaint(error)
+        if complaint is None or os.environ.get("ROUTERL_TRACEBACK"):
+            return app.parse_flags_with_usage(list(argv))  # says it with the usage, and exits
+        given = next((a for a in argv if a.lstrip("-").startswith("config=")), "--config")
+        sys.exit(f"launch.{pathlib.Path(argv[0]).stem}: {given}: {complaint}")
     except (AttributeError, KeyError):
         path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
         message = path and _unknown_override(cast(Any, FLAGS["config"]).parser.parse(path), argv)
         if not message:
             raise
         sys.exit(f"{os.path.basename(argv[0])}: {message}")
+
+
+def _complaint(error: BaseException | None) -> str | None:
+    """What a configuration file's get_config raised about its argument; ml_collections hands it on as a traceback."""
+    while error is not None and not str(error).startswith("Error whilst parsing config file"):
+        error = error.__cause__ or error.__context__
+    raised = error and error.__context__
+    if isinstance(raised, ValueError) or (isinstance(raised, TypeError) and str(raised).startswith("get_config()")):
+        return str(raised)
+    return None
 
 
 def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:

@@ -132,3 +132,14 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert launch_here("train", *arguments, "--resume") == 130
     newest = workdir / "checkpoints" / "10"
     assert capsys.readouterr().err == f"launch.train: interrupted; the newest checkpoint is {newest}. {command}"
+
+
+def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
+    message = refusal("build_kb", "--config=configs/build_kb.py:foo", "--workdir=kb")
+    assert message.startswith(
+        "launch.build_kb: --config=configs/build_kb.py:foo: unknown kind of knowledge base to build 'foo'. Known: bm25, "
+    )
+    message = refusal("train", "--config=configs/search_qwen25_vl_7b.py:x", "--workdir=run")
+    assert message.startswith(
+        "launch.train: --config=configs/search_qwen25_vl_7b.py:x: get_config() takes 0 positional"
+    )
