@@ -116,7 +116,7 @@ def test_a_tool_is_told_how_long_it_is_waited_for_and_a_late_batch_is_not_tried_
         def search(self, queries, k):
             told.append((len(queries), seconds_left()))
             while seconds_left():
-                time.sleep(0.01)
+                threading.Event().wait(0.01)
             raise ConnectionError("nobody answered")
 
     episodes = run(AGENT, EXAMPLES[:3], ScriptedEngine(script), knowledge(text=Patient()), tool_timeout=20.0 / 19)
