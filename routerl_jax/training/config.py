@@ -10,6 +10,7 @@ from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import ADVANTAGES, UNGROUPED
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
+from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
     AgentConfig,
     CheckpointConfig,
@@ -119,12 +120,14 @@ class TrainConfig:
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
+    log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     def __post_init__(self) -> None:
         self._check_sections()
         self._check_watch()
         self._check_controls()
         self._check_names()
+        check_log(self.log)
         for name in self.stages:
             self.in_stage(name)
 
