@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.vectors import Mixture, real_vectors
-from routerl_jax.knowledge.build import BuildConfig, Report, build_kb
+from routerl_jax.knowledge.build import BuildConfig, build_kb
+from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.measures import peak_rss
 from routerl_jax.knowledge.recall import jittered
@@ -47,7 +48,7 @@ def main() -> None:
     _searches(arguments.workdir / "kb", encoder)
 
 
-def build(workdir: pathlib.Path, count: int, encoder: Given, index: str = "scann") -> Report:
+def build(workdir: pathlib.Path, count: int, encoder: Given, index: str = "scann") -> BuildReport:
     """Writes a corpus of `count` passages to `workdir` and builds the knowledge base `workdir`/kb of it."""
     workdir.mkdir(parents=True, exist_ok=True)
     corpus = workdir / "corpus.jsonl"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +18,7 @@ from absl import flags
 from tqdm.auto import tqdm
 
 from launch.command import start
+from routerl_jax.core.files import whole_file
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
 
@@ -46,20 +46,14 @@ def main(_: Sequence[str]) -> None:
 
 def write_corpus(path: pathlib.Path, passages: Iterable[Passage]) -> None:
     """Writes passages to a file that appears whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as raw:
-            # no time stamp and no name inside: the same passages are the same bytes
-            file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
-            for passage in passages:
-                row = {"id": passage.id, "title": passage.title, "text": passage.text}
-                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            if file is not raw:
-                file.close()
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path, shared=True) as raw:
+        # no time stamp and no name inside: the same passages are the same bytes
+        file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
+        for passage in passages:
+            row = {"id": passage.id, "title": passage.title, "text": passage.text}
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        if file is not raw:
+            file.close()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from absl import logging
+
 from routerl_jax.curation.golden_config import AmountConfig
 from routerl_jax.data.trajectories import RouteStep, Trajectory
 
@@ -19,13 +21,27 @@ def pattern_of(trajectory: Trajectory) -> str:
 
 
 def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Trajectory]]:
-    """By data set, the first of each as far as `per_dataset`, `pattern_share` and `dataset_ratio` let them."""
+    """By data set, the first of each as far as `per_dataset`, `pattern_share` and `dataset_ratio` let them; what the last one
+    takes away is told of."""
     by_dataset: dict[str, list[Trajectory]] = {}
     for dataset, trajectory in found:
         by_dataset.setdefault(dataset, []).append(trajectory)
     by_dataset = {name: _share(items[: amount.per_dataset], amount.pattern_share) for name, items in by_dataset.items()}
     if amount.dataset_ratio and by_dataset:
-        most = int(amount.dataset_ratio * min(map(len, by_dataset.values())))
+        fewest = min(by_dataset, key=lambda name: len(by_dataset[name]))
+        most = max(int(amount.dataset_ratio * len(by_dataset[fewest])), amount.at_least)
+        if cut := [f"{name} {len(items):,}" for name, items in by_dataset.items() if len(items) > most]:
+            logging.warning(
+                "of data set %s %d were accepted, so of others only %d each go into the files (%s; "
+                "config.amount.dataset_ratio=%g, at_least=%d). The rest stays in questions.jsonl: the same command with a "
+                "larger ratio, or --config.amount.dataset_ratio=0 for all, takes it",
+                fewest,
+                len(by_dataset[fewest]),
+                most,
+                ", ".join(cut),
+                amount.dataset_ratio,
+                amount.at_least,
+            )
         by_dataset = {name: items[:most] for name, items in by_dataset.items()}
     return by_dataset
 

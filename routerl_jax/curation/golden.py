@@ -24,6 +24,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.curation.annotations import Annotations
@@ -266,10 +267,7 @@ def save_picture(image: Any, directory: pathlib.Path) -> str:
     if path.is_file() and path.read_bytes() != content:
         path = directory / f"{path.stem}-{digest}{path.suffix}"
     if not path.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_whole(path, content)
     return path.name
 
 
@@ -296,9 +294,7 @@ def _write(
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)
     for name, text in (("report.json", json.dumps(report.record(), indent=2)), ("report.md", str(report))):
-        temporary = workdir / f"{name}.tmp"
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(workdir / name)
+        write_whole(workdir / name, text + "\n")
     return report
 
 

@@ -64,6 +64,7 @@ class AmountConfig:
     questions: int = 0  # most that are tried of a data set; 0: all
     per_dataset: int = 1000  # trajectories of a data set after which no more of its questions are tried
     dataset_ratio: float = 2.0  # most that a data set may have beside the one with the fewest; 0: any
+    at_least: int = 100  # trajectories that a data set keeps, if it has them, whatever the ratio
     pattern_share: float = 1.0  # most of a data set's trajectories that may have one sequence of retrievers
     validation: float = 0.2  # share of each data set that goes to validation.jsonl
     concurrency: int = 32  # questions under way at once
@@ -76,7 +77,7 @@ class AmountConfig:
         for key in ("per_dataset", "concurrency", "patience"):
             if getattr(self, key) < 1:
                 raise ValueError(f"config.amount.{key}={getattr(self, key)} must be at least 1")
-        for key in ("questions", "read_price", "write_price"):
+        for key in ("questions", "at_least", "read_price", "write_price"):
             if getattr(self, key) < 0:
                 raise ValueError(f"config.amount.{key}={getattr(self, key)} must not be negative")
         if self.dataset_ratio and self.dataset_ratio < 1:

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from routerl_jax.core.files import write_whole
+
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
     """Writes what a job is made of, or compares it with what is there. True if there was a job already.
@@ -22,10 +24,7 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
     saved = json.loads(path.read_text()) if path.is_file() else None
     current = json.loads(json.dumps(settings))
     if saved is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(current, indent=2) + "\n")
-        temporary.replace(path)
+        write_whole(path, json.dumps(current, indent=2) + "\n")
         return False
     differing = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
     if differing:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Example, Passage
@@ -197,12 +197,7 @@ def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajecto
 
     Documents that a step's problem doesn't show go under its `documents`, so that what is read again is equal.
     """
-    path = pathlib.Path(path).expanduser()
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for trajectory in trajectories:
-            file.write(json.dumps(trajectory_row(trajectory), ensure_ascii=False) + "\n")
-    temporary.replace(path)
+    write_json_lines(pathlib.Path(path).expanduser(), map(trajectory_row, trajectories))
 
 
 def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.pictures import picture_name
@@ -74,12 +75,7 @@ def _turn(fields: Mapping[str, Any]) -> Turn:
 
 def write_records(path: pathlib.Path, records: Iterable[dict[str, Any]]) -> None:
     """Writes records to a file that appears whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    temporary.replace(path)
+    write_json_lines(path, records)
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
-import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +15,22 @@ from tqdm.auto import tqdm
 from routerl_jax.core.extras import install_hint
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
+from routerl_jax.knowledge.builds import (
+    BuildReport,
+    Source,
+    changes,
+    corpus_source,
+    digest_of,
+    is_built,
+    passages_source,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import FORMAT, INDEX, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.measures import Clock
+from routerl_jax.knowledge.store import FORMAT, INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
@@ -72,36 +80,6 @@ class Bm25Config:
     least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
     words: Words = dataclasses.field(default_factory=Words)
     overwrite: bool = False  # replace a knowledge base that is at the same place already
-
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would, under dotted keys."""
-        plain = {key: getattr(self, key) for key in ("kind", "name", "passage_words", "least_words")}
-        defaults = {key: getattr(Bm25Config, key) for key in plain} | {"kind": "dense_text"}
-        words = {f"words.{key}": value for key, value in vars(self.words).items() if value != getattr(Words, key)}
-        return {key: value for key, value in plain.items() if value != defaults[key]} | words
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bm25Report:
-    """What a build made and what it took. `str(report)` is a table."""
-
-    name: str
-    directory: str
-    count: int  # passages
-    terms: int  # different words
-    seconds: Mapping[str, float]  # read, index, total
-    bytes: Mapping[str, int]  # on disk: passages, index
-    peak_rss_bytes: int  # of the whole process
-
-    def __str__(self) -> str:
-        rows = {
-            "knowledge base": f"{self.name} (bm25) at {self.directory}",
-            "passages": f"{self.count:,} of {self.terms:,} different words",
-            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
-            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
-            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
-        }
-        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
 
 
 class Bm25KB(KnowledgeBase):
@@ -165,81 +143,46 @@ class Bm25KB(KnowledgeBase):
         return [tokenizer.stemmer(word) for word in words] if tokenizer.stemmer else words
 
 
-def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> Bm25Report:
+def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
     """Builds a BM25 knowledge base from `config.corpus`. Nothing is at `directory` before all is done.
 
     Raises:
       ValueError: names the file, row or config key that is at fault, or the package that is missing.
     """
-    if not config.corpus:
-        raise ValueError("corpus must be set: the file or directory of passages to build from (--config.corpus=FILE)")
-    path = pathlib.Path(config.corpus).expanduser()
-    corpus_files(path)
-    source = str(path.resolve()), corpus_sha256(path)
-    split = split_of(config.passage_words, config.least_words)
 
-    def read() -> Iterator[Passage]:
-        if not holds_tables(path):
-            yield from read_corpus(path, split=split)
-            return
-        for table in read_tables(path):
-            yield from table_passages(table)
+    def read(path: pathlib.Path) -> Iterable[Passage]:
+        if holds_tables(path):
+            return (passage for table in read_tables(path) for passage in table_passages(table))
+        return read_corpus(path, split=split_of(config.passage_words, config.least_words))
 
-    return _build(config, directory, read, source, progress)
+    source = corpus_source(config.corpus, "the file or directory of passages", read, check=corpus_files)
+    return _build(config, directory, source, progress)
 
 
 def build_bm25_from_passages(
     passages: Sequence[Passage], config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True
-) -> Bm25Report:
+) -> BuildReport:
     """As `build_bm25`, from passages in memory (`config.corpus` stays empty)."""
-    if config.corpus:
-        raise ValueError(
-            f"corpus={config.corpus!r} must be empty: the passages are given. Use build_bm25 to read a file"
-        )
-    return _build(config, directory, lambda: checked_passages(passages), ("", passages_sha256(passages)), progress)
+    return _build(config, directory, passages_source(passages, config.corpus), progress)
 
 
-def _build(
-    config: Bm25Config,
-    directory: str | pathlib.Path,
-    read: Callable[[], Iterable[Passage]],
-    source: tuple[str, str],
-    progress: bool,
-) -> Bm25Report:
+def _build(config: Bm25Config, directory: str | pathlib.Path, source: Source, progress: bool) -> BuildReport:
     config.words.tokenizer()  # says what is missing before anything is written
     clock = Clock()
-    fingerprint = hashlib.sha256(json.dumps([FORMAT, source[1], config.changes()]).encode()).hexdigest()
+    fingerprint = digest_of([FORMAT, source.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        same = there is not None and (there.corpus_sha256, there.config) == (source[1], config.changes())
-        if config.overwrite or not same or (there and there.updates):
-            count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not progress))
+        if not is_built(writer, config, source.digest):
+            count = writer.passages(tqdm(source.read(), desc="reading", unit="passage", disable=not progress))
             clock.lap("read")
             index_words(writer.scratch, config.words, progress)
             clock.lap("index")
+            index = {"backend": "bm25s", **dataclasses.asdict(config.words)}
             writer.commit(
-                Manifest(
-                    kind=config.kind,
-                    name=config.name or writer.directory.name,
-                    count=count,
-                    corpus=source[0],
-                    corpus_sha256=source[1],
-                    config=config.changes(),
-                    created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    index={"backend": "bm25s", **dataclasses.asdict(config.words)},
-                )
+                stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, index=index)
             )
     store = Store(writer.directory)
     terms = len(Bm25KB.open(store, mesh=None, index=None, encoder=None)._retriever.scores["indptr"]) - 1
-    return Bm25Report(
-        name=store.manifest.name,
-        directory=str(writer.directory),
-        count=len(store),
-        terms=terms,
-        seconds=clock.laps | {"total": sum(clock.laps.values())},
-        bytes={part: size_on_disk(store.directory / part) for part in ("passages", INDEX)},
-        peak_rss_bytes=peak_rss(),
-    )
+    return report(store, clock, ("passages", INDEX), numbers={"different words": terms})
 
 
 def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:

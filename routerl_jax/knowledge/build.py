@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
-import hashlib
-import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +18,18 @@ from tqdm.auto import tqdm
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.builds import (
+    BuildReport,
+    Source,
+    corpus_source,
+    digest_of,
+    is_built,
+    passages_source,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import checked_passages, corpus_files, corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
@@ -40,11 +47,10 @@ from routerl_jax.knowledge.index import (
     VectorSource,
     backend_of,
     opening_backend,
-    same_settings,
 )
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.recall import jittered, recall
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
@@ -110,17 +116,6 @@ class BuildConfig:
         if self.recall_target != 1 and not self.index.startswith("exact"):
             raise ValueError(f"recall_target is set, but index={self.index!r} does not use it; it needs 'exact'")
 
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        fields, scann = dict(vars(self)), dataclasses.asdict(self.scann)
-        for key in ("scann", "corpus", "embed_batch", "check_queries", "overwrite"):
-            del fields[key]
-        if self.index == "scann":  # as "auto" says it; which it was is the manifest's `index`
-            del fields["index"]
-        result = {key: value for key, value in fields.items() if value != _default(key)}
-        defaults = dataclasses.asdict(ScannSettings())
-        return result | {f"scann.{key}": value for key, value in scann.items() if value != defaults[key]}
-
     def index_settings(self, backend: str) -> dict[str, Any]:
         """The settings of the chosen index."""
         if backend == "scann":
@@ -132,40 +127,6 @@ def _default(key: str) -> Any:
     return ScannSettings() if key == "scann" else getattr(BuildConfig, key)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a build made and what it took. `str(report)` is a table."""
-
-    name: str
-    kind: str
-    directory: str
-    count: int  # passages
-    embedded: int  # of these, embedded by this run; the others by an earlier one that was killed
-    cut: int  # passages longer than the encoder reads: their ends are in the text but not in the vector
-    dim: int
-    encoder: str
-    index: str  # backend, and which of its ways of searching
-    recall: float | None  # share of the true 10 nearest neighbours that the index finds; None: not checked
-    seconds: Mapping[str, float]  # read, embed, index, check, total
-    passages_per_second: float  # while embedding
-    bytes: Mapping[str, int]  # on disk: passages, embeddings, index
-    peak_rss_bytes: int  # of the whole process
-    devices: str
-
-    def __str__(self) -> str:
-        recall = "not checked" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
-        rows = {
-            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
-            "passages": f"{self.count:,}; {self.embedded:,} embedded now, {self.cut:,} of them cut by the encoder",
-            "vectors": f"{self.dim} wide, {self.encoder}, {self.passages_per_second:.1f} passages/s on {self.devices}",
-            "index": f"{self.index}, recall {recall}",
-            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
-            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
-            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
-        }
-        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
-
-
 def build_kb(
     config: BuildConfig,
     directory: str | pathlib.Path,
@@ -173,7 +134,7 @@ def build_kb(
     progress: bool = True,
     encoder: TextEncoder | None = None,
     together: bool = False,
-) -> Report:
+) -> BuildReport:
     """Builds a knowledge base from `config.corpus`. Run again after a kill, it continues with the next shard.
 
     Args:
@@ -187,15 +148,15 @@ def build_kb(
     Raises:
       ValueError: names the file, row or config key that is at fault.
     """
-    if not config.corpus:
-        raise ValueError("corpus must be set: the file of passages or tables to build from (--config.corpus=FILE)")
-    path = pathlib.Path(config.corpus).expanduser()
-    corpus_files(path) if config.kind == "dense_text" else checked_path(path)
-    encoder = encoder or shared_encoder(config.encoder)
-    source = str(path.resolve()), corpus_sha256(path)
-    return _build(
-        config, directory, lambda: read_source(config, path, lambda: encoder), source, encoder, progress, together
+    check = corpus_files if config.kind == "dense_text" else checked_path
+    source = corpus_source(
+        config.corpus,
+        "the file of passages or tables",
+        lambda path: read_source(config, path, lambda: model),
+        check=check,
     )
+    model = encoder or shared_encoder(config.encoder)
+    return _build(config, directory, source, model, progress, together)
 
 
 def build_from_passages(
@@ -205,37 +166,32 @@ def build_from_passages(
     *,
     progress: bool = True,
     encoder: TextEncoder | None = None,
-) -> Report:
+) -> BuildReport:
     """As `build_kb`, from passages in memory (`config.corpus` stays empty).
 
     Raises:
       ValueError: no passages, an empty one, or an id that repeats; a corpus in the config.
     """
-    if config.corpus:
-        raise ValueError(f"corpus={config.corpus!r} must be empty: the passages are given. Use build_kb to read a file")
-    encoder = encoder or shared_encoder(config.encoder)
-    return _build(
-        config, directory, lambda: checked_passages(passages), ("", passages_sha256(passages)), encoder, progress
-    )
+    source = passages_source(passages, config.corpus)
+    return _build(config, directory, source, encoder or shared_encoder(config.encoder), progress)
 
 
 def _build(
     config: BuildConfig,
     directory: str | pathlib.Path,
-    read: Callable[[], Iterable[Passage]],
-    source: tuple[str, str],
+    source: Source,
     encoder: TextEncoder,
     progress: bool,
     together: bool = False,
-) -> Report:
+) -> BuildReport:
     places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
     config = dataclasses.replace(config, **places)
     clock, embedding = Clock(), Vectoriser(config, encoder)
-    fingerprint = _fingerprint(config, source[1], embedding.manifest)
+    fingerprint = _fingerprint(config, source.digest, embedding.manifest)
     steps = _together if together else _alone
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
-        if steps.main(lambda: config.overwrite or not _is_there(config, writer.existing, source, embedding)):
-            _write(config, writer, read, source, embedding, clock, progress, steps)
+        if not steps.main(lambda: is_built(writer, config, source.digest, embedding.manifest)):
+            _write(config, writer, source, embedding, clock, progress, steps)
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
@@ -244,22 +200,15 @@ def _build(
     regime = getattr(index, "regime", "")
     if found is not None and found < _LOW_RECALL:
         logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", found)
-    return Report(
-        name=store.manifest.name,
-        kind=config.kind,
-        directory=str(writer.directory),
-        count=len(store),
-        embedded=embedding.embedded,
-        cut=embedding.cut,
-        dim=store.embeddings.shape[1],
+    return report(
+        store,
+        clock,
+        ("passages", EMBEDDINGS, INDEX),
+        numbers={"embedded": embedding.embedded, "cut": embedding.cut},
         encoder=config.encoder,
+        dim=store.embeddings.shape[1],
         index=f"{backend} ({regime})" if regime else backend,
         recall=found,
-        seconds=clock.laps | {"total": sum(clock.laps.values())},
-        passages_per_second=embedding.embedded / clock.laps.get("embed", 1.0),
-        bytes={part: size_on_disk(store.directory / part) for part in ("passages", EMBEDDINGS, INDEX)},
-        peak_rss_bytes=peak_rss(),
-        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
     )
 
 
@@ -293,23 +242,10 @@ _alone = _Steps(main=lambda action: action(), each=lambda action: action())
 _together = _Steps(main=lambda action: _each(action if multihost.is_main() else lambda: None), each=_each)
 
 
-def _is_there(config: BuildConfig, there: Manifest | None, source: tuple[str, str], embedding: Vectoriser) -> bool:
-    """A knowledge base of the same corpus, encoder and configuration stands there already."""
-    return (
-        there is not None
-        and there.embedding is not None
-        and not there.updates
-        and there.corpus_sha256 == source[1]
-        and same_settings(config.index, config.changes(), there.config, there.index)
-        and dataclasses.replace(there.embedding, dim=0) == embedding.manifest
-    )
-
-
 def _write(
     config: BuildConfig,
     writer: StoreWriter,
-    read: Callable[[], Iterable[Passage]],
-    source: tuple[str, str],
+    source: Source,
     embedding: Vectoriser,
     clock: Clock,
     progress: bool,
@@ -318,7 +254,7 @@ def _write(
     """All stages of a build, each skipped as far as an earlier run has finished it."""
     INDEXES.get(backend_of(config.index)).require()
     bar = functools.partial(tqdm, unit="passage", disable=not progress)
-    count = steps.main(lambda: writer.passages(bar(read(), desc="reading")))
+    count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
     steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # the array itself
     shards = writer.embeddings(embedding.width(), config.shard_size)
@@ -333,7 +269,7 @@ def _write(
 
 
 def _finish(
-    config: BuildConfig, writer: StoreWriter, source: tuple[str, str], embedding: Vectoriser, count: int, clock: Clock
+    config: BuildConfig, writer: StoreWriter, source: Source, embedding: Vectoriser, count: int, clock: Clock
 ) -> None:
     """The index over all embeddings, and the manifest that makes it a knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
@@ -343,14 +279,12 @@ def _finish(
         saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
     clock.lap("index")
     writer.commit(
-        Manifest(
-            kind=config.kind,
-            name=config.name or writer.directory.name,
+        stamp(
+            config,
+            writer.directory,
+            corpus=source.path,
+            digest=source.digest,
             count=count,
-            corpus=source[0],
-            corpus_sha256=source[1],
-            config=config.changes(),
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
             index={"backend": backend, **saved},
         )
@@ -452,7 +386,7 @@ def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
     tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return digest_of(parts)
 
 
 for _kind in KINDS:

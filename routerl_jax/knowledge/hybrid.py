@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
-import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -15,6 +12,7 @@ from typing import Any
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
+from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Manifest
 from routerl_jax.knowledge.timing import TimedResults, timed_search
@@ -104,20 +102,8 @@ class HybridConfig:
             _check(len(self.members), self.weights, self.constant, self.depth)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HybridReport:
-    """What was written. `str(report)` is a table."""
-
-    name: str
-    directory: str
-    members: tuple[str, ...]  # as kb.json has them: directories relative to it where they share its parent
-
-    def __str__(self) -> str:
-        return f"knowledge base  {self.name} (hybrid) at {self.directory}\nmembers         {', '.join(self.members)}"
-
-
-def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progress: bool = True) -> HybridReport:
-    """Writes a directory whose kb.json names the members; they stay where they are.
+def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
+    """Writes a directory whose kb.json names the members, which stay where they are.
 
     Raises:
       ValueError: no members, a directory that holds no knowledge base, or something else at `directory`.
@@ -126,31 +112,15 @@ def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progres
         raise ValueError("members must be set, such as --config.members=\"('kb/dense', 'kb/bm25')\"")
     directory = pathlib.Path(directory).expanduser().resolve()
     places = tuple(place if is_url(place) else _relative(pathlib.Path(place), directory) for place in config.members)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        there = Manifest.read(directory)  # an error for what is not a knowledge base
-        if there.kind != "hybrid" or not config.overwrite:
-            raise ValueError(
-                f"{directory} already holds a knowledge base ({there.kind}). Give another directory"
-                + (", or set config.overwrite=True" if there.kind == "hybrid" else "")
-            )
-    directory.mkdir(parents=True, exist_ok=True)
     settings = {
         "members": places,
         "weights": config.weights or [1.0] * len(places),
         "constant": config.constant,
         "depth": config.depth,
     }
-    Manifest(
-        kind="hybrid",
-        name=config.name or directory.name,
-        count=0,
-        corpus="",
-        corpus_sha256=hashlib.sha256(json.dumps(settings).encode()).hexdigest(),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        stored=False,
-        settings=settings,
-    ).write(directory)
-    return HybridReport(name=config.name or directory.name, directory=str(directory), members=places)
+    digest = digest_of(settings)
+    made = write_settings(config, directory, settings, overwrite=config.overwrite, digest=digest)
+    return BuildReport(name=made.name, kind="hybrid", directory=str(directory), notes={"members": ", ".join(places)})
 
 
 def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:

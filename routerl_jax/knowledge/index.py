@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
@@ -25,7 +23,6 @@ __all__ = [
     "fits",
     "has_scann",
     "opening_backend",
-    "same_settings",
 ]
 
 AUTO = "auto"  # ScaNN where it is installed, exact search elsewhere
@@ -55,19 +52,6 @@ def opening_backend(asked: str | None, built: str) -> str:
 def fits(asked: str, built: str) -> bool:
     """Whether what was built with a backend is what a setting asks for."""
     return asked == built or (asked == AUTO and built in ("scann", "exact"))
-
-
-def same_settings(asked: str, changes: Mapping[str, Any], built: Mapping[str, Any], index: Mapping[str, Any]) -> bool:
-    """Whether a knowledge base was built with the settings of a configuration.
-
-    Args:
-      asked: the configuration's `index`.
-      changes: what it says besides defaults, under dotted keys.
-      built: the same of the configuration that the knowledge base was built with (its manifest's `config`).
-      index: its manifest's `index`.
-    """
-    ours, theirs = ({key: value for key, value in said.items() if key != "index"} for said in (changes, built))
-    return ours == theirs and fits(asked, str(index.get("backend")))
 
 
 def has_scann() -> bool:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from PIL import Image
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.models.images import ImageSource, decode_image
 
 PICTURES = "pictures"
@@ -40,10 +41,7 @@ class PictureFiles:
     def write(self, row: int, encoded: bytes) -> pathlib.Path:
         """Keeps a picture that `encode` has made."""
         path = self.path(row)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(encoded)
-        unfinished.rename(path)
+        write_whole(path, encoded)
         return path
 
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:

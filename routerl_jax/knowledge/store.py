@@ -26,6 +26,7 @@ import tensorstore as ts
 from jaxtyping import Int
 
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.types import Passage
 
 FORMAT = 1
@@ -97,26 +98,22 @@ class Manifest:
         except ValueError as error:
             raise ValueError(f"{error}. {rebuild_hint(directory)}") from error
 
-    @property
-    def nested_config(self) -> dict[str, Any]:
-        """`config` with sections in place of dotted keys, as configurations are made of."""
-        result: dict[str, Any] = {}
-        for key, value in self.config.items():
-            *sections, name = key.split(".")
-            place = result
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[name] = value
-        return result
-
     def write(self, directory: pathlib.Path) -> None:
         """Writes DIR/kb.json in one step: whoever reads it finds the old one or the new one."""
-        unfinished = directory / f"{MANIFEST}.part"
-        with unfinished.open("w") as file:
-            file.write(json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(directory / MANIFEST)
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        write_whole(directory / MANIFEST, text, sync=True)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted keys as sections."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return result
 
 
 def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:

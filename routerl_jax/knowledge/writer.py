@@ -25,6 +25,7 @@ from absl import logging
 from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
@@ -374,6 +375,4 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
 
 def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker in one step, so that it is either there and whole or not there."""
-    unfinished = marker.with_suffix(".part")
-    unfinished.write_text(json.dumps(content))
-    unfinished.rename(marker)
+    write_whole(marker, json.dumps(content))

@@ -6,6 +6,8 @@ all tokens of a step (whitening) comes after.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,12 +15,82 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from routerl_jax.core.registry import Registry
 
-# (rewards, groups) -> advantages; those in SCALED also take std_floor
-Advantage = Callable[..., np.ndarray]
-ADVANTAGES: Registry[Advantage] = Registry("advantage")
-UNGROUPED = frozenset({"reinforce_pp"})  # compare no attempts, so that a group of equal rewards teaches something, too
-SCALED = frozenset({"grpo", "batch_std"})  # divide by a standard deviation
-WHITENED = frozenset({"reinforce_pp", "reinforce_pp_baseline"})  # are whitened over all tokens of a step
+Compare = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards [N], groups [N]) -> advantages [N]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Advantage:
+    """A function (rewards, groups) -> advantages, and what a run must know of it.
+
+    Attributes:
+      grouped: it compares the attempts of a group, so a group needs several, and one without any advantage may be left out.
+      scaled: it divides by a standard deviation, and takes the least one as a keyword `std_floor`.
+      whitened: its advantages are whitened over all tokens of a step.
+
+    Raises:
+      ValueError: it is `scaled` and takes no `std_floor`.
+    """
+
+    function: Callable[..., np.ndarray]
+    grouped: bool = True
+    scaled: bool = False
+    whitened: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scaled and "std_floor" not in inspect.signature(self.function).parameters:
+            name = getattr(self.function, "__name__", "it")
+            raise ValueError(
+                f"advantage {name} is scaled: give it a keyword std_floor, the least deviation to divide by"
+            )
+
+    def __call__(self, rewards: np.ndarray, groups: np.ndarray, **options: float) -> np.ndarray:
+        return self.function(rewards, groups, **options)
+
+
+def advantage(
+    *, grouped: bool = True, scaled: bool = False, whitened: bool = False
+) -> Callable[[Callable[..., np.ndarray]], Advantage]:
+    """Decorator that says what an advantage is like; see `Advantage`. A plain function is as its defaults say."""
+    return lambda function: Advantage(function=function, grouped=grouped, scaled=scaled, whitened=whitened)
+
+
+ADVANTAGES: Registry[Advantage | Callable[..., np.ndarray]] = Registry("advantage")
+
+
+def advantage_named(name: str) -> Advantage:
+    """The advantage of that name. Raises ValueError for an unknown one."""
+    found = ADVANTAGES.get(name)
+    return found if isinstance(found, Advantage) else Advantage(function=found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """An advantage as it is configured: (rewards, groups) -> one number for each reward.
+
+    Raises:
+      ValueError: for other results.
+    """
+
+    name: str
+    std_floor: float = 0.0
+
+    def __call__(self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+        kind = advantage_named(self.name)
+        found = kind(rewards, groups, **({"std_floor": self.std_floor} if kind.scaled else {}))
+        advantages = np.asarray(found, np.float64)
+        if advantages.shape != rewards.shape:
+            raise ValueError(
+                f"config.learner.advantage={self.name!r} gave an array of shape {advantages.shape} for {len(rewards)} rewards: "
+                "it must give one number for each"
+            )
+        return advantages
+
+    def scale(self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> float:
+        """What differences of rewards are divided by where advantages are: their deviation within questions, over the step."""
+        if not advantage_named(self.name).scaled:
+            return 1.0
+        return max(float(dr_grpo(rewards, groups).std()), self.std_floor) + _EPSILON
+
 
 _EPSILON = 1e-6
 _LEAST_VARIANCE = 1e-8
@@ -33,6 +105,7 @@ def _group_mean(values: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.
 
 
 @ADVANTAGES.register("grpo")
+@advantage(scaled=True)
 def grpo(
     rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
 ) -> Float[np.ndarray, " N"]:
@@ -64,6 +137,7 @@ def rloo(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Flo
 
 
 @ADVANTAGES.register("batch_std")
+@advantage(scaled=True)
 def batch_std(
     rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
 ) -> Float[np.ndarray, " N"]:
@@ -76,12 +150,14 @@ def batch_std(
 
 
 @ADVANTAGES.register("reinforce_pp")
+@advantage(grouped=False, whitened=True)
 def reinforce_pp(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     """REINFORCE++ (arXiv 2501.03262, eq. 4) before its whitening: the reward itself, no critic and no group."""
     return np.asarray(rewards, np.float64)
 
 
 @ADVANTAGES.register("reinforce_pp_baseline")
+@advantage(whitened=True)
 def reinforce_pp_baseline(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     """REINFORCE++-baseline before its whitening: r - group mean (R1-Searcher's `reinforce_baseline`)."""
     return dr_grpo(rewards, groups)

@@ -97,7 +97,7 @@ def target_scores(
         entropies = divergences = jnp.zeros_like(log_total)
         if entropy:
             entropies = log_total - (jax.nn.softmax(logits, axis=-1) * logits).sum(axis=-1)
-        if reference is not None:
+        if reference is not None and chunk[2] is not None:
             theirs = jax.lax.stop_gradient(_split(reference.unembed(chunk[2]) / temperature, mesh))
             ours, theirs = logits - log_total[..., None], jax.nn.log_softmax(theirs, axis=-1)
             sign, weight = (1.0, theirs) if direction == "forward" else (-1.0, ours)

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from routerl_jax.learning.advantages import Advantage
+from routerl_jax.learning.advantages import Compare
 
 
 def rewards_to_go(rewards: Sequence[Float[np.ndarray, " K"]], discount: float = 1.0) -> list[Float[np.ndarray, " K"]]:
@@ -46,7 +46,7 @@ def turn_advantages(
     rewards: Sequence[Float[np.ndarray, " K"]],
     groups: Int[np.ndarray, " N"],
     compared: Sequence[Sequence[Hashable]],
-    advantage: Advantage,
+    advantage: Compare,
     *,
     discount: float = 1.0,
     weight: float = 1.0,

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
-from routerl_jax.learning.advantages import ADVANTAGES, UNGROUPED
+from routerl_jax.learning.advantages import advantage_named
+from routerl_jax.training.credit_kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
@@ -133,7 +134,8 @@ class TrainConfig:
 
     def _check_sections(self) -> None:
         """What goes together."""
-        comparable = self.kind == "sft" or self.rollout.samples > 1 or self.learner.advantage in UNGROUPED
+        grouped = advantage_named(self.learner.advantage).grouped
+        comparable = self.kind == "sft" or self.rollout.samples > 1 or not grouped
         buckets = self.learner.length_buckets
         checks = [
             (
@@ -159,7 +161,7 @@ class TrainConfig:
                 "what was done in a fixed order; leave deterministic on",
             ),
             (
-                (self.learner.credit == "counterfactual") == (self.rollout.forks > 0),
+                credit_named(self.learner.credit).forked == (self.rollout.forks > 0),
                 f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
@@ -176,13 +178,13 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                comparable or self.learner.advantage not in ADVANTAGES,
-                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1",
-            ),
-            (
-                comparable or not self.learner.drop_no_signal,
-                "config.learner.drop_no_signal would leave out every group of one attempt: set it to False, or "
-                "config.rollout.samples above 1",
+                comparable,
+                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1"
+                + (
+                    " (or let it say that it compares none: @advantage(grouped=False))"
+                    if ":" in self.learner.advantage
+                    else ""
+                ),
             ),
             (
                 not self.model.lora.rank or self.learner.optimizer.kind == "adamw",

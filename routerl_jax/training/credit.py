@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -11,12 +10,8 @@ from jaxtyping import Int
 
 from routerl_jax.core.types import Episode, Sequence
 from routerl_jax.learning.advantages import (
-    ADVANTAGES,
-    SCALED,
-    UNGROUPED,
-    WHITENED,
-    Advantage,
-    dr_grpo,
+    Estimator,
+    advantage_named,
     groups_without_signal,
     per_token,
     truncated_importance,
@@ -24,12 +19,10 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
 from routerl_jax.learning.masks import EPISODE_MASKS
-from routerl_jax.training.fork_credit import by_forks, fork_metrics
+from routerl_jax.training.credit_kinds import credit_named, shares
 from routerl_jax.training.learner_config import LearnerConfig
-from routerl_jax.training.turn_credit import by_turns
 
 _NO_ADVANTAGE = 1e-9
-_EPSILON = 1e-6
 
 
 class NotFinite(ValueError):
@@ -59,7 +52,7 @@ class Credit:
     advantages: list[np.ndarray]
     keep: np.ndarray
     metrics: dict[str, float]
-    reach: list[np.ndarray] | None = None
+    reach: Seq[np.ndarray] | None = None
 
     def token_weights(
         self, sequences: Seq[Sequence], minibatch: np.ndarray, aggregation: Aggregation, constant: float
@@ -107,7 +100,6 @@ def assign(
     _check_finite(rewards, episodes, "reward/total", "reward")
     metrics: dict[str, float] = {}
 
-    reach: list[np.ndarray] | None = None
     token_kl, in_tokens = None, settings.reward_kl == "token"
     if settings.reward_kl_coef:
         if reference is None:
@@ -119,57 +111,24 @@ def assign(
         metrics["reward/kl"] = float(divergence.mean())
         if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
-    estimator = _estimator(settings)
-    if settings.credit == "turn":
-        of_tokens = by_turns(settings.turn, episodes, rewards, groups, estimator)
-        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
-    elif settings.credit == "counterfactual":
-        scale = _scale(settings, rewards, groups)
-        of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, estimator, scale)
-        _check_finite_tokens(of_tokens, owner, episodes, settings.advantage)
-        metrics |= fork_metrics(episodes, rewards)
-    else:
-        of_episode = estimator(rewards, groups)
-        _check_finite(of_episode, episodes, "advantage", f"advantage ({settings.advantage})")
-        of_tokens = of_episode[owner]
-    advantages = per_token(of_tokens, masks, token_kl, settings.reward_kl_coef)
+    advantage = advantage_named(settings.advantage)
+    credit = shares(settings, episodes, rewards, groups, Estimator(settings.advantage, settings.std_floor))
+    _check_finite_tokens(credit.of_tokens, masks, owner, episodes, settings.advantage)
+    metrics |= credit.metrics
+    advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
     for name in settings.leave_out:
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
-    if settings.drop_no_signal and settings.advantage not in UNGROUPED and token_kl is None:
+    if settings.drop_no_signal and advantage.grouped and token_kl is None:
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
-    if settings.advantage in WHITENED:  # over what is trained on, or that would not have mean 0
+    if advantage.whitened:  # over what is trained on, or that would not have mean 0
         advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
     # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
     past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
-    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, reach)
-
-
-def _estimator(settings: LearnerConfig) -> Advantage:
-    """The configured advantage with its options: (rewards, groups) -> one number for each."""
-    options = {"std_floor": settings.std_floor} if settings.advantage in SCALED else {}
-    function = functools.partial(ADVANTAGES.get(settings.advantage), **options)
-
-    def checked(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        advantages = np.asarray(function(rewards, groups), np.float64)
-        if advantages.shape != rewards.shape:
-            raise ValueError(
-                f"config.learner.advantage={settings.advantage!r} gave an array of shape {advantages.shape} for "
-                f"{len(rewards)} rewards: it must give one number for each"
-            )
-        return advantages
-
-    return checked
-
-
-def _scale(settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray) -> float:
-    """What differences of rewards are divided by where advantages are: their deviation within questions, over the step."""
-    if settings.advantage not in SCALED:
-        return 1.0
-    return max(float(dr_grpo(rewards, groups).std()), settings.std_floor) + _EPSILON
+    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, credit.reach)
 
 
 def _without_signal(
@@ -181,7 +140,7 @@ def _without_signal(
       advantages: per sequence and token, before whitening, which moves those that are 0.
     """
     _, inverse = np.unique(groups, return_inverse=True)
-    if settings.credit == "episode":
+    if credit_named(settings.credit).whole:
         return groups_without_signal(rewards, groups)[inverse]
     largest = np.zeros(inverse.max(initial=-1) + 1)
     np.maximum.at(largest, inverse[owner], [np.abs(values).max(initial=0.0) for values in advantages])
@@ -214,9 +173,11 @@ def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what:
         )
 
 
-def _check_finite_tokens(values: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str) -> None:
+def _check_finite_tokens(
+    values: Seq[np.ndarray], masks: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str
+) -> None:
     worst = np.zeros(len(episodes))
-    np.add.at(worst, owner, [of_sequence.sum() for of_sequence in values])
+    np.add.at(worst, owner, [float(np.sum(np.where(mask, one, 0.0))) for one, mask in zip(values, masks)])
     _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
 
 

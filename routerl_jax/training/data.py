@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import grain.python as grain
@@ -49,6 +49,10 @@ class ExampleStream:
         self._position = first + count
         order = cast(Sequence[int], self._order)  # grain's elements may be None, but where nothing is filtered out
         return [self._source[order[i]] for i in range(first, first + count)]
+
+    def first(self, count: int) -> Iterator[Example]:
+        """The source's first examples, at most so many, whatever the position."""
+        return (self._source[i] for i in range(min(count, len(self._source))))
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, as JSON-serialisable data."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
-from routerl_jax.learning.advantages import Advantage
+from routerl_jax.learning.advantages import Compare
 from routerl_jax.learning.counterfactual import Weights, choice_advantages, probabilities, try_weights
-from routerl_jax.training.learner_config import ForkCreditConfig
+
+if TYPE_CHECKING:
+    from routerl_jax.training.learner_config import ForkCreditConfig
 
 Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
@@ -98,7 +101,7 @@ def by_forks(
     episodes: Sequence[Episode],
     rewards: Float[np.ndarray, " N"],
     groups: np.ndarray,
-    advantage: Advantage,
+    advantage: Compare,
     scale: float = 1.0,
 ) -> tuple[OfTokens, OfTokens]:
     """For each sequence of the episodes, in order, the advantage of each token, and how likely the policy gets there.

@@ -8,12 +8,12 @@ import hashlib
 import inspect
 import json
 import pathlib
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import from_config_dict, unknown_key
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -215,10 +215,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     path = cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # other processes may be at it, too
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, content, shared=True)
     return str(path)
 
 

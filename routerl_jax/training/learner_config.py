@@ -6,13 +6,14 @@ import dataclasses
 from typing import Literal
 
 from routerl_jax.core.checked import Fraction, NonNegative, Size, checked
-from routerl_jax.learning.advantages import ADVANTAGES, SCALED, WHITENED
+from routerl_jax.learning.advantages import ADVANTAGES, advantage_named
 from routerl_jax.learning.counterfactual import Baseline, Weights
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
+from routerl_jax.training.credit_kinds import credit_named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,10 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    # what answers for a token: its episode's whole reward; the outcome and the rewards of its turn and later ones; for the
-    # choice of a knowledge base what the others would have led to (rollout.forks)
-    credit: Literal["episode", "turn", "counterfactual"] = "episode"
+    # what a token answers for (training.credit_kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
+    # its turn and later ones; counterfactual: for the choice of a knowledge base what the others would have led to, of attempts
+    # with rollout.forks
+    credit: str = "episode"
     turn: TurnCreditConfig = TurnCreditConfig()
     forks: ForkCreditConfig = ForkCreditConfig()
     std_floor: NonNegative = (
@@ -68,23 +70,23 @@ class LearnerConfig:
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
-        ADVANTAGES.get(self.advantage)  # raises ValueError for an unknown one
+        advantage, credit = advantage_named(self.advantage), credit_named(self.credit)
         for name in self.leave_out:
             EPISODE_MASKS.get(name)
-        if self.std_floor and self.advantage not in SCALED:
+        if self.std_floor and not advantage.scaled:
             raise ValueError(
                 f"config.learner.std_floor={self.std_floor}: advantage={self.advantage!r} divides by no standard deviation; "
-                f"{', '.join(sorted(SCALED))} do"
+                f"{', '.join(name for name in ADVANTAGES if advantage_named(name).scaled)} do"
             )
-        if self.credit == "counterfactual" and (self.advantage in WHITENED or self.reward_kl_coef):
-            setting = f"advantage={self.advantage!r}" if self.advantage in WHITENED else "reward_kl_coef"
+        if credit.forked and (advantage.whitened or self.reward_kl_coef):
+            setting = f"advantage={self.advantage!r}" if advantage.whitened else "reward_kl_coef"
             raise ValueError(
-                f"config.learner.{setting} does not go with credit='counterfactual': the values of ways are rewards, compared "
+                f"config.learner.{setting} does not go with credit={self.credit!r}: the values of ways are rewards, compared "
                 "question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
             )
-        if self.credit == "counterfactual" and self.leave_out:
+        if credit.forked and self.leave_out:
             raise ValueError(
-                f"config.learner.leave_out={self.leave_out} does not go with credit='counterfactual': without one of its ways "
+                f"config.learner.leave_out={self.leave_out} does not go with credit={self.credit!r}: without one of its ways "
                 "a choice has only the advantages of the others"
             )
         self._check_ratio()

@@ -130,7 +130,7 @@ class WeightsAndBiases(Logger):
                 reinit="create_new",  # nothing is shared with what else this process logs
                 settings=wandb.Settings(console="off", disable_git=True, save_code=False),
             )
-        except wandb.errors.Error as error:
+        except wandb.Error as error:
             raise ValueError(f"config.log: Weights & Biases gave no run ({error}). {_OFFLINE}") from error
 
     @classmethod

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.agents.room import no_room
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation import figures
@@ -47,7 +48,7 @@ from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.knowledge import check_tools
 from routerl_jax.training.loggers import require_log
-from routerl_jax.training.run import Run, check_workdir, step_seed
+from routerl_jax.training.run import Run, check_context, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
     build_policy,
@@ -63,6 +64,7 @@ from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
 _ESTIMATED_AFTER = 10  # steps; the line on what is left of the run
+_TRIED = 64  # questions, to see whether a conversation has room
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
@@ -101,11 +103,13 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     with clock("setup"):
         mesh = build_mesh(config.mesh)
         model = build_policy(start, mesh)
+        check_context(config, model)
+        engine = make_engine(config, model)
+        _check_room(config, judged, stages.at(0), engine)
+        engine.rest()  # a merged adapter's weights exist once
         tools = open_knowledge(config, progress=multihost.is_main())
         loss = stages.at(0).config.learner.loss
         run_ = Run(config, workdir, model, mesh, loss, stages.at(0).updates, resume, stages.has_reference)
-        engine = make_engine(config, model)
-        engine.rest()  # a merged adapter's weights exist once
         engine.update(run_.served_params(), run_.start)
         if run_.restored:
             stages.restore(run_.restored["streams"])
@@ -239,6 +243,16 @@ def _check_names(config: TrainConfig, judged: Agent) -> None:
         close = difflib.get_close_matches(unknown[0], scored, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
         raise ValueError(f"config.evaluation.names.{unknown[0]}: no agent is called so; {hint}")
+
+
+def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:
+    """Raises ValueError if conversations are too short for all of the first training questions."""
+    reason = no_room(agent, stage.stream.first(_TRIED), engine, tuple(config.knowledge))
+    if reason:
+        raise ValueError(
+            f"config.engine.max_length={config.engine.max_length} leaves no room for a turn at any of the first training "
+            f"questions ({reason}); raise it, or shorten the prompt or config.agent.answer_tokens"
+        )
 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:

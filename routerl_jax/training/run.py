@@ -16,6 +16,7 @@ from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
@@ -60,11 +61,7 @@ class Run:
         self.config = config
         self.workdir = workdir
         self.model = model
-        if config.engine.max_length > model.config.max_length:
-            raise ValueError(
-                f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
-                f"{model.config.max_length} tokens; lower it"
-            )
+        check_context(config, model)
         workdir.mkdir(parents=True, exist_ok=True)
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         self.layout = BatchLayout(
@@ -97,7 +94,7 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Last: what was refused above may be mended and started again.
             _write_config(config, workdir / "config.json")
-            (workdir / "parameters.txt").write_text(parameter_overview(model, config.model.freeze))
+            write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
         self.writer = MetricWriter(
             workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
         )
@@ -181,14 +178,23 @@ def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
       frozen: config.model.freeze.
     """
 
-    def named(*filters: Any) -> dict[str, jax.Array]:
-        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, *filters)))
+    def named(kept: Any) -> dict[str, Any]:
+        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, kept)))
         return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
-    everything, trained = named(), named(trained_parameters(model, frozen))
+    everything, trained = named(...), named(trained_parameters(model, frozen))
     counts = [clu_overview.count_parameters(part) for part in (trained, everything)]
     table = clu_overview.get_parameter_overview(everything, include_stats="sharding")
     return f"{table}\nTrained: {counts[0]:,} of {counts[1]:,}\n"
+
+
+def check_context(config: TrainConfig, model: Decoder) -> None:
+    """Raises ValueError if conversations may be longer than the model's context."""
+    if config.engine.max_length > model.config.max_length:
+        raise ValueError(
+            f"config.engine.max_length={config.engine.max_length} exceeds the model's context of "
+            f"{model.config.max_length} tokens; lower it"
+        )
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
@@ -257,9 +263,7 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
-    temporary = path.with_suffix(".tmp")  # a kill leaves the old file or the new one
-    temporary.write_text(json.dumps(_as_json(config), indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(_as_json(config), indent=2) + "\n")
 
 
 def step_seed(seed: int, step: int) -> int:

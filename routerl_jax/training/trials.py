@@ -16,7 +16,7 @@ from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
 from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.knowledge.graph.build import TRIPLES
-from routerl_jax.knowledge.store import Manifest
+from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.knowledge import cache_place
 from routerl_jax.training.load import load_policy
@@ -154,7 +154,7 @@ def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
             f"config.knowledge.{key} ({manifest.kind}, in {directory}) is not built by the run, and no other retriever can be "
             f"tried in it: only {', '.join(_REBUILT)} are built anew from their own passages"
         )
-    settings = manifest.nested_config
+    settings = nested(manifest.config)
     index = str(settings.pop("index", spec.index))
     for setting in (*_OF_KB, *_OF_CORPUS):
         settings.pop(setting, None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
-from routerl_jax.learning.advantages import Advantage
+from routerl_jax.learning.advantages import Compare
 from routerl_jax.learning.turn_advantages import turn_advantages
-from routerl_jax.training.learner_config import TurnCreditConfig
+
+if TYPE_CHECKING:
+    from routerl_jax.training.learner_config import TurnCreditConfig
 
 
 def by_turns(
@@ -19,7 +22,7 @@ def by_turns(
     episodes: Sequence[Episode],
     rewards: Float[np.ndarray, " N"],
     groups: np.ndarray,
-    advantage: Advantage,
+    advantage: Compare,
 ) -> list[Float[np.ndarray, " T"]]:
     """For each sequence of the episodes, in order, the advantage of each token: that of the turn which sampled it.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.training.loggers import LOGGERS, Logger, scalars_of
 
 
@@ -38,9 +39,7 @@ class MetricWriter:
         if not enabled:
             return
         rows = [row for row in read_metrics(workdir) if row["step"] < resume_at]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(self.path)
+        write_json_lines(self.path, rows)
         self._file = self.path.open("a", encoding="utf-8")
         self._loggers = [LOGGERS.get(name)(workdir, rows, config or {}) for name in log]
 

@@ -353,7 +353,7 @@ def test_balance_and_split():
     found += [("b", _trajectory(f"b{i}", "table")) for i in range(4)]
     everything = AmountConfig(dataset_ratio=0.0)
     assert {name: len(items) for name, items in balanced(found, everything).items()} == {"a": 20, "b": 4}
-    ratio = balanced(found, AmountConfig(dataset_ratio=2.0))
+    ratio = balanced(found, AmountConfig(dataset_ratio=2.0, at_least=0))
     assert [item.id for item in ratio["a"]] == [f"a{i}" for i in range(8)]
     shared = balanced(found, dataclasses.replace(everything, pattern_share=0.5))
     kept = collections.Counter(item.steps[0].retrievers[0] for item in shared["a"])  # type: ignore[union-attr]
@@ -372,6 +372,26 @@ def test_balance_and_split():
     train, validation = split(ratio["a"], 0.2)
     assert ([item.id for item in validation], len(train)) == (["a6", "a7"], 6)
     assert [len(part) for part in split(ratio["a"][:1], 0.9)] == [1, 0]
+
+
+def test_a_small_data_set_cuts_others_to_no_less_than_was_asked_for(caplog: pytest.LogCaptureFixture):
+    """One right answer in one data set used to leave two trajectories of each other. What is cut is told of."""
+    found = [("a", _trajectory(f"a{i}", "text")) for i in range(250)]
+    found += [("b", _trajectory(f"b{i}", "text")) for i in range(60)] + [("c", _trajectory("c0", "text"))]
+
+    def kept(**options: float) -> dict[str, int]:
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="absl"):
+            return {name: len(items) for name, items in balanced(found, AmountConfig(**options)).items()}  # type: ignore[arg-type]
+
+    assert kept() == {"a": 100, "b": 60, "c": 1}
+    assert "of data set c 1 were accepted, so of others only 100 each go into the files (a 250;" in caplog.text
+    assert kept(at_least=2) == {"a": 2, "b": 2, "c": 1}
+    assert "only 2 each go into the files (a 250, b 60;" in caplog.text
+    assert "dataset_ratio=2, at_least=2" in caplog.text
+    for plenty in ({"at_least": 250}, {"dataset_ratio": 0.0}, {"dataset_ratio": 250.0, "at_least": 0}):
+        assert kept(**plenty) == {"a": 250, "b": 60, "c": 1}
+        assert not caplog.text
 
 
 # --- kills and other settings ------------------------------------------------------------------------------------------
@@ -465,6 +485,7 @@ def test_a_damaged_journal_and_impossible_settings_are_named(tmp_path):
         ({"validation": 1.0}, "validation=1.0"),
         ({"pattern_share": 0.0}, "pattern_share=0.0"),
         ({"dataset_ratio": 0.5}, "dataset_ratio=0.5"),
+        ({"at_least": -1}, "at_least=-1"),
         ({"patience": 0}, "patience=0"),
     ):
         with pytest.raises(ValueError, match=message):

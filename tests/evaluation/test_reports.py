@@ -199,7 +199,7 @@ def test_records_round_trip(tmp_path: pathlib.Path) -> None:
     assert found[0]["step"] == 3
     assert found[0]["metadata"] == {"dataset": "nq"}  # what groups need, and no more
     assert episode_of(found[0], Place(path, "line", 1)).example.metadata == {"dataset": "nq"}
-    assert not list(path.parent.glob("*.tmp"))
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_records_name_their_pictures(tmp_path: pathlib.Path) -> None:

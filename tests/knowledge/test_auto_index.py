@@ -9,7 +9,8 @@ import pytest
 
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.knowledge import index as indexes
-from routerl_jax.knowledge.build import BuildConfig, Report, build_from_passages
+from routerl_jax.knowledge.build import BuildConfig, build_from_passages
+from routerl_jax.knowledge.builds import BuildReport, changes
 from routerl_jax.knowledge.index import ExactIndex, ScannIndex, ScannSettings
 from routerl_jax.knowledge.load import check_kb, load_kb
 from routerl_jax.knowledge.pictures.build import PicturesConfig
@@ -28,7 +29,7 @@ def without_scann(monkeypatch: pytest.MonkeyPatch) -> None:
     indexes._say_once.cache_clear()
 
 
-def built(place: pathlib.Path, index: str = "auto") -> Report:
+def built(place: pathlib.Path, index: str = "auto") -> BuildReport:
     config = BuildConfig(index=index)
     return build_from_passages(make_passages(40), config, place, progress=False, encoder=HashEncoder())
 
@@ -45,12 +46,12 @@ def found(place: pathlib.Path, index: str | None = None) -> list[list[str]]:
 def test_with_scann_it_is_what_it_was_before(tmp_path: pathlib.Path) -> None:
     """`scann` was the default: knowledge bases of then and of now are equal, and neither is built anew for the other name."""
     assert BuildConfig().index == KnowledgeConfig().index == PicturesConfig().index == "auto"
-    assert BuildConfig().changes() == BuildConfig(index="scann").changes() == {}
-    assert PicturesConfig().changes() == PicturesConfig(index="scann").changes()
-    assert BuildConfig(scann=ScannSettings(leaves=5)).changes() == {"scann.leaves": 5}
+    assert changes(BuildConfig()) == changes(BuildConfig(index="scann")) == {}
+    assert changes(PicturesConfig()) == changes(PicturesConfig(index="scann"))
+    assert changes(BuildConfig(scann=ScannSettings(leaves=5))) == {"scann.leaves": 5}
     assert built(tmp_path / "kb").index == "scann (brute_force)"
     assert (manifest(tmp_path / "kb")["config"], manifest(tmp_path / "kb")["index"]["backend"]) == ({}, "scann")
-    assert built(tmp_path / "kb", "scann").embedded == built(tmp_path / "kb").embedded == 0
+    assert built(tmp_path / "kb", "scann").numbers["embedded"] == built(tmp_path / "kb").numbers["embedded"] == 0
     assert isinstance(load_kb(tmp_path / "kb", index="auto", encoder=HashEncoder()).index, ScannIndex)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="already holds a knowledge base, of another"):
         built(tmp_path / "kb", "exact")
@@ -65,7 +66,7 @@ def test_without_scann_it_is_exact_and_says_so(tmp_path: pathlib.Path, caplog: p
     (said,) = [message for message in caplog.messages if "ScaNN" in message]
     assert "ScaNN is not installed, so all vectors are compared, exactly" in said
     assert '[scann]"' in said
-    assert built(tmp_path / "kb").embedded == 0
+    assert built(tmp_path / "kb").numbers["embedded"] == 0
     check_kb(tmp_path / "kb", {"index": "auto"}, "knowledge.text")
     with pytest.raises(ValueError, match=r"needs the package scann.*index='auto' or 'exact'"):
         built(tmp_path / "other", "scann")
@@ -80,7 +81,7 @@ def test_what_scann_made_is_searched_without_it(
     indexes._say_once.cache_clear()
     assert found(tmp_path / "kb") == found(tmp_path / "kb", "auto") == before
     assert sum("ScaNN is not installed" in message for message in caplog.messages) == 1
-    assert built(tmp_path / "kb").embedded == 0
+    assert built(tmp_path / "kb").numbers["embedded"] == 0
     with pytest.raises(ValueError, match="needs the package scann"):
         found(tmp_path / "kb", "scann")
     assert update(

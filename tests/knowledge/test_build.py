@@ -16,6 +16,7 @@ import pytest
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb, recall
+from routerl_jax.knowledge.builds import changes
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.index import ScannIndex, ScannSettings, VectorIndex
@@ -28,7 +29,8 @@ def test_report(tmp_path: pathlib.Path) -> None:
     rows = [{"id": p.id, "title": p.title, "text": p.text} for p in make_passages(60)]
     config = BuildConfig(corpus=str(write_jsonl(tmp_path / "c.jsonl", rows)))
     report = build_kb(config, tmp_path / "kb", progress=False, encoder=HashEncoder())
-    assert (report.name, report.kind, report.count, report.embedded, report.dim) == ("kb", "dense_text", 60, 60, 8)
+    assert (report.name, report.kind, report.count, report.dim) == ("kb", "dense_text", 60, 8)
+    assert report.numbers == {"embedded": 60, "cut": 0}
     assert (report.index, report.recall) == ("scann (brute_force)", 1.0)
     assert set(report.seconds) == {"read", "embed", "index", "check", "total"}
     assert report.seconds["total"] == pytest.approx(sum(v for k, v in report.seconds.items() if k != "total"))
@@ -36,7 +38,7 @@ def test_report(tmp_path: pathlib.Path) -> None:
     assert report.bytes["embeddings"] >= 60 * 8 * 4
     assert report.peak_rss_bytes > 10**7
     json.dumps(dataclasses.asdict(report))
-    assert "60 embedded now" in str(report)
+    assert "60; 60 embedded, 0 cut" in str(report)
     manifest = load_kb(tmp_path / "kb", encoder=HashEncoder()).store.manifest
     assert manifest.corpus == config.corpus
     kb = load_kb(tmp_path / "kb", encoder=HashEncoder())
@@ -79,7 +81,7 @@ def test_passages_longer_than_the_encoder_reads_are_counted(tmp_path: pathlib.Pa
     texts = ["short", "a " * 29 + "b", "a " * 30 + "b", "antidisestablishmentarianism " * 8]  # 30 tokens and 2 special
     passages = [Passage(id=str(i), title="", text=text) for i, text in enumerate(texts)]
     report = build_from_passages(passages, BuildConfig(), tmp_path / "kb", progress=False, encoder=encoder)
-    assert report.cut == 2
+    assert report.numbers["cut"] == 2
     assert load_kb(tmp_path / "kb", encoder=encoder).search(["x"], 9)[0][0].text in texts  # cut in the vector only
 
 
@@ -94,7 +96,7 @@ def test_texts_are_tokenised_once(tmp_path: pathlib.Path, minilm: Encoder) -> No
         report = build_from_passages(passages, BuildConfig(), tmp_path / "kb", progress=False, encoder=minilm)
     texts = [call.args[0] for spy in spies for call in spy.call_args_list]
     assert sorted(filter(None, texts)) == [p.text for p in passages]
-    assert report.cut == 0
+    assert report.numbers["cut"] == 0
     store = load_kb(tmp_path / "kb", encoder=minilm).store
     np.testing.assert_array_equal(store.embeddings.read(0, 3), minilm.embed([p.text for p in passages]))
 
@@ -172,9 +174,9 @@ def test_config_goes_through_config_dict() -> None:
 
 
 def test_changes_are_what_the_command_line_would_say() -> None:
-    assert BuildConfig(corpus="x", overwrite=True, check_queries=1, embed_batch=9).changes() == {}
+    assert changes(BuildConfig(corpus="x", overwrite=True, check_queries=1, embed_batch=9)) == {}
     config = BuildConfig(query_prefix="q: ", scann=ScannSettings(leaves=5))
-    assert config.changes() == {"query_prefix": "q: ", "scann.leaves": 5}
+    assert changes(config) == {"query_prefix": "q: ", "scann.leaves": 5}
 
 
 def test_bad_configurations(tmp_path: pathlib.Path) -> None:

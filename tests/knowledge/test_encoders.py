@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from routerl_jax.knowledge import encoders
-from routerl_jax.knowledge.build import BuildConfig, Report, build_from_passages
+from routerl_jax.knowledge.build import BuildConfig, build_from_passages
+from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.knowledge.load import load_kb
@@ -34,7 +35,7 @@ def write_encoder(directory: pathlib.Path, seed: int, hidden_size: int = 16) -> 
         shutil.copy(resolve("all-MiniLM-L6-v2") / name, directory)
 
 
-def build(directory: pathlib.Path, encoder: str, **changes: object) -> Report:
+def build(directory: pathlib.Path, encoder: str, **changes: object) -> BuildReport:
     encoders._loaded.clear()  # as in a new process
     config = BuildConfig(encoder=encoder, index="exact", **changes)  # type: ignore[arg-type]
     return build_from_passages(make_passages(5), config, directory, progress=False)
@@ -50,13 +51,13 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 def test_a_relative_directory_is_found_from_anywhere(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build(home / "kb", "./enc").embedded == 5
+    assert build(home / "kb", "./enc").numbers["embedded"] == 5
     manifest = json.loads((home / "kb" / "kb.json").read_text())
     assert manifest["embedding"]["encoder"] == manifest["config"]["encoder"] == str(home / "enc")
     monkeypatch.chdir("/")
     encoders._loaded.clear()
     assert len(load_kb(home / "kb").search(["x"], 2)[0]) == 2
-    assert build(home / "kb", str(home / "enc")).embedded == 0  # the same build, spelled otherwise
+    assert build(home / "kb", str(home / "enc")).numbers["embedded"] == 0  # the same build, spelled otherwise
 
 
 @pytest.mark.parametrize("replaced", ["weights", "tokenizer"])
@@ -79,7 +80,7 @@ def test_replaced_files_are_noticed(home: pathlib.Path, replaced: str) -> None:
 
     with pytest.raises(ValueError, match="of another corpus, encoder or configuration"):
         build(home / "kb", "enc")
-    assert build(home / "kb", "enc", overwrite=True).embedded == 5
+    assert build(home / "kb", "enc", overwrite=True).numbers["embedded"] == 5
     kb = load_kb(home / "kb")
     assert (kb.search(["x"], 3) == before) == (replaced == "tokenizer")  # whose vocab.txt is not read beside the .json
 
@@ -95,7 +96,7 @@ def test_a_killed_build_is_not_continued_with_other_weights(
         with pytest.raises(KeyboardInterrupt):
             build(home / "kb", "enc")
     write_encoder(home / "enc", seed=1)
-    assert build(home / "kb", "enc").embedded == 5
+    assert build(home / "kb", "enc").numbers["embedded"] == 5
     found = load_kb(home / "kb").store.embeddings.read(0, 5)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(found, shared_encoder("enc").embed(texts()))
 

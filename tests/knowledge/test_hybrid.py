@@ -74,7 +74,7 @@ def test_directories(tmp_path: pathlib.Path) -> None:
     build_bm25_from_passages(corpus, Bm25Config(), tmp_path / "a" / "words", progress=False)
     config = HybridConfig(members=(str(tmp_path / "a" / "dense"), str(tmp_path / "a" / "words")), weights=(1.0, 0.5))
     report = build_hybrid(config, tmp_path / "a" / "both")
-    assert report.members == ("../dense", "../words")
+    assert report.notes["members"] == "../dense, ../words"
     (tmp_path / "a").rename(tmp_path / "b")
     kb = load_kb(tmp_path / "b" / "both", encoder=encoder)
     query = "Text № 7"

@@ -61,7 +61,7 @@ def build(directory: pathlib.Path, rows: list[dict[str, Any]], clip: Clip, **opt
 def test_a_picture_is_found_again(tmp_path: pathlib.Path, photos: list[pathlib.Path], clip: Clip) -> None:
     """Re-encoded, at half the size, at a fifth: even a random CLIP finds nearly all; titles and thumbnails come along."""
     report, kb = build(tmp_path, rows_of(photos), clip, kind="reverse_image")
-    assert (report.count, report.pictures, report.damaged, report.recall) == (50, 50, 0, 1)
+    assert (report.count, report.numbers["pictures"], report.numbers["damaged"], report.recall) == (50, 50, 0, 1)
     assert isinstance(kb, ReverseImageKB)
     pictures = [Image.open(path).convert("RGB") for path in photos]
     for change, least in (
@@ -84,7 +84,7 @@ def test_a_picture_is_found_again(tmp_path: pathlib.Path, photos: list[pathlib.P
         kb.search(["a cat"])
     with pytest.raises(ValueError, match="the query's picture"):
         kb.search([TextAndImage(image=b"no picture")])
-    assert build(tmp_path, rows_of(photos), clip, kind="reverse_image")[0].embedded == 0
+    assert build(tmp_path, rows_of(photos), clip, kind="reverse_image")[0].numbers["embedded"] == 0
 
 
 def test_the_same_picture_is_one_result(tmp_path: pathlib.Path, photos: list[pathlib.Path], clip: Clip) -> None:
@@ -155,7 +155,7 @@ def test_text_and_image(tmp_path: pathlib.Path, photos: list[pathlib.Path], clip
         *({"id": f"t{i}", "text": f"number {i}"} for i in range(20)),
     ]
     report, kb = build(tmp_path, rows, clip, image_instruction="Find the caption.")
-    assert (report.count, report.pictures) == (23, 2)
+    assert (report.count, report.numbers["pictures"]) == (23, 2)
     assert isinstance(kb, TextImageKB)
     stored = kb.store.embeddings.read(0, 3)
     pictures = [pathlib.Path(kb._files.path(row)) for row in (0, 2)]
@@ -191,7 +191,7 @@ def test_odd_and_bad_pictures(tmp_path: pathlib.Path, photos: list[pathlib.Path]
     with pytest.raises(ValueError, match=r"line 3: .*half\.jpg: damaged or incomplete"):
         build(tmp_path, rows, clip, kind="reverse_image")
     report, kb = build(tmp_path, rows, clip, kind="reverse_image", on_error="skip")
-    assert (report.count, report.pictures, report.damaged) == (2, 2, 2)
+    assert (report.count, report.numbers["pictures"], report.numbers["damaged"]) == (2, 2, 2)
     skipped = json.loads((tmp_path / "kb" / "skipped.json").read_text())
     assert "gone.jpg does not exist" in skipped[1]
     assert kb.search([TextAndImage(image=tmp_path / "strip.png")], 1)[0][0].id == "strip.png"

@@ -15,7 +15,8 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge import writer as writer_module
-from routerl_jax.knowledge.build import BuildConfig, Report, build_from_passages
+from routerl_jax.knowledge.build import BuildConfig, build_from_passages
+from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.store import open_array
 from routerl_jax.knowledge.writer import StoreWriter
 from tests.knowledge import killed_build
@@ -27,7 +28,7 @@ CONFIG = BuildConfig(name="kb", shard_size=32)
 
 def build(
     directory: pathlib.Path, config: BuildConfig = CONFIG, n: int = 100, encoder: HashEncoder | None = None
-) -> Report:
+) -> BuildReport:
     return build_from_passages(make_passages(n), config, directory, progress=False, encoder=encoder or HashEncoder())
 
 
@@ -91,7 +92,8 @@ def test_a_crash_at_any_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
             patch.setattr(writer_module, name, crash_at(getattr(writer_module, name)))
         patch.setattr(writer_module, "open_array", lambda path: CrashingArray(open_array(path), crash_at))
         patch.setattr(StoreWriter, "commit", crash_at(StoreWriter.commit))
-        patch.setattr(pathlib.Path, "rename", crash_at(pathlib.Path.rename))
+        for move in ("rename", "replace"):
+            patch.setattr(pathlib.Path, move, crash_at(getattr(pathlib.Path, move)))
         try:
             build(tmp_path / "kb")
         except Crash:
@@ -106,7 +108,7 @@ def test_a_crash_at_any_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 def test_the_same_build_again_is_free(tmp_path: pathlib.Path) -> None:
     first, encoder = build(tmp_path / "kb"), HashEncoder()
     second = build(tmp_path / "kb", encoder=encoder)
-    assert (first.embedded, second.embedded) == (100, 0)
+    assert (first.numbers["embedded"], second.numbers["embedded"]) == (100, 0)
     assert encoder.seen == []
     assert (second.count, second.recall, second.bytes) == (first.count, first.recall, first.bytes)
 
@@ -119,7 +121,7 @@ def test_another_index_reuses_the_embeddings_of_a_killed_build(tmp_path: pathlib
         patch.setattr(StoreWriter, "commit", crash)
         with pytest.raises(Crash):
             build(tmp_path / "kb")
-    assert build(tmp_path / "kb", BuildConfig(name="kb", shard_size=32, index="exact")).embedded == 0
+    assert build(tmp_path / "kb", BuildConfig(name="kb", shard_size=32, index="exact")).numbers["embedded"] == 0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_what_was_replaced_does_not_stay_after_a_crash(
         with pytest.raises(Crash):
             build(tmp_path / "kb", BuildConfig(name="new", shard_size=32, overwrite=True))
     assert files_of(tmp_path / ".kb.replaced") == before
-    assert build(tmp_path / "kb", BuildConfig(name="new", shard_size=32)).embedded == 0
+    assert build(tmp_path / "kb", BuildConfig(name="new", shard_size=32)).numbers["embedded"] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".kb.lock", "kb"]
 
 
@@ -223,7 +225,7 @@ def test_two_builds_at_once_make_one(tmp_path: pathlib.Path) -> None:
             time.sleep(0.1)
             return super().embed(texts)
 
-    reports: list[Report] = []
+    reports: list[BuildReport] = []
     threads = [
         threading.Thread(target=lambda: reports.append(build(tmp_path / "kb", encoder=Slow()))) for _ in range(2)
     ]
@@ -231,4 +233,4 @@ def test_two_builds_at_once_make_one(tmp_path: pathlib.Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(report.embedded for report in reports) == [0, 100]
+    assert sorted(report.numbers["embedded"] for report in reports) == [0, 100]

@@ -267,3 +267,80 @@ def test_a_tool_is_no_member_of_a_hybrid(mine):
     spec = KnowledgeConfig(kind="tool", source="strange_tool:Words", settings={"file": os.devnull})
     with pytest.raises(ValueError, match=r"both\.members: 'text' is a Words; only a KnowledgeBase can be joined"):
         open_knowledge_bases({"text": spec, "both": KnowledgeConfig(kind="hybrid", members=("text",))})
+
+
+LEARNING = """
+    import numpy as np
+
+    from routerl_jax.learning.advantages import advantage
+    from routerl_jax.training.credit_kinds import Shares
+
+
+    @advantage(grouped=False, whitened=True)
+    def above_half(rewards, groups):
+        return rewards - 0.5
+
+
+    @advantage(scaled=True)
+    def ranked(rewards, groups, std_floor=0.0):
+        return (rewards - rewards.mean()) / max(rewards.std(), std_floor, 1e-6)
+
+
+    def last_turn(episodes, rewards, groups, advantage, settings):
+        \"\"\"The last turn alone answers for an attempt.\"\"\"
+        result = []
+        for episode, value in zip(episodes, advantage(rewards, groups)):
+            numbers = [np.zeros(len(sequence)) for sequence in episode.sequences]
+            if episode.turns:
+                turn = episode.turns[-1]
+                numbers[turn.sequence][turn.start : turn.start + turn.tokens] = value
+            result += numbers
+        return Shares(of_tokens=result, metrics={"credit/turns": float(np.mean([len(e.turns) for e in episodes]))})
+
+
+    def short(episodes, rewards, groups, advantage, settings):
+        return [np.zeros(1) for episode in episodes for _ in episode.sequences]
+
+
+    def get_config():
+        return to_config_dict(small(
+            rollout=schema.RolloutConfig(examples=4, samples=1),
+            learner=schema.LearnerConfig(
+                micro_tokens=512, advantage="strange_learning:above_half", credit="strange_learning:last_turn"
+            ),
+        ))
+"""
+
+
+def test_an_advantage_and_a_kind_of_credit_of_one_s_own_say_what_they_are(mine, tmp_path):
+    """One attempt per question and rewards that are all equal: it learns all the same, as it compares nothing."""
+    config = mine("strange_learning", LEARNING)
+    workdir = tmp_path / "run"
+    fine(launch("train", f"--config={config}", f"--workdir={workdir}", "--config.stages.main.reward.em=0.0"))
+    [row] = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    assert row["actor/trained_sequences"] == 4
+    assert row["credit/turns"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["learner.advantage=strange_learning:ranked"], "compares attempts: set config.rollout.samples above 1"),
+        (
+            ["learner.std_floor=0.1"],
+            "advantage='strange_learning:above_half' divides by no standard deviation; batch_std",
+        ),
+        (["learner.credit=counterfactual", "rollout.forks=1"], ":above_half' does not go with credit='counterfactual'"),
+        (["learner.credit=trun"], "unknown kind of credit 'trun'; did you mean 'turn'?"),
+        (
+            ["learner.credit=strange_learning:short"],
+            "gave arrays of shapes [(1,), (1,), (1,), (1,)] for sequences of lengths",
+        ),
+    ],
+)
+def test_what_does_not_go_with_an_advantage_or_a_credit_is_refused(flags, message, mine, tmp_path):
+    config = mine("strange_learning", LEARNING)
+    said = refusal(
+        "train", f"--config={config}", f"--workdir={tmp_path / 'run'}", *(f"--config.{flag}" for flag in flags)
+    )
+    assert message in said

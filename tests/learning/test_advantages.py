@@ -5,8 +5,8 @@ import pytest
 
 from routerl_jax.learning.advantages import (
     ADVANTAGES,
-    SCALED,
-    UNGROUPED,
+    advantage,
+    advantage_named,
     groups_without_signal,
     per_token,
     whiten,
@@ -28,7 +28,7 @@ def test_dr_grpo_and_rloo_by_hand():
     np.testing.assert_allclose(ADVANTAGES.get("rloo")(REWARDS, GROUPS), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - UNGROUPED))
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if advantage_named(name).grouped])
 def test_properties_of_baselines(name):
     advantage = ADVANTAGES.get(name)
     rng = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def test_groups_without_signal():
     assert groups_without_signal(REWARDS, GROUPS).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("name", sorted(SCALED))
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if advantage_named(name).scaled])
 def test_a_floor_keeps_noise_small(name):
     """Rewards that differ by a thousandth stay a thousandth of the floor; those of a real spread are what they were."""
     advantage = ADVANTAGES.get(name)
@@ -75,3 +75,14 @@ def test_whitening_by_hand():
     found = whiten([np.asarray([7.0, 1, 1, 7, 1]), np.asarray([7.0, -3]), np.asarray([7.0, 7])], MASKS)
     for values, wanted in zip(found, [[0, 1, 1, 0, 1], [0, -3], [0, 0]]):
         np.testing.assert_allclose(values, np.asarray(wanted) / np.sqrt(3), rtol=1e-6)
+
+
+def test_what_an_advantage_says_of_itself():
+    assert [name for name in ADVANTAGES if advantage_named(name).whitened] == ["reinforce_pp", "reinforce_pp_baseline"]
+    assert [name for name in ADVANTAGES if not advantage_named(name).grouped] == ["reinforce_pp"]
+    assert [name for name in ADVANTAGES if advantage_named(name).scaled] == ["batch_std", "grpo"]
+    with pytest.raises(ValueError, match="advantage mine is scaled: give it a keyword std_floor"):
+
+        @advantage(scaled=True)
+        def mine(rewards, groups):
+            return rewards

@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from routerl_jax.learning.advantages import ADVANTAGES, SCALED, per_token, truncated_importance, whiten
+from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, truncated_importance, whiten
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, LossConfig, objective
 from routerl_jax.learning.logprobs import Scores
@@ -192,7 +192,7 @@ GROUPS = {"unequal": UNEQUAL, "one group": np.zeros(23, int), "groups of one": n
 @pytest.mark.parametrize("groups", sorted(GROUPS))
 def test_advantages(name: str, rewards: str, groups: str) -> None:
     """The 1e-9 is for groups of equal rewards, whose float64 mean is off by an ulp that grpo divides by 1e-6."""
-    for floor in (0.0, 0.3) if name in SCALED else (0.0,):
+    for floor in (0.0, 0.3) if advantage_named(name).scaled else (0.0,):
         found = ADVANTAGES.get(name)(REWARDS[rewards], GROUPS[groups], **({"std_floor": floor} if floor else {}))
         wanted = equations.advantages(name, REWARDS[rewards].tolist(), GROUPS[groups].tolist(), floor)
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-9)

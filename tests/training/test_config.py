@@ -28,6 +28,7 @@ from configs import (
     smollm2_search,
 )
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -219,9 +220,12 @@ def test_passages_of_evaluation() -> None:
     assert evaluated_agent(config, recipe) == recipe.agent
 
 
-def as_they_are(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """An advantage that compares no attempts."""
+def silent(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """An advantage that does not say that it compares no attempts."""
     return rewards
+
+
+as_they_are = advantage(grouped=False)(silent)
 
 
 def test_unknown_parts_of_the_objective_are_named() -> None:
@@ -244,9 +248,9 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
         (
             {
                 "rollout": schema.RolloutConfig(samples=1),
-                "learner": schema.LearnerConfig(advantage="tests.training.test_config:as_they_are"),
+                "learner": schema.LearnerConfig(advantage="tests.training.test_config:silent", drop_no_signal=False),
             },
-            "config.learner.drop_no_signal would leave out every group of one attempt",
+            "above 1 (or let it say that it compares none: @advantage(grouped=False))",
         ),
         ({"rollout": schema.RolloutConfig(forks=1, deterministic=False)}, "leave deterministic on"),
         ({"learner": schema.LearnerConfig(minibatches=1000)}, "exceeds the episodes of a step"),
@@ -285,12 +289,12 @@ def test_pictures_go_where_there_is_someone_to_see_them(recipe: str, sees: tuple
 
 
 def test_single_attempts_are_fine_where_none_are_compared() -> None:
-    """`drop_no_signal` says nothing about REINFORCE++; a user's own advantage may compare attempts unless it is off."""
+    """By REINFORCE++, and by a user's own advantage that says so."""
     one = {"rollout": schema.RolloutConfig(samples=1), "knowledge": KB, "model": schema.ModelConfig(path="somewhere")}
     mine = "tests.training.test_config:as_they_are"
     for learner in (
         schema.LearnerConfig(advantage="reinforce_pp"),
-        schema.LearnerConfig(advantage=mine, drop_no_signal=False),
+        schema.LearnerConfig(advantage=mine),
     ):
         assert schema.TrainConfig(learner=learner, **one).learner.advantage == learner.advantage
 

@@ -20,6 +20,7 @@ from routerl_jax.training.rl import train_rl
 from routerl_jax.training.run import parameter_overview
 from routerl_jax.training.writer import MetricWriter
 from tests import tiny
+from tests.training.test_rl import make_run
 
 MODEL = schema.ModelConfig(path="atlas-warm-start")
 KNOWLEDGE = {"text": schema.KnowledgeConfig()}
@@ -197,6 +198,11 @@ def test_the_overview_of_parameters_counts_them() -> None:
     total = sum(math.prod(map(int, re.findall(r"\d+", shape))) for shape in re.findall(r"\| (\([\d, ]+\)) ", text))
     assert f"Total: {total:,} -- {4 * total:,} bytes\nTrained: {total:,} of {total:,}" in text
     assert "embedding" in text
+
+
+def test_a_run_leaves_the_overview(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path, "given", schema.LearnerConfig(length_buckets=(128,)))
+    assert (tmp_path / "parameters.txt").read_text() == parameter_overview(tiny.model())
 
 
 @pytest.mark.parametrize("qtype", ["", "int4", "nf4"])

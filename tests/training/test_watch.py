@@ -215,6 +215,25 @@ def test_weights_that_are_no_numbers_stop_a_run(tmp_path: pathlib.Path, monkeypa
     assert all(np.isfinite(weight).all() for weight in weights.values())
 
 
+def test_a_run_without_room_for_its_questions_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before knowledge bases are made and config.json is written, which would hold a mended configuration off."""
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    monkeypatch.setattr(rl, "open_knowledge", lambda *_, **__: pytest.fail("knowledge bases were opened"))
+    config = small_config(tmp_path / "home")
+    for length, reason in (
+        (10, r"the prompt of example .* has \d+ tokens, but"),
+        (40, "a turn does not fit beside it"),
+    ):
+        engine = dataclasses.replace(config.engine, max_length=length)
+        with pytest.raises(
+            ValueError, match=rf"config.engine.max_length={length} leaves no room for a turn .*{reason}"
+        ):
+            rl.train_rl(dataclasses.replace(config, engine=engine), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_before_the_first_checkpoint_a_run_leaves_no_policy(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

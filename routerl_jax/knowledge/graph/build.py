@@ -10,13 +10,12 @@ DIR.extractions.sqlite          answers of the language model, beside DIR: they 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
 import gzip
-import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -25,15 +24,23 @@ from absl import logging
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.files import whole_file
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.builds import (
+    BuildReport,
+    Source,
+    corpus_source,
+    digest_of,
+    is_built,
+    passages_source,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpus import (
-    checked_passages,
     corpus_files,
-    corpus_sha256,
     file_sha256,
-    passages_sha256,
     read_corpus,
 )
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
@@ -45,7 +52,7 @@ from routerl_jax.knowledge.graph.rules import RuleExtractor
 from routerl_jax.knowledge.graph.synonyms import synonyms
 from routerl_jax.knowledge.graph.triples import Extraction, GivenTriples, Triple, passage_text, to_row
 from routerl_jax.knowledge.index import INDEXES, backend_of
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     FORMAT,
@@ -67,43 +74,6 @@ _LISTED = 20  # failures that a report names
 _STATS = "graph.json"  # in the directory: what the extraction and the graph came to
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GraphReport:
-    """What a build made and what it took. `str(report)` is a table."""
-
-    name: str
-    kind: str
-    directory: str
-    count: int  # passages
-    entities: int
-    facts: int
-    edges: int  # undirected
-    synonyms: int  # edges that synonymy has made or taken over, counted at each end
-    isolated: int  # passages without triples: only their dense score finds them
-    dropped: int  # items of the extraction that were no triples
-    failed: Mapping[str, str]  # passages whose extraction failed, with the reason (the first of them)
-    failures: int  # all of them
-    dim: int
-    encoder: str
-    seconds: Mapping[str, float]  # read, extract, embed, graph, total
-    bytes: Mapping[str, int]  # on disk
-    peak_rss_bytes: int
-    devices: str
-
-    def __str__(self) -> str:
-        failed = f"{self.failures:,} failed" + (f": {', '.join(list(self.failed)[:5])}" if self.failed else "")
-        rows = {
-            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
-            "passages": f"{self.count:,}; {self.isolated:,} without triples, {failed}",
-            "graph": f"{self.entities:,} phrases, {self.facts:,} facts, {self.edges:,} edges; {self.synonyms:,} synonyms",
-            "vectors": f"{self.dim} wide, {self.encoder}, on {self.devices}",
-            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
-            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
-            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
-        }
-        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
-
-
 def build_graph(
     config: GraphConfig,
     directory: str | pathlib.Path,
@@ -111,7 +81,7 @@ def build_graph(
     progress: bool = True,
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
-) -> GraphReport:
+) -> BuildReport:
     """Builds a graph knowledge base from `config.corpus`. Run again after a kill, it continues where it was.
 
     Args:
@@ -122,12 +92,8 @@ def build_graph(
     Raises:
       ValueError: names the file, row or config key that is at fault; or more extractions failed than `max_failures` allows.
     """
-    if not config.corpus:
-        raise ValueError("corpus must be set: the file of passages to build from (--config.corpus=FILE)")
-    path = pathlib.Path(config.corpus).expanduser()
-    corpus_files(path)  # an error now, not after the encoder is loaded
-    source = str(path.resolve()), corpus_sha256(path)
-    return _build(config, directory, lambda: read_corpus(path), source, progress, encoder, llm)
+    source = corpus_source(config.corpus, "the file of passages", read_corpus, check=corpus_files)
+    return _build(config, directory, source, progress, encoder, llm)
 
 
 def build_graph_from_passages(
@@ -138,25 +104,19 @@ def build_graph_from_passages(
     progress: bool = True,
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
-) -> GraphReport:
+) -> BuildReport:
     """As `build_graph`, from passages in memory (`config.corpus` stays empty), whose ids must be distinct."""
-    if config.corpus:
-        raise ValueError(
-            f"corpus={config.corpus!r} must be empty: the passages are given. Use build_graph to read a file"
-        )
-    source = "", passages_sha256(passages)
-    return _build(config, directory, lambda: checked_passages(passages), source, progress, encoder, llm)
+    return _build(config, directory, passages_source(passages, config.corpus), progress, encoder, llm)
 
 
 def _build(
     config: GraphConfig,
     directory: str | pathlib.Path,
-    read: Callable[[], Iterable[Passage]],
-    source: tuple[str, str],
+    source: Source,
     progress: bool,
     encoder: TextEncoder | None,
     llm: ChatModel | None,
-) -> GraphReport:
+) -> BuildReport:
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     if config.synonyms.index:
         INDEXES.get(backend_of(config.synonyms.index)).require()
@@ -168,19 +128,23 @@ def _build(
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
         extractor += [llm.name, config.entities_first, dict(llm.settings)]
-    parts = [FORMAT, "graph", source[1], extractor, given, embedding.digest, embedding.encoder]
+    parts = [FORMAT, "graph", source.digest, extractor, given, embedding.digest, embedding.encoder]
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
-    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        same = there is not None and (there.kind, there.corpus_sha256, there.config) == (
-            "graph",
-            source[1],
-            config.changes(),
-        )
-        if config.overwrite or not same:
-            writer.commit(write_graph(config, writer, read, source, model, clock, llm=llm, progress=progress))
-    return _report(config, Store(writer.directory), clock)
+    with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
+        if not is_built(writer, config, source.digest, embedding):
+            writer.commit(write_graph(config, writer, source, model, clock, llm=llm, progress=progress))
+    store = Store(writer.directory)
+    graph, stats = Graph.load(store.index_directory), json.loads((store.directory / _STATS).read_text())
+    made = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
+    return report(
+        store,
+        clock,
+        ("passages", EMBEDDINGS, ENTITIES, FACTS, INDEX),
+        numbers=made | {key: value for key, value in stats.items() if key != "failed"},
+        failed=stats["failed"],
+        encoder=config.encoder,
+        dim=store.embeddings.shape[1],
+    )
 
 
 class VectorsByText(Protocol):
@@ -215,8 +179,7 @@ class Known:
 def write_graph(
     config: GraphConfig,
     writer: StoreWriter,
-    read: Callable[[], Iterable[Passage]],
-    source: tuple[str, str],
+    source: Source,
     encoder: TextEncoder,
     clock: Clock,
     *,
@@ -227,11 +190,10 @@ def write_graph(
     """All stages of a build, each skipped as far as an earlier run has finished it; what is left is to commit the manifest.
 
     Args:
-      source: the corpus and its digest, for the manifest.
       known: what need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, known.vectors if known else None, progress)
-    count = writer.passages(tqdm(read(), desc="reading", unit="passage", disable=not texts.progress))
+    count = writer.passages(tqdm(source.read(), desc="reading", unit="passage", disable=not texts.progress))
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, known, progress))
@@ -250,14 +212,12 @@ def write_graph(
     walk = dataclasses.asdict(config.walk)
     fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
     (writer.scratch / _STATS).write_text(json.dumps(extracted | stats, ensure_ascii=False))
-    return Manifest(
-        kind="graph",
-        name=config.name or writer.directory.name,
+    return stamp(
+        config,
+        writer.directory,
+        corpus=source.path,
+        digest=source.digest,
         count=count,
-        corpus=source[0],
-        corpus_sha256=source[1],
-        config=config.changes(),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         embedding=dataclasses.replace(texts.manifest, dim=dim),
         index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
     )
@@ -275,14 +235,15 @@ def _extract(
     extract, close = _extractor(config, writer.directory, llm)
     if known is not None:
         extract = _remembering(extract, known)
-    unfinished = writer.scratch / f"{TRIPLES}.part"
     isolated = dropped = used = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(close)
+        whole = stack.enter_context(whole_file(writer.scratch / TRIPLES))
         with (
-            gzip.GzipFile(unfinished, "wb", compresslevel=3, mtime=0) as file,  # equal builds make equal files
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
@@ -297,21 +258,18 @@ def _extract(
                         if len(failed) < _LISTED:
                             failed[passage.id] = found.error
                 bar.update(len(passages))
-    finally:
-        close()
-    if failures > config.max_failures * count:
-        first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
-        raise ValueError(
-            f"the extraction of {failures} of {count} passages failed, more than max_failures={config.max_failures} allows "
-            f"({first}). What succeeded is kept: mend the model and run the same command again, or allow more failures"
-        )
-    if failures:
-        logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
-    if config.triples and not used:
-        raise ValueError(
-            f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
-        )
-    unfinished.rename(writer.scratch / TRIPLES)
+        if failures > config.max_failures * count:
+            first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
+            raise ValueError(
+                f"the extraction of {failures} of {count} passages failed, more than max_failures={config.max_failures} allows "
+                f"({first}). What succeeded is kept: mend the model and run the same command again, or allow more failures"
+            )
+        if failures:
+            logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
+        if config.triples and not used:
+            raise ValueError(
+                f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
+            )
     return {"isolated": isolated, "dropped": dropped, "failed": failed, "failures": failures}
 
 
@@ -413,28 +371,6 @@ def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
         dim=0,
         query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
         passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
-    )
-
-
-def _report(config: GraphConfig, store: Store, clock: Clock) -> GraphReport:
-    graph = Graph.load(store.index_directory)
-    stats = json.loads((store.directory / _STATS).read_text())
-    embedding = store.manifest.embedding
-    return GraphReport(
-        name=store.manifest.name,
-        kind="graph",
-        directory=str(store.directory),
-        count=len(store),
-        entities=graph.entities,
-        facts=len(graph.fact_ends),
-        edges=graph.adjacency.nnz // 2,
-        dim=embedding.dim if embedding else 0,
-        encoder=config.encoder,
-        seconds=clock.laps | {"total": sum(clock.laps.values())},
-        bytes={part: size_on_disk(store.directory / part) for part in ("passages", EMBEDDINGS, ENTITIES, FACTS, INDEX)},
-        peak_rss_bytes=peak_rss(),
-        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
-        **stats,
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.graph.synonyms import MOST
@@ -74,21 +72,3 @@ class GraphConfig:
             raise ValueError(
                 f"shard_size={self.shard_size} must be at least 1, embed_batch={self.embed_batch} at least 0"
             )
-
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        ours, defaults = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(GraphConfig()))
-        passing = ("corpus", "kind", "embed_batch", "overwrite", "max_failures")
-        return {"kind": "graph"} | {
-            key: value
-            for key, value in ours.items()
-            if key not in passing and (key not in defaults or value != defaults[key])
-        }
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in fields.items():
-        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return result

@@ -15,13 +15,14 @@ from jaxtyping import Float32
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.builds import Source
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
 from routerl_jax.knowledge.graph.build import TRIPLES, Known, write_graph
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.triples import GivenTriples, passage_text
 from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages
+from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.llms.base import ChatModel
 
@@ -50,7 +51,7 @@ def rebuild_graph(
     """
     old = store.manifest
     assert old.embedding is not None
-    config = from_config_dict(GraphConfig, old.nested_config, "config")
+    config = from_config_dict(GraphConfig, nested(old.config), "config")
     config = dataclasses.replace(config, encoder=old.embedding.encoder)
     model = encoder or shared_encoder(old.embedding.encoder)
     digest = encoder_digest(model)
@@ -61,8 +62,8 @@ def rebuild_graph(
         changed=frozenset(passage.id for passage in new),
         vectors=KnownVectors(store),
     )
-    source = old.corpus, old.corpus_sha256
-    manifest = write_graph(config, writer, passages, source, model, Clock(), llm=llm, known=known, progress=progress)
+    source = Source(old.corpus, old.corpus_sha256, passages)
+    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, known=known, progress=progress)
     writer.commit(
         dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
     )

@@ -6,12 +6,9 @@ Every stage goes on where a killed build stopped: pages one by one, vectors and 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,10 +19,11 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, own_prefix, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import corpus_digest
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
 from routerl_jax.knowledge.pages.kb import POOLED, TEXTS, VECTORS, open_index
@@ -41,6 +39,7 @@ _COMPARE_ALL = 1000  # pages up to which index="auto" compares all of them
 _POOLED = ((100_000, 32), (1_000_000, 8))  # up to so many pages, so many pooled vectors each; beyond, one
 _CANDIDATES = (32, 64, 128, 256, 512, 1024)
 _DEPTH = 256  # pooled vectors that each vector of a query looks up, at least
+_PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # what takes room on disk
 _SAMPLE = 16  # vectors of a page that stand for a query, where no questions are given
 
 
@@ -79,10 +78,6 @@ class PagesConfig:
         if self.index not in ("auto", "maxsim"):
             INDEXES.get(self.index)
 
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        return _changes(self, ("corpus", "check_queries", "embed_batch", "overwrite"))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OcrConfig:
@@ -110,51 +105,10 @@ class OcrConfig:
             raise ValueError(f"retriever={self.retriever!r} has no {key}")
         return kind(kind=self.retriever, corpus=corpus, **chosen)
 
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        return _changes(self, ("corpus", "overwrite"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PagesReport:
-    """What a build made and what it took. `str(report)` is a table."""
-
-    name: str
-    kind: str
-    directory: str
-    count: int  # pages
-    damaged: int  # documents or pages that were left out because they can't be read
-    blank: int  # pages that were left out for want of text
-    embedded: int  # pages that this run gave vectors
-    vectors: int  # of all pages
-    encoder: str
-    index: str  # first stage, pooled vectors of a page, candidates
-    recall: float | None  # share of the 10 best pages by exact MaxSim among the candidates; None: not measured
-    seconds: Mapping[str, float]
-    bytes: Mapping[str, int]  # on disk
-    peak_rss_bytes: int  # of the whole process
-    devices: str
-
-    def __str__(self) -> str:
-        recall = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 best by exact MaxSim"
-        left_out = (
-            f"; left out: {self.damaged} damaged, {self.blank} without text" if self.damaged or self.blank else ""
-        )
-        rows = {
-            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
-            "pages": f"{self.count:,}{left_out}",
-            "vectors": f"{self.vectors:,} by {self.encoder}; {self.embedded:,} pages embedded now on {self.devices}",
-            "index": f"{self.index}, recall {recall}",
-            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
-            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
-            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
-        }
-        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
-
 
 def build_pages(
     config: PagesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: LateInteraction | None = None
-) -> PagesReport:
+) -> BuildReport:
     """Builds a knowledge base of page images. Run again after a kill, it goes on where that one stopped.
 
     Args:
@@ -165,10 +119,8 @@ def build_pages(
     Raises:
       ValueError: names the file, page or config key that is at fault.
     """
-    _check_corpus(config.corpus)
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
-    clock = Clock()
-    corpus = corpus_digest(config.corpus)
+    clock, source = Clock(), _source(config)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, LateInteraction):
         raise ValueError(
@@ -181,43 +133,39 @@ def build_pages(
         dtype=config.precision,
         query_prefix=own_prefix(model, "query") if config.query_prefix is None else config.query_prefix,
     )
-    parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, dataclasses.asdict(config.pages)]
-    fingerprint = _digest([*parts, config.precision, config.shard_size, config.pooling, config.pooled])
-    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        same = there is not None and (there.corpus_sha256, there.config) == (corpus, config.changes())
+    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, dataclasses.asdict(config.pages)]
+    parts += [config.precision, config.shard_size, config.pooling, config.pooled]
+    with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _PagesBuild(config, writer, model, clock, progress)
-        if config.overwrite or not same or there is None or there.embedding != made:
-            build.run(corpus, made)
+        if not is_built(writer, config, source.digest, made):
+            build.run(source, made)
     store = Store(writer.directory)
-    index = open_index(store)
     recall = store.manifest.settings["recall"]
     if recall is not None and recall < config.recall_target:
         logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
-    return _report(config, store, clock, build.embedded, int(index.vectors.offsets[-1]), recall)
+    numbers = {"embedded": build.embedded, "vectors": int(open_index(store).vectors.offsets[-1])}
+    rest = {"encoder": config.encoder, "dim": made.dim, "index": _described(store), "recall": recall}
+    return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **rest)
 
 
-def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> PagesReport:
+def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
     """Builds a knowledge base of pages that are found by their text. OCR is kept page by page, beyond this build too.
 
     Raises:
       ValueError: names the file, page or config key that is at fault.
     """
-    _check_corpus(config.corpus)
-    clock = Clock()
-    corpus = corpus_digest(config.corpus)
-    fingerprint = _digest([FORMAT, config.kind, corpus, dataclasses.asdict(config.pages)])
+    clock, source = Clock(), _source(config)
+    fingerprint = digest_of([FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        there = writer.existing
-        if config.overwrite or there is None or (there.corpus_sha256, there.config) != (corpus, config.changes()):
+        if not is_built(writer, config, source.digest):
             pages = PageWriter(config.corpus, config.pages, writer, keep_blank=False, progress=progress)
             count = writer.passages(pages.passages())
             clock.lap("pages")
             _build_texts(config, writer, progress)
             clock.lap("texts")
-            writer.commit(_manifest(config, writer, count, corpus))
+            writer.commit(_manifest(config, writer, count, source))
     store = Store(writer.directory)
-    return _report(config, store, clock, 0, 0, None)
+    return report(store, clock, _PARTS, numbers=_left_out(store), notes={"index": f"texts in {config.retriever}"})
 
 
 class _PagesBuild:
@@ -230,7 +178,7 @@ class _PagesBuild:
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
 
-    def run(self, corpus: str, made: Embedding) -> None:
+    def run(self, source: Source, made: Embedding) -> None:
         """All stages, each as far as an earlier run has not finished it."""
         config, writer = self._config, self._writer
         if config.index not in ("auto", "maxsim"):
@@ -254,7 +202,7 @@ class _PagesBuild:
             first = FirstStage(found, rows.owner(), 0, 0)
             settings |= self._measured(PageIndex(vectors, first)) | {"pooled": pooled}
             self._clock.lap("check")
-        manifest = _manifest(config, writer, count, corpus)
+        manifest = _manifest(config, writer, count, source)
         settings = {**manifest.settings, **settings}
         writer.commit(dataclasses.replace(manifest, embedding=made, index=index, settings=settings))
 
@@ -388,73 +336,28 @@ def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None
     (writer.scratch / f".{TEXTS}.lock").unlink(missing_ok=True)
 
 
-def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, corpus: str) -> Manifest:
-    return Manifest(
-        kind=config.kind,
-        name=config.name or writer.directory.name,
-        count=count,
-        corpus=str(pathlib.Path(config.corpus).expanduser().resolve()),
-        corpus_sha256=corpus,
-        config=config.changes(),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        settings={"picture_format": config.pages.picture_format},
-    )
+def _source(config: PagesConfig | OcrConfig) -> Source:
+    what = "the directory of PDFs and pictures"
+    return corpus_source(config.corpus, what, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
 
 
-def _report(
-    config: PagesConfig | OcrConfig, store: Store, clock: Clock, embedded: int, vectors: int, recall: float | None
-) -> PagesReport:
-    skipped, settings = skipped_pages(store.directory), store.manifest.settings
-    if isinstance(config, OcrConfig):
-        encoder, index = "none", f"texts in {config.retriever}"
-    elif "pooled" in settings:
-        encoder = config.encoder
-        stage = store.manifest.index["backend"]
-        index = (
-            f"{stage} over {settings['pooled']} pooled vectors of a page, then {settings['candidates']} pages in full"
-        )
-    else:
-        encoder, index = config.encoder, "all pages in full"
-    parts = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)
-    sizes = {part: size_on_disk(store.directory / part) for part in parts}
-    return PagesReport(
-        name=store.manifest.name,
-        kind=config.kind,
-        directory=str(store.directory),
-        count=len(store),
-        damaged=len(skipped["damaged"]),
-        blank=len(skipped["blank"]),
-        embedded=embedded,
-        vectors=vectors,
-        encoder=encoder,
-        index=index,
-        recall=recall,
-        seconds=clock.laps | {"total": sum(clock.laps.values())},
-        bytes={part: size for part, size in sizes.items() if size},
-        peak_rss_bytes=peak_rss(),
-        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
-    )
+def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, source: Source) -> Manifest:
+    settings = {"picture_format": config.pages.picture_format}
+    return stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, settings=settings)
 
 
-def _changes(config: PagesConfig | OcrConfig, without: tuple[str, ...]) -> dict[str, Any]:
-    """Values that are not the class's defaults; those of the pages under dotted keys."""
-    default = type(config)()
-    result = {
-        key: value
-        for key, value in vars(config).items()
-        if key not in (*without, "pages") and value != (getattr(default, key) if key != "kind" else None)
-    }
-    pages = vars(config.pages).items()
-    return result | {f"pages.{key}": value for key, value in pages if value != getattr(default.pages, key)}
+def _described(store: Store) -> str:
+    """How pages are found: the first stage, pooled vectors of a page, candidates."""
+    settings = store.manifest.settings
+    if "pooled" not in settings:
+        return "all pages in full"
+    stage, pooled = store.manifest.index["backend"], settings["pooled"]
+    return f"{stage} over {pooled} pooled vectors of a page, then {settings['candidates']} pages in full"
 
 
-def _check_corpus(corpus: str) -> None:
-    if not corpus:
-        raise ValueError("corpus must be set: the directory of PDFs and pictures to build from (--config.corpus=DIR)")
-
-
-def _digest(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _left_out(store: Store) -> dict[str, int]:
+    """Documents or pages that can't be read, and pages without text where text is what is searched."""
+    return {why: len(pages) for why, pages in skipped_pages(store.directory).items()}
 
 
 def _batch_size(encoder: LateInteraction) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import pathlib
 import threading
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routerl_jax.core.extras import install_hint
+from routerl_jax.core.files import write_whole
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.pretrained import cache_directory
 
@@ -101,7 +101,4 @@ def _read(path: pathlib.Path) -> list[Line] | None:
 
 
 def _keep(path: pathlib.Path, lines: list[Line]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
-    unfinished.write_text(json.dumps(lines, ensure_ascii=False), "utf-8")
-    unfinished.rename(path)
+    write_whole(path, json.dumps(lines, ensure_ascii=False), shared=True)

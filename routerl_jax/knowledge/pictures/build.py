@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -19,16 +16,17 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
+from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
-from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend, same_settings
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
+from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
 from routerl_jax.knowledge.picture_files import PICTURES, Journal, PictureFiles, PictureFormat, smaller
 from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_pictures
 from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.likeness import BYTES, fingerprint
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredArray, create_array
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish
 from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
@@ -72,51 +70,6 @@ class PicturesConfig:
         if self.index not in ("scann", AUTO) and self.scann != ScannSettings():
             raise ValueError(f"scann is set, but index={self.index!r} does not use it")
 
-    def changes(self) -> dict[str, Any]:
-        """What makes this another knowledge base than the defaults would from the same corpus, under dotted keys."""
-        without = ("corpus", "scann", "embed_batch", "check_queries", "overwrite")
-        default = PicturesConfig()
-        result = {key: value for key, value in vars(self).items() if key not in without}
-        if self.index == "scann":  # as "auto" says it; which it was is the manifest's `index`
-            del result["index"]
-        result = {key: value for key, value in result.items() if key == "kind" or value != getattr(default, key)}
-        scann = vars(self.scann).items()
-        return result | {f"scann.{key}": value for key, value in scann if value != getattr(default.scann, key)}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PicturesReport:
-    """What a build made and what it took. `str(report)` is a table."""
-
-    name: str
-    kind: str
-    directory: str
-    count: int  # rows
-    pictures: int  # of these, with a picture
-    damaged: int  # rows that were left out because their picture can't be read
-    embedded: int  # rows that this run gave vectors
-    dim: int
-    encoder: str
-    index: str
-    recall: float | None  # share of the true 10 nearest neighbours that the index finds; None: not checked
-    seconds: Mapping[str, float]
-    bytes: Mapping[str, int]  # on disk
-    peak_rss_bytes: int  # of the whole process
-    devices: str
-
-    def __str__(self) -> str:
-        found = "not checked" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
-        rows = {
-            "knowledge base": f"{self.name} ({self.kind}) at {self.directory}",
-            "rows": f"{self.count:,}, {self.pictures:,} with pictures; left out: {self.damaged} damaged",
-            "vectors": f"{self.dim} wide, {self.encoder}; {self.embedded:,} embedded now on {self.devices}",
-            "index": f"{self.index}, recall {found}",
-            "seconds": ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items()),
-            "on disk": ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items()),
-            "peak memory": f"{self.peak_rss_bytes / 1e9:.2f} GB",
-        }
-        return "\n".join(f"{key:<15} {value}" for key, value in rows.items())
-
 
 def build_pictures(
     config: PicturesConfig,
@@ -124,7 +77,7 @@ def build_pictures(
     *,
     progress: bool = True,
     encoder: PictureEmbedder | None = None,
-) -> PicturesReport:
+) -> BuildReport:
     """Builds a knowledge base of pictures. Run again after a kill, it goes on with the next shard.
 
     Args:
@@ -135,52 +88,29 @@ def build_pictures(
     Raises:
       ValueError: names the file, row or config key that is at fault.
     """
-    if not config.corpus:
-        raise ValueError("corpus must be set: rows with pictures, or a directory of them (--config.corpus=FILE)")
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
-    clock, corpus = Clock(), pictures_digest(config.corpus)
+    what = "rows with pictures, or a directory of them,"
+    clock, source = Clock(), corpus_source(config.corpus, what, lambda _: (), digest=pictures_digest)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, PictureEmbedder):
         raise ValueError(
             f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
         )
     made = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
-    parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, config.side, config.picture_format]
-    fingerprints = json.dumps([*parts, config.on_error, config.shard_size])
-    with StoreWriter(
-        directory, hashlib.sha256(fingerprints.encode()).hexdigest(), overwrite=config.overwrite
-    ) as writer:
-        there = writer.existing
-        same = (
-            there is not None
-            and there.corpus_sha256 == corpus
-            and same_settings(config.index, config.changes(), there.config, there.index)
-        )
+    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, config.side, config.picture_format]
+    parts += [config.on_error, config.shard_size]
+    with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _Build(config, writer, model, clock, progress)
-        if config.overwrite or not same or there is None or there.embedding != made:
-            build.run(corpus, made)
+        if not is_built(writer, config, source.digest, made):
+            build.run(source, made)
     store = Store(writer.directory)
     found = _check(config, store)
     clock.lap("check")
     skipped = json.loads((store.directory / _SKIPPED).read_text("utf-8"))
-    parts = ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX)
-    return PicturesReport(
-        name=store.manifest.name,
-        kind=config.kind,
-        directory=str(writer.directory),
-        count=len(store),
-        pictures=store.manifest.settings["pictures"],
-        damaged=len(skipped),
-        embedded=build.embedded,
-        dim=model.dim,
-        encoder=config.encoder,
-        index=opening_backend(None, str(store.manifest.index["backend"])),
-        recall=found,
-        seconds=clock.laps | {"total": sum(clock.laps.values())},
-        bytes={part: size_on_disk(store.directory / part) for part in parts},
-        peak_rss_bytes=peak_rss(),
-        devices=f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
-    )
+    numbers = {"pictures": store.manifest.settings["pictures"], "damaged": len(skipped), "embedded": build.embedded}
+    backend = opening_backend(None, str(store.manifest.index["backend"]))
+    rest = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": found}
+    return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **rest)
 
 
 class _Build:
@@ -194,7 +124,7 @@ class _Build:
         self._clock, self._progress = clock, progress
         self._files = PictureFiles(writer.scratch, config.picture_format)
 
-    def run(self, corpus: str, made: Embedding) -> None:
+    def run(self, source: Source, made: Embedding) -> None:
         """All stages, each as far as an earlier run has not finished it."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
@@ -219,14 +149,12 @@ class _Build:
         saved = backend.build(vectors, settings).save(writer.index_directory)
         self._clock.lap("index")
         writer.commit(
-            Manifest(
-                kind=config.kind,
-                name=config.name or writer.directory.name,
+            stamp(
+                config,
+                writer.directory,
+                corpus=source.path,
+                digest=source.digest,
                 count=count,
-                corpus=str(pathlib.Path(config.corpus).expanduser().resolve()),
-                corpus_sha256=corpus,
-                config=config.changes(),
-                created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 embedding=made,
                 index={"backend": name, **saved},
                 settings={

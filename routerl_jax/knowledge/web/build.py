@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
+from routerl_jax.knowledge.builds import BuildReport, changes, write_settings
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.store import MANIFEST, Manifest, Store
+from routerl_jax.knowledge.store import MANIFEST, Store, nested
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WebReport:
-    """What was written. `str(report)` is a table."""
-
-    name: str
-    directory: str
-    changes: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        changes = ", ".join(f"{key}={value!r}" for key, value in self.changes.items()) or "none"
-        return f"knowledge base  {self.name} (web) at {self.directory}\nnot defaults    {changes}"
-
-
-def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: bool = True) -> WebReport:
+def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
     """Writes a directory that `load_kb` opens as this web knowledge base. It holds no key.
 
     Raises:
       ValueError: the directory holds something else than a web knowledge base.
     """
-    directory = pathlib.Path(directory).expanduser()
-    if directory.exists() and any(directory.iterdir()):
-        found = Manifest.read(directory)
-        if found.kind != "web":
-            raise ValueError(f"{directory} holds a knowledge base of kind {found.kind!r}: give another directory")
-    directory.mkdir(parents=True, exist_ok=True)
-    changes = _changes(WebConfig(), config)
-    Manifest(
-        kind="web",
-        name=config.name,
-        count=0,
-        corpus="",
-        corpus_sha256="",
-        config={"kind": "web", **changes},
-        settings=changes,
-        stored=False,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    ).write(directory)
-    return WebReport(name=config.name, directory=str(directory), changes=changes)
+    settings = {key: value for key, value in changes(config).items() if key != "kind"}
+    made = write_settings(config, directory, settings, overwrite=True)
+    notes = {"not defaults": ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "none"}
+    return BuildReport(name=made.name, kind="web", directory=str(directory), notes=notes)
 
 
 def open_web(
@@ -69,26 +37,8 @@ def open_web(
     """
     if index is not None or encoder is not None:
         raise ValueError(f"{store.directory}: a web knowledge base has neither index nor encoder")
-    nested: dict[str, Any] = {}
-    for key, value in store.manifest.settings.items():
-        *sections, last = key.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return web_kb(from_config_dict(WebConfig, nested, path=f"{store.directory / MANIFEST}: settings"))
-
-
-def _changes(default: Any, config: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys of what differs from the defaults."""
-    result: dict[str, Any] = {}
-    for field in dataclasses.fields(default):
-        before, after = getattr(default, field.name), getattr(config, field.name)
-        if dataclasses.is_dataclass(before):
-            result |= _changes(before, after, f"{prefix}{field.name}.")
-        elif before != after:
-            result[prefix + field.name] = json.loads(json.dumps(after, default=dict))
-    return result
+    settings = nested(store.manifest.settings)
+    return web_kb(from_config_dict(WebConfig, settings, path=f"{store.directory / MANIFEST}: settings"))
 
 
 KB_KINDS.register("web")(open_web)

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from routerl_jax.core.types import Message, Passage
+from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.graph import build as build_module
-from routerl_jax.knowledge.graph.build import GraphReport, build_graph_from_passages
+from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ExtractionCache, ModelExtractor
 from tests.knowledge.graph.helpers import Scripted
@@ -69,7 +70,7 @@ class Logging(HashEncoder):
         return super().embed(texts)
 
 
-def build(directory: pathlib.Path, where: str) -> GraphReport:
+def build(directory: pathlib.Path, where: str) -> BuildReport:
     if where == "graph":
         build_module.make_graph = lambda *_: die()  # type: ignore[assignment]
     config = GraphConfig(extractor="llm", entities_first=False, shard_size=32, name="kb")

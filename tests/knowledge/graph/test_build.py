@@ -10,6 +10,7 @@ import pytest
 
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.builds import changes
 from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.rules import RuleExtractor, names
@@ -29,12 +30,13 @@ def test_report(tmp_path: pathlib.Path) -> None:
     config = GraphConfig(corpus=corpus, extractor="given", triples=write_triples(tmp_path / "triples.jsonl"))
     assert KB_BUILDERS.get("graph").config is GraphConfig
     report = build_graph(config, tmp_path / "kb", progress=False, encoder=HashEncoder(32))
-    assert (report.kind, report.count, report.entities, report.facts) == ("graph", 5, 7, 6)
-    assert (report.edges, report.isolated, report.failures, report.dropped) == (6 + 10, 1, 0, 0)
+    assert (report.kind, report.count) == ("graph", 5)
+    counted = {"entities": 7, "facts": 6, "edges": 6 + 10, "isolated": 1, "failures": 0, "dropped": 0}
+    assert report.numbers.items() >= counted.items()
     assert set(report.seconds) == {"read", "extract", "embed", "graph", "total"}
     assert set(report.bytes) == {"passages", "embeddings", "entities", "facts", "index"}
     json.dumps(dataclasses.asdict(report))
-    assert "7 phrases, 6 facts, 16 edges" in str(report)
+    assert "7 entities, 6 facts, 16 edges" in str(report)
     again = build_graph(config, tmp_path / "kb", progress=False, encoder=HashEncoder(32))
     assert again.count == 5
     assert "embed" not in again.seconds
@@ -68,11 +70,11 @@ def test_language_model(tmp_path: pathlib.Path) -> None:
         build(Scripted(refusing), config)
     assert not (tmp_path / "kb").exists()
     lenient = build(Scripted(refusing), dataclasses.replace(config, max_failures=0.2), "lenient")
-    assert (lenient.failures, lenient.failed, lenient.isolated) == (1, {"p2": "503"}, 2)
+    assert (lenient.numbers["failures"], lenient.failed, lenient.numbers["isolated"]) == (1, {"p2": "503"}, 2)
     model = Scripted(knowing)
     report = build(model, config)
     assert {text.partition("\n")[0] for text in model.asked} == {"Jedburgh"}
-    assert (report.failures, report.facts, report.isolated) == (0, 6, 1)
+    assert report.numbers.items() >= {"failures": 0, "facts": 6, "isolated": 1}.items()
     with gzip.open(tmp_path / "kb" / "triples.jsonl.gz", "rt") as file:
         assert {row["passage_id"]: row["triples"] for row in map(json.loads, file)} == TRIPLES
 
@@ -100,7 +102,7 @@ def test_config() -> None:
     config.walk.link_facts = 3
     config.synonyms.threshold = 0.9
     typed = from_config_dict(GraphConfig, config)
-    assert typed.changes() == {"kind": "graph", "walk.link_facts": 3, "synonyms.threshold": 0.9}
+    assert changes(typed) == {"kind": "graph", "walk.link_facts": 3, "synonyms.threshold": 0.9}
     for wrong, message in (
         ({"extractor": "spacy"}, "extractor='spacy' is not one of"),
         ({"extractor": "given"}, "a file of triples goes with 'given'"),

@@ -168,7 +168,7 @@ def test_without_triples(tmp_path: pathlib.Path) -> None:
     triples = write_triples(tmp_path / "triples.jsonl", {"p0": [], "p4": []})
     config = GraphConfig(extractor="given", triples=triples)
     report = build_graph_from_passages(PASSAGES, config, tmp_path / "kb", progress=False, encoder=HashEncoder())
-    assert (report.entities, report.facts, report.edges, report.isolated) == (0, 0, 0, 5)
+    assert report.numbers.items() >= {"entities": 0, "facts": 0, "edges": 0, "isolated": 5}.items()
     kb = load_kb(tmp_path / "kb", encoder=HashEncoder())
     assert kb.search([f"{PASSAGES[3].title}\n{PASSAGES[3].text}"], 1)[0][0].id == "p3"
 

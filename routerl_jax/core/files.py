@@ -1,0 +1,46 @@
+"""Files that appear whole: a reader finds the old content or the new, whenever the writer is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+
+@contextlib.contextmanager
+def whole_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
+    """Opens a file that takes the place of `path` when the block ends; after an error, nothing has changed.
+
+    Args:
+      sync: it is on the disk before it takes the place.
+      shared: other processes or threads may write the same file at the same time; the last one stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    unfinished = path.with_name(f".{path.name}{own}.part")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: pathlib.Path, content: str | bytes, *, sync: bool = False, shared: bool = False) -> None:
+    """Writes a text (UTF-8) or bytes; see `whole_file`."""
+    with whole_file(path, sync=sync, shared=shared) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
+    """Writes a JSON value a line; see `whole_file`."""
+    with whole_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

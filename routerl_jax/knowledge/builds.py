@@ -1,0 +1,233 @@
+"""What builds of all kinds share: the source of passages, which settings count, the manifest, the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.index import fits
+from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
+from routerl_jax.knowledge.store import Embedding, Manifest, Store, nested
+from routerl_jax.knowledge.writer import StoreWriter
+
+# Settings of any kind that change nothing in what is built.
+_PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
+_UNSAID = "dense_text"  # the kind that `changes` leaves out
+
+
+class Source(NamedTuple):
+    """Where the passages of a build come from.
+
+    Attributes:
+      path: of the file or directory; "" for passages in memory.
+      digest: of its content, SHA-256.
+      read: gives the passages.
+    """
+
+    path: str
+    digest: str
+    read: Callable[[], Iterable[Passage]]
+
+
+def corpus_source(
+    corpus: str,
+    what: str,
+    read: Callable[[pathlib.Path], Iterable[Passage]],
+    *,
+    check: Callable[[pathlib.Path], Any] = lambda path: None,
+    digest: Callable[[pathlib.Path], str] = corpus_sha256,
+) -> Source:
+    """A file or directory.
+
+    Args:
+      what: it should hold, for the message.
+      read: gives its passages.
+      check: raises what can be told without reading all of it.
+      digest: of its content.
+
+    Raises:
+      ValueError: `corpus` is empty; what `check` and `digest` raise.
+    """
+    if not corpus:
+        raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
+    path = pathlib.Path(corpus).expanduser()
+    check(path)
+    return Source(str(path.resolve()), digest(path), lambda: read(path))
+
+
+def passages_source(passages: Sequence[Passage], corpus: str) -> Source:
+    """Passages in memory, beside a configuration's `corpus`, which must be empty.
+
+    Raises:
+      ValueError: it is not. Later, while they are read: no passages, an empty one, an id that repeats.
+    """
+    if corpus:
+        raise ValueError(
+            f"corpus={corpus!r} must be empty: the passages are given. Build from the configuration alone to read a file"
+        )
+    return Source("", passages_sha256(passages), lambda: checked_passages(passages))
+
+
+def digest_of(parts: Any) -> str:
+    """Fingerprint of JSON-serialisable parts."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def changes(config: Any) -> dict[str, Any]:
+    """What makes this another knowledge base than the kind's defaults would from the same corpus: JSON values by dotted keys.
+
+    The kind is among them, unless it is dense_text."""
+    kind = {} if config.kind == _UNSAID else {"kind": config.kind}
+    unsaid = (
+        ("index",) if _any_index(config) and config.index == "scann" else ()
+    )  # as AUTO; the manifest's `index` tells
+    return kind | _changes(config, type(config)(), "", ("kind", *unsaid, *_PASSING))
+
+
+def _any_index(config: Any) -> bool:
+    """Whether `config.index` may be AUTO, the best backend that is installed."""
+    return hasattr(config, "scann")
+
+
+def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(config) if field.name not in without):
+        value, usual = getattr(config, name), getattr(default, name)
+        if dataclasses.is_dataclass(value):
+            result |= _changes(value, usual, f"{prefix}{name}.")
+        elif value != usual:
+            result[prefix + name] = json.loads(json.dumps(value, default=dict))
+    return result
+
+
+def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding | None = None) -> bool:
+    """Whether what a configuration describes is there: of the same corpus, settings and encoder, nothing changed since."""
+    there = writer.existing
+    if config.overwrite or there is None or there.updates or there.kind != config.kind:
+        return False
+    if embedding is not None:
+        made = there.embedding
+        if made is None or dataclasses.replace(made, dim=0) != dataclasses.replace(embedding, dim=0):
+            return False
+    asked, built = changes(config), dict(there.config)
+    if _any_index(config):
+        asked.pop("index", None)
+        built.pop("index", None)
+        if not fits(config.index, str(there.index.get("backend"))):
+            return False
+    return (there.corpus_sha256, nested(built)) == (digest, nested(asked))
+
+
+def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
+    """The manifest of what was built now by a configuration; `rest`: fields that depend on the kind."""
+    return Manifest(
+        kind=config.kind,
+        name=config.name or directory.name,
+        corpus=corpus,
+        corpus_sha256=digest,
+        config=changes(config),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **{"count": 0, **rest},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build made and what it took. `str(report)` is a table.
+
+    Attributes:
+      count: passages.
+      numbers: of the kind's own: `embedded` now (the others by an earlier run that was killed), `cut` by the encoder, ..
+      index: backend, and how it searches.
+      recall: share of the true 10 nearest neighbours that the index finds; None: not measured.
+      failed: passages that could not be used, with the reason (the first of them).
+      seconds: by stage, and `total`.
+      bytes: on disk, by part.
+      peak_rss_bytes: of the whole process.
+      notes: further rows of the table.
+    """
+
+    name: str
+    kind: str
+    directory: str
+    count: int = 0
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    encoder: str = ""
+    dim: int = 0
+    index: str = ""
+    recall: float | None = None
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def passages_per_second(self) -> float:
+        """While embedding."""
+        return self.numbers.get("embedded", 0) / self.seconds.get("embed", 1.0)
+
+    def __str__(self) -> str:
+        rows = {"knowledge base": f"{self.name} ({self.kind}) at {self.directory}"}
+        if self.seconds:
+            numbers = ", ".join(f"{number:,} {what}" for what, number in self.numbers.items())
+            rows["passages"] = f"{self.count:,}" + (f"; {numbers}" if numbers else "")
+        if self.failed:
+            rows["failed"] = "; ".join(f"{id}: {why}" for id, why in list(self.failed.items())[:5])
+        if self.encoder:
+            devices = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
+            rows["vectors"] = f"{self.dim} wide, {self.encoder}, {self.passages_per_second:.1f} passages/s on {devices}"
+        if self.index:
+            found = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
+            rows["index"] = f"{self.index}, recall {found}"
+        if self.seconds:
+            rows["seconds"] = ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items())
+            rows["on disk"] = ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items())
+            rows["peak memory"] = f"{self.peak_rss_bytes / 1e9:.2f} GB"
+        return "\n".join(f"{key:<15} {value}" for key, value in {**rows, **self.notes}.items())
+
+
+def report(store: Store, clock: Clock, parts: Sequence[str], **rest: Any) -> BuildReport:
+    """Of a built store; `parts`: what of it takes room, `rest`: fields that depend on the kind."""
+    sizes = {part: size_on_disk(store.directory / part) for part in parts}
+    return BuildReport(
+        name=store.manifest.name,
+        kind=store.manifest.kind,
+        directory=str(store.directory),
+        count=len(store),
+        seconds=clock.laps | {"total": sum(clock.laps.values())},
+        bytes={part: size for part, size in sizes.items() if size},
+        peak_rss_bytes=peak_rss(),
+        **rest,
+    )
+
+
+def write_settings(
+    config: Any, directory: str | pathlib.Path, settings: Mapping[str, Any], *, overwrite: bool, digest: str = ""
+) -> Manifest:
+    """Writes a directory of settings alone, for a kind that stores no passages.
+
+    Raises:
+      ValueError: something else is at `directory`, or a knowledge base of the same kind and `overwrite` is off.
+    """
+    directory = pathlib.Path(directory).expanduser().resolve()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        there = Manifest.read(directory)  # an error for what is not a knowledge base
+        if there.kind != config.kind or not overwrite:
+            raise ValueError(
+                f"{directory} already holds a knowledge base ({there.kind}). Give another directory"
+                + (", or set config.overwrite=True" if there.kind == config.kind else "")
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)
+    manifest.write(directory)
+    return manifest

@@ -1,0 +1,115 @@
+"""Kinds of credit (`config.learner.credit`): what of an episode's reward each of its tokens answers for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.types import Episode
+from routerl_jax.learning.advantages import Estimator
+from routerl_jax.training.fork_credit import by_forks, fork_metrics
+from routerl_jax.training.turn_credit import by_turns
+
+if TYPE_CHECKING:
+    from routerl_jax.training.learner_config import LearnerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What a kind of credit gives.
+
+    Attributes:
+      of_tokens: for each sequence of the episodes, in order, the advantage of each token, [T]; of fed ones it is not read.
+      reach: per sequence, how likely the policy gets to each token, which its terms of the loss are weighted by; None: it was
+        sampled, and counts once.
+      metrics: what the step's metrics show of it.
+    """
+
+    of_tokens: Sequence[Float[np.ndarray, " T"]]
+    reach: Sequence[Float[np.ndarray, " T"]] | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+# (episodes, rewards [N], groups [N], advantage, settings) -> Shares, or their `of_tokens` alone
+Credits = Callable[
+    [Sequence[Episode], np.ndarray, np.ndarray, Estimator, "LearnerConfig"], "Shares | Sequence[np.ndarray]"
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CreditKind:
+    """A kind of credit and what goes with it.
+
+    Attributes:
+      function: as `Credits`; `rewards` are those of the episodes, `groups` say which question each is of.
+      forked: it is of attempts that go every way at a decision (config.rollout.forks), and compares the rewards of the ways: no
+        advantage that is whitened, no KL in the reward, no episode left out.
+      whole: all tokens of an attempt answer for its whole reward, so that a group teaches nothing where rewards are equal; else
+        where no token has an advantage.
+    """
+
+    function: Credits
+    forked: bool = False
+    whole: bool = False
+
+
+CREDITS: Registry[CreditKind | Credits] = Registry("kind of credit")
+
+
+def credit_named(name: str) -> CreditKind:
+    """The kind of that name; a plain function is one that is not forked. Raises ValueError for an unknown name."""
+    found = CREDITS.get(name)
+    return found if isinstance(found, CreditKind) else CreditKind(function=found)
+
+
+def shares(
+    settings: LearnerConfig, episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
+) -> Shares:
+    """The configured credit.
+
+    Raises:
+      ValueError: it is not one number per token of every sequence.
+    """
+    found = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
+    found = found if isinstance(found, Shares) else Shares(of_tokens=found)
+    lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
+    for numbers in (found.of_tokens, found.reach):
+        if numbers is not None and [np.shape(values) for values in numbers] != lengths:
+            raise ValueError(
+                f"config.learner.credit={settings.credit!r} gave arrays of shapes {[np.shape(v) for v in numbers][:8]} for "
+                f"sequences of lengths {[n for (n,) in lengths][:8]}: it must give one number per token of every sequence"
+            )
+    return found
+
+
+def _episode(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+    """Every token of an attempt has its attempt's advantage."""
+    return Shares(
+        of_tokens=[
+            np.full(len(sequence), value)
+            for episode, value in zip(episodes, advantage(rewards, groups))
+            for sequence in episode.sequences
+        ]
+    )
+
+
+def _turn(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+    """The outcome, and the rewards of the token's turn and of later ones (learning.turn_advantages)."""
+    return Shares(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
+
+
+def _counterfactual(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+    """For the choice of a knowledge base what the others would have led to (learning.counterfactual)."""
+    scale = advantage.scale(rewards, groups)
+    of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)
+    return Shares(of_tokens=of_tokens, reach=reach, metrics=fork_metrics(episodes, rewards))
+
+
+CREDITS.register("episode")(CreditKind(function=_episode, whole=True))
+CREDITS.register("turn")(CreditKind(function=_turn))
+CREDITS.register("counterfactual")(CreditKind(function=_counterfactual, forked=True))

@@ -1,0 +1,44 @@
+"""Files that appear whole."""
+
+import json
+import pathlib
+
+import pytest
+
+from routerl_jax.core.files import whole_file, write_json_lines, write_whole
+
+
+def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "made" / "file.txt"
+    write_whole(path, "æ", sync=True)
+    assert path.read_bytes() == "æ".encode()
+
+    def write_and_fail() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            assert path.read_text() == "æ"  # until it is whole
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_and_fail()
+    assert path.read_text() == "æ"
+    write_whole(path, b"new", shared=True)
+    assert path.read_bytes() == b"new"
+    assert [found.name for found in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_json_lines(tmp_path: pathlib.Path) -> None:
+    write_json_lines(tmp_path / "rows.jsonl", ({"n": n, "text": "Füße\n"} for n in range(3)))
+    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [0, 1, 2]
+    assert "Füße" in lines[0]
+
+
+def test_two_writers_of_one_file(tmp_path: pathlib.Path) -> None:
+    """Each writes its own, and the last one that ends stays."""
+    path = tmp_path / "file"
+    with whole_file(path, shared=True) as first:
+        first.write(b"first")
+        write_whole(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
