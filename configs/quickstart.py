@@ -17,6 +17,7 @@ from routerl_jax.training.config import (
     RolloutConfig,
     StageConfig,
     TrainConfig,
+    WatchConfig,
 )
 
 REWARD = {"em": 1.0, "format": 0.1, "searches": -0.05}
@@ -29,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     """
     return to_config_dict(
         TrainConfig(
-            steps=120,
+            steps=140,
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
             engine=EngineConfig(rows=128, max_length=512),
@@ -40,7 +41,8 @@ def get_config() -> ml_collections.ConfigDict:
             learner=LearnerConfig(
                 advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
                 minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.15, min_entropy=0.2),
+                # forward: a choice that the policy has given up comes back (docs/architecture.md)
+                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.15, min_entropy=0.05),
                 optimizer=OptimizerConfig(
                     lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99
                 ),
@@ -49,5 +51,6 @@ def get_config() -> ml_collections.ConfigDict:
             ),
             evaluation=EvaluationConfig(every=20, examples=128, final_examples=512),
             checkpoint=CheckpointConfig(every=20),
+            watch=WatchConfig(most={**WatchConfig().most, "rollout/repeated_search_rate": 0.7}),
         )
     )

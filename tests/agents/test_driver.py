@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import threading
-import time
 import types
 
 import numpy as np
@@ -113,12 +112,10 @@ def test_a_tool_that_hangs_times_out():
 
     class Hanging:
         def search(self, queries, k):
-            release.wait(30)
+            release.wait()
             return [[] for _ in queries]
 
-    started = time.perf_counter()
     episodes = run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Hanging()), tool_timeout=0.3)
-    assert time.perf_counter() - started < 10
     release.set()
     assert [e.calls[0].error for e in episodes] == ["TimeoutError: no reply within 0.3 s"] * 2
     assert [e.answer for e in episodes] == ["Accra"] * 2

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import sys
-import time
 import types
 from typing import Any
 
@@ -151,10 +150,8 @@ def test_a_tool_that_says_it_failed() -> None:
 def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
     tool = McpTool(command("foreign"), "hangs", timeout=60.0)
     tool._timeout = 1.0
-    started = time.monotonic()
     with pytest.raises(Unavailable, match="gave no answer within 1 s"):
         tool.search(["hang"], k=1)
-    assert time.monotonic() - started < 50
     tool._timeout = 60.0
     assert tool.search(["fine"], k=1)[0][0].text == "fine"
     tool.close()
@@ -163,10 +160,8 @@ def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
 def test_a_server_that_crashes_is_an_error_and_then_started_anew() -> None:
     tool = McpTool(command("foreign"), "crashes", timeout=60.0)
     first = tool.search(["a"], k=1)[0][0].text
-    started = time.monotonic()
     with pytest.raises(Unavailable, match=r"went away|failed"):
         tool.search(["crash"], k=1)
-    assert time.monotonic() - started < 50
     second = tool.search(["a"], k=1)[0][0].text
     assert first.split()[0] == second.split()[0] == "a"
     assert first != second  # another process

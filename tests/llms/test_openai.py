@@ -16,6 +16,8 @@ from routerl_jax.llms.load import ChatModelConfig, chat_model
 from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.models.images import decode_image
+from routerl_jax.remote import http
+from tests.clock import Clock
 from tests.web_servers import Chats, http_error, serving
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -80,21 +82,28 @@ def test_storms_are_outlasted(chats):
     assert chats.server.seen["/v1/chat/completions"] == 6
 
 
-def test_retry_after_is_kept_by_all_requests(chats):
-    chats.storm = [http_error(429, "0.4")]
+def test_retry_after_is_kept_by_all_requests(chats, monkeypatch):
+    """One is told to wait 40 s, and one that comes meanwhile asks nothing before the clock is turned."""
+    clock = Clock(monkeypatch, http)
+    chats.storm = [http_error(429, "40")]
     model = OpenAIModel("m", chats.url, backoff=0.01)
     assert model.complete(say("a"))[0].text == "A"
-    chats.storm = [http_error(429, "0.4")]
-    started = time.monotonic()
-    results = []
-    first = threading.Thread(target=lambda: results.append(model.complete(say("first"))))
-    first.start()
-    time.sleep(0.15)
+    assert clock.slept == [40]
+    clock.slept.clear()
+    clock.sleep = clock.slept.append  # who sleeps looks at the clock again and again
+    chats.storm = [http_error(429, "40")]
+    requests = [threading.Thread(target=model.complete, args=(say(text),)) for text in ("first", "second")]
     before = chats.server.seen["/v1/chat/completions"]
-    model.complete(say("second"))
-    assert time.monotonic() - started >= 0.38
-    first.join()
-    assert chats.server.seen["/v1/chat/completions"] == before + 2
+    for request in requests:
+        rounds = len(clock.slept) + 20
+        request.start()
+        while len(clock.slept) < rounds:
+            time.sleep(0.001)
+        assert chats.server.seen["/v1/chat/completions"] == before + 1
+    clock.now += 50
+    for request in requests:
+        request.join()
+    assert chats.server.seen["/v1/chat/completions"] == before + 3
 
 
 def test_a_storm_that_does_not_end_is_an_error(chats):

@@ -12,6 +12,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from configs import quickstart
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.learner import Learner
 from routerl_jax.parallel import multihost
@@ -38,6 +40,14 @@ CONFIG = WatchConfig(patience=2, least={"share": 0.1}, most={"norm": 5.0}, falls
 def seen(watch: Watch, *rows: dict[str, Any]) -> list[str | None]:
     alarms = [watch.see(step, row.pop("stage", "one"), row) for step, row in enumerate(rows)]
     return [alarm and alarm.metric for alarm in alarms]
+
+
+def test_the_quickstart_stops_where_searches_are_repeated() -> None:
+    """310 of 313 questions: what a policy does that has lost its judgement of what it read. It begins at one in seven."""
+    watch = Watch(from_config_dict(TrainConfig, quickstart.get_config()).watch)
+    healthy, lost = {"rollout/repeated_search_rate": 1 / 7}, {"rollout/repeated_search_rate": 310 / 313}
+    assert seen(watch, *(dict(healthy) for _ in range(9))) == [None] * 9
+    assert seen(watch, *(dict(lost) for _ in range(5))) == [*[None] * 4, "rollout/repeated_search_rate"]
 
 
 def test_bad_values_in_a_row_are_an_alarm() -> None:

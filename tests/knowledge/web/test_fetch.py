@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -107,10 +106,8 @@ def test_a_name_that_resolves_differently_the_second_time(pages: Server, monkeyp
 
 @pytest.mark.parametrize("path", ["/never", "/drips"])
 def test_a_page_that_never_ends(pages: Server, path: str):
-    started = time.monotonic()
     with pytest.raises(WebError, match=r"not read within 0.5 s"):
         fetch(f"{pages.url}{path}", timeout=0.5)
-    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("path", ["/giant", "/bomb"])
