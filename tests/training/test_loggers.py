@@ -201,8 +201,8 @@ def test_the_overview_of_parameters_counts_them() -> None:
 
 
 def test_a_run_leaves_the_overview(tmp_path: pathlib.Path) -> None:
-    make_run(tmp_path, "given", schema.LearnerConfig(length_buckets=(128,)))
-    assert (tmp_path / "parameters.txt").read_text() == parameter_overview(tiny.model())
+    _, _, run_, _ = make_run(tmp_path, "given", schema.LearnerConfig(length_buckets=(128,)))
+    assert (tmp_path / "parameters.txt").read_text() == parameter_overview(run_.policy())
 
 
 @pytest.mark.parametrize("qtype", ["", "int4", "nf4"])
