@@ -19,6 +19,7 @@ REQUIRED = [
     "importlib_resources>=6.0",  # tensorflow-datasets needs it and does not say so
     "jax>=0.10.2",
     "jaxtyping>=0.3",
+    "jinja2>=3.1",  # chat templates; transformers needs it and does not say so
     "matplotlib>=3.9",
     "ml_collections>=1.1",
     "ml_dtypes>=0.5",
