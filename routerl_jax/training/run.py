@@ -16,6 +16,7 @@ from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.config import first_difference, from_config_dict
 from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
@@ -226,7 +227,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         return None
     if not resume:
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
-    saved, current = json.loads(path.read_text()), _as_json(config)
+    saved, current = _saved(path), _as_json(config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
     free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
@@ -243,10 +244,20 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     differing = [key for key in current if key not in free and saved.get(key) != current[key]]
     if not differing:
         return None
+    key, before, now = first_difference(saved.get(differing[0]), current[differing[0]], f"config.{differing[0]}")
     return (
-        f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same one, or use "
-        f"another --workdir"
+        f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
+        f"or use another --workdir"
     )
+
+
+def _saved(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration in a workdir; settings that are newer than it have their defaults."""
+    saved = json.loads(path.read_text())
+    try:
+        return _as_json(from_config_dict(TrainConfig, saved))
+    except ValueError:  # as it is: what no longer is a configuration differs from any
+        return saved
 
 
 def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
