@@ -12,6 +12,7 @@ from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.training.credit_kinds import credit_named
 from routerl_jax.training.fork_credit import ForkCreditConfig
 from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
     AgentConfig,
     CheckpointConfig,
@@ -123,6 +124,7 @@ class TrainConfig:
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
+    log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
     def uncounted(self) -> list[str]:
@@ -136,6 +138,7 @@ class TrainConfig:
         self._check_watch()
         self._check_controls()
         self._check_names()
+        check_log(self.log)
         for name in self.stages:
             self.in_stage(name)
 

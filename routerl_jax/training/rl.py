@@ -47,6 +47,7 @@ from routerl_jax.training.credit import (
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.knowledge import check_tools
+from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.run import Run, check_context, check_workdir, step_seed
 from routerl_jax.training.setup import (
@@ -91,6 +92,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     clock = _Clock()
     with clock("setup"):  # all that may be refused, before anything takes long
         check_workdir(config, workdir, resume)
+        require_log(config.log)
         check_overlap(config)
         check_tools(config.knowledge)
         recipe = build_recipe(config)
