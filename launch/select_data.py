@@ -61,9 +61,15 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.curation.job import check_same
     from routerl_jax.curation.selection import SelectionConfig, select
     from routerl_jax.generation.sampling import Sampling
-    from routerl_jax.training.rl import make_engine
     from routerl_jax.training.run import step_seed
-    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+    from routerl_jax.training.setup import (
+        build_mesh,
+        build_policy,
+        build_recipe,
+        make_engine,
+        open_examples,
+        open_knowledge,
+    )
 
     config = read_config()
     split_cpu(config.mesh.cpu_devices)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
-from routerl_jax.training.credit_kinds import credit_named
+from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.sections import (
     AgentConfig,

@@ -5,35 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from routerl_jax.core.checked import Fraction, NonNegative, Size, checked
+from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.learning.advantages import ADVANTAGES, advantage_named
-from routerl_jax.learning.counterfactual import Baseline, Weights
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
-from routerl_jax.training.credit_kinds import credit_named
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class TurnCreditConfig:
-    """credit="turn" (learning.turn_advantages)."""
-
-    weight: NonNegative = 1.0  # of the turns' advantages beside the outcome's
-    discount: Fraction = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
-    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ForkCreditConfig:
-    """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
-
-    baseline: Baseline = "policy"  # that a way's value is compared with: the policy's expectation, or the ways' mean
-    weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
-    # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
-    compare: Literal["question", "choices"] = "choices"
+from routerl_jax.training.credit.forks import ForkCreditConfig
+from routerl_jax.training.credit.kinds import credit_named
+from routerl_jax.training.credit.turns import TurnCreditConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +23,7 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    # what a token answers for (training.credit_kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
+    # what a token answers for (training.credit.kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
     # its turn and later ones; counterfactual: for the choice of a knowledge base what the others would have led to, of attempts
     # with rollout.forks
     credit: str = "episode"

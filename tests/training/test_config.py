@@ -35,7 +35,7 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.credit import assign
+from routerl_jax.training.credit.assign import assign
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
 from tests.programs import launch_here, write_config

@@ -5,20 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Compare
-from routerl_jax.learning.counterfactual import Weights, choice_advantages, probabilities, try_weights
-
-if TYPE_CHECKING:
-    from routerl_jax.training.learner_config import ForkCreditConfig
+from routerl_jax.learning.counterfactual import Baseline, Weights, choice_advantages, probabilities, try_weights
 
 Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForkCreditConfig:
+    """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
+
+    baseline: Baseline = "policy"  # that a way's value is compared with: the policy's expectation, or the ways' mean
+    weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
+    # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
+    compare: Literal["question", "choices"] = "choices"
+
 
 _LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,11 +12,8 @@ from jaxtyping import Float
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Estimator
-from routerl_jax.training.fork_credit import by_forks, fork_metrics
-from routerl_jax.training.turn_credit import by_turns
-
-if TYPE_CHECKING:
-    from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.credit.forks import by_forks, fork_metrics
+from routerl_jax.training.credit.turns import by_turns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +32,8 @@ class Shares:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-# (episodes, rewards [N], groups [N], advantage, settings) -> Shares, or their `of_tokens` alone
-Credits = Callable[
-    [Sequence[Episode], np.ndarray, np.ndarray, Estimator, "LearnerConfig"], "Shares | Sequence[np.ndarray]"
-]
+# (episodes, rewards [N], groups [N], advantage, config.learner) -> Shares, or their `of_tokens` alone
+Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Any], "Shares | Sequence[np.ndarray]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,26 +60,6 @@ def credit_named(name: str) -> CreditKind:
     """The kind of that name; a plain function is one that is not forked. Raises ValueError for an unknown name."""
     found = CREDITS.get(name)
     return found if isinstance(found, CreditKind) else CreditKind(function=found)
-
-
-def shares(
-    settings: LearnerConfig, episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
-) -> Shares:
-    """The configured credit.
-
-    Raises:
-      ValueError: it is not one number per token of every sequence.
-    """
-    found = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
-    found = found if isinstance(found, Shares) else Shares(of_tokens=found)
-    lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
-    for numbers in (found.of_tokens, found.reach):
-        if numbers is not None and [np.shape(values) for values in numbers] != lengths:
-            raise ValueError(
-                f"config.learner.credit={settings.credit!r} gave arrays of shapes {[np.shape(v) for v in numbers][:8]} for "
-                f"sequences of lengths {[n for (n,) in lengths][:8]}: it must give one number per token of every sequence"
-            )
-    return found
 
 
 def _episode(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from routerl_jax.core.checked import Fraction, NonNegative, checked
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Compare
 from routerl_jax.learning.turn_advantages import turn_advantages
 
-if TYPE_CHECKING:
-    from routerl_jax.training.learner_config import TurnCreditConfig
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class TurnCreditConfig:
+    """credit="turn" (learning.turn_advantages)."""
+
+    weight: NonNegative = 1.0  # of the turns' advantages beside the outcome's
+    discount: Fraction = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
+    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
 
 
 def by_turns(
