@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.command import start
+from launch.command import check_writable, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
@@ -51,6 +51,8 @@ def main(_: Sequence[str]) -> None:
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
     config = load_config(workdir)
+    output = pathlib.Path(FLAGS.output or workdir / "analysis")
+    check_writable("--output" if FLAGS.output else "--workdir", output)
     policies = _policies(config, workdir)
     analysis: dict[str, Any] = {"policies": analyse(policies, config.evaluation.normalizer)}
     split_cpu(config.mesh.cpu_devices)
@@ -60,7 +62,6 @@ def main(_: Sequence[str]) -> None:
     analysis["single_mode"] = trials.single_modes() if FLAGS.single_modes else {}
     names = config.evaluation.names
     analysis["policies"] = {names.get(name, name): row for name, row in analysis["policies"].items()}
-    output = pathlib.Path(FLAGS.output or workdir / "analysis")
     output.mkdir(parents=True, exist_ok=True)
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
     policy = names.get("trained", "trained")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config_as, read_config_dict, start
+from launch.command import check_writable, read_config_as, read_config_dict, start
 
 FLAGS = flags.FLAGS
 
@@ -43,6 +43,7 @@ def main(_: Sequence[str]) -> None:
 
         multihost.initialize()
         options = {"together": True}
+    check_writable("--workdir", FLAGS.workdir)
     report = builder.build(config, FLAGS.workdir, progress=True, **options)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 

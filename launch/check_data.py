@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launch.command import start
+from launch.command import check_writable, start
 
 FLAGS = flags.FLAGS
 
@@ -49,6 +49,8 @@ def main(_: Sequence[str]) -> None:
 
     if not FLAGS.test and not (FLAGS.train_range and FLAGS.test_range):
         raise ValueError("give --test, or --train_range and --test_range of one data set")
+    if FLAGS.output:
+        check_writable("--output", FLAGS.output, file=True)
     train = opened(FLAGS.train, FLAGS.train_range, "train_range")
     test = list(examples_of(opened(FLAGS.test or FLAGS.train, FLAGS.test_range, "test_range")))
     pairs = find_overlaps(

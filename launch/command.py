@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,8 +22,9 @@ T = TypeVar("T")
 def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None], *, arguments: bool = False) -> None:
     """Defines the program's flags and runs it. Flags are not defined at import, so that programs can import each other.
 
-    A ValueError is bad input: its message goes to standard error in one line and the exit status is 1. Set
-    ROUTERL_TRACEBACK=1 to see where it was raised. `arguments` lets the program take words besides its flags.
+    A ValueError is bad input, an OSError a file, directory or service that can't be used: the message goes to standard error
+    in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `arguments` lets the program take
+    words besides its flags.
     """
     define_flags()
 
@@ -36,14 +39,43 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
             for name in {"workdir", "output"} & set(FLAGS):
                 _refuse_url(f"--{name}", FLAGS[name].value)
             main(argv)
-        except ValueError as error:
+        except BrokenPipeError:  # who read the output has enough of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            sys.exit(f"launch.{program}: {error}")
+            sys.exit(f"launch.{program}: {_told(error)}")
         except KeyboardInterrupt:
             sys.exit(130)
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _told(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror} (ROUTERL_TRACEBACK=1 shows what was tried)"
+    return str(error) or type(error).__name__
+
+
+def check_writable(flag: str, path: str | os.PathLike[str], *, file: bool = False) -> None:
+    """Tries whether a directory, or a `file`, can be made or written at a path, by a file that goes at once.
+
+    Raises:
+      ValueError: it can't be; names the flag, and what is in the way.
+    """
+    place = pathlib.Path(path).expanduser().absolute()
+    if file and place.is_dir():
+        raise ValueError(f"{flag}={path} is a directory; give a file")
+    nearest = next(parent for parent in (place, *place.parents)[file:] if parent.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{flag}={path}: {nearest} is a file; give a directory")
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise ValueError(
+            f"{flag}={path}: nothing can be written in {nearest} ({error.strerror}); give another place"
+        ) from error
 
 
 def read_config() -> TrainConfig:
@@ -80,15 +112,32 @@ def _refuse_url(key: str, path: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    """absl's parser; an override of a key that the configuration does not have becomes one clear line."""
+    """absl's parser; an override of a key that the configuration does not have becomes one clear line, and so does what a
+    configuration says against its variant (`FILE:VARIANT`)."""
     try:
-        return app.parse_flags_with_usage(list(argv))
+        return FLAGS(list(argv))
+    except flags.Error as error:
+        complaint = _complaint(error)
+        if complaint is None or os.environ.get("ROUTERL_TRACEBACK"):
+            return app.parse_flags_with_usage(list(argv))  # says it with the usage, and exits
+        given = next((a for a in argv if a.lstrip("-").startswith("config=")), "--config")
+        sys.exit(f"launch.{pathlib.Path(argv[0]).stem}: {given}: {complaint}")
     except (AttributeError, KeyError):
         path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
         message = path and _unknown_override(cast(Any, FLAGS["config"]).parser.parse(path), argv)
         if not message:
             raise
         sys.exit(f"{os.path.basename(argv[0])}: {message}")
+
+
+def _complaint(error: BaseException | None) -> str | None:
+    """What a configuration file's get_config raised about its argument; ml_collections hands it on as a traceback."""
+    while error is not None and not str(error).startswith("Error whilst parsing config file"):
+        error = error.__cause__ or error.__context__
+    raised = error and error.__context__
+    if isinstance(raised, ValueError) or (isinstance(raised, TypeError) and str(raised).startswith("get_config()")):
+        return str(raised)
+    return None
 
 
 def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config_as, start
+from launch.command import check_writable, read_config_as, start
 
 FLAGS = flags.FLAGS
 
@@ -46,6 +46,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ConstructConfig)
+    check_writable("--workdir", FLAGS.workdir)
     report = construct(
         config,
         pathlib.Path(FLAGS.workdir).expanduser(),

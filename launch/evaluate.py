@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config, start
+from launch.command import check_writable, read_config, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import AgentConfig, TrainConfig
@@ -117,6 +117,7 @@ def main(_: Sequence[str]) -> None:
             f"--by={FLAGS.by}: the {len(examples)} questions of {benchmark} are not of several {FLAGS.by}s"
         )
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
+    check_writable("--output" if FLAGS.output else "--workdir", output)
     mesh = build_mesh(config.mesh)
     model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     asked = {

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launch.command import start
+from launch.command import check_writable, start
 
 FLAGS = flags.FLAGS
 
@@ -42,8 +42,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.load import adapter_base, load_config, load_policy
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output} is a file; give a directory")
+    check_writable("--output", output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
     # On one device: the machine that exports need not have the devices of the run.

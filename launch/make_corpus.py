@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from absl import flags
 from tqdm.auto import tqdm
 
-from launch.command import start
+from launch.command import check_writable, start
 from routerl_jax.core.files import whole_file
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
@@ -36,6 +36,7 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(f"--output={output}: the name must end in .jsonl or .jsonl.gz")
     if output.exists():
         raise ValueError(f"--output={output} exists already; remove it, or give another name")
+    check_writable("--output", output, file=True)
     counts = PoolCounts()
     passages = tqdm(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
     write_corpus(output, passages)

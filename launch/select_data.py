@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config, start
+from launch.command import check_writable, read_config, start
 
 FLAGS = flags.FLAGS
 
@@ -72,6 +72,7 @@ def main(_: Sequence[str]) -> None:
     )
 
     config = read_config()
+    check_writable("--workdir", FLAGS.workdir)
     split_cpu(config.mesh.cpu_devices)
     selection = SelectionConfig(
         easy_below=FLAGS.easy_below,

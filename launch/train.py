@@ -13,13 +13,14 @@ if __name__ == "__main__":
     tune_process()  # before anything heavy is imported: it restarts Python
 
 import pathlib
+import shlex
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import read_config, start
+from launch.command import check_writable, read_config, start
 
 FLAGS = flags.FLAGS
 
@@ -34,24 +35,39 @@ def define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     config = read_config()
+    check_writable("--workdir", FLAGS.workdir)
     split_cpu(config.mesh.cpu_devices)
     if FLAGS.distributed:
         from routerl_jax.parallel import multihost
 
         multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
-    if config.kind == "sft":
-        from routerl_jax.training.sft import train_sft
+    from routerl_jax.training.rl import train_rl
+    from routerl_jax.training.sft import train_sft
+    from routerl_jax.training.watch import RunStopped
 
-        train_sft(config, workdir, resume=FLAGS.resume)
-    else:
-        from routerl_jax.training.rl import train_rl
-        from routerl_jax.training.watch import RunStopped
+    train = train_sft if config.kind == "sft" else train_rl
+    try:
+        train(config, workdir, resume=FLAGS.resume)
+    except RunStopped as stopped:
+        sys.exit(f"launch.train: {stopped}")
+    except KeyboardInterrupt:
+        print(f"launch.train: {_how_to_go_on(workdir)}", file=sys.stderr)
+        raise
 
-        try:
-            train_rl(config, workdir, resume=FLAGS.resume)
-        except RunStopped as stopped:
-            sys.exit(f"launch.train: {stopped}")
+
+def _how_to_go_on(workdir: pathlib.Path) -> str:
+    """For a run that was interrupted: the newest checkpoint, be it of its warm start or a control, and the command."""
+    places = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
+    found = [path for place in places for path in workdir.glob(place) if path.name.isdecimal()]
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    kept = (
+        "interrupted before the first checkpoint"
+        if newest is None
+        else f"interrupted; the newest checkpoint is {newest}"
+    )
+    arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
+    return f"{kept}. Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ import jax
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.patience import patience, seconds_left
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.query import query_image, query_text
 from routerl_jax.knowledge.timing import timed_search
+from routerl_jax.knowledge.together import search_together
 from routerl_jax.parallel import multihost
 from routerl_jax.remote.background import in_thread
 
@@ -75,7 +77,9 @@ async def search_calls(
 
     Args:
       k: passages per query.
-      timeout: seconds after which a batch counts as failed; its queries one by one have as many again, all together.
+      timeout: seconds after which a batch counts as failed. There is no other limit: the tool is told of this one
+        (core.patience), so that it may give up a little sooner and say why. The queries of a batch that has failed before
+        have as many again one by one, all together.
 
     Returns:
       One call per query, in order; one that failed has `error` set.
@@ -83,10 +87,25 @@ async def search_calls(
     Raises:
       TypeError: a query's cost is no number.
     """
-    cost = _cost(tools, tool)
-    results = await _attempt(tools, tool, queries, k, timeout)
-    if len(queries) > 1 and all(isinstance(result, _Failure) and result.raised for result, _ in results):
-        results = await _one_by_one(tools, tool, queries, k, timeout)
+    cost, clock = _cost(tools, tool), _Clock(timeout)
+    known: dict[int, _Timed] = {}
+    async for i, found in search_together(
+        lambda some: _search(tools, tool, some, k, clock),
+        [[query] for query in queries],
+        wanted=lambda _: clock.again(),
+        lost=_Late,
+    ):
+        if isinstance(found, Exception) and not isinstance(found, _Failed):
+            raise found
+        known[i] = (_Failure(str(found)), found.seconds) if isinstance(found, _Failed) else found[0]
+    why = (
+        f"TimeoutError: the batch failed, and {len(queries) - len(known)} of its {len(queries)} queries could not be tried by "
+        f"themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
+    )
+    results = [known.get(i, (_Failure(why), 0.0)) for i in range(len(queries))]
+    failures = [result.message for result, _ in results if isinstance(result, _Failure)]
+    if failures:
+        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
     return [_call(tool, query, result, seconds, cost) for query, (result, seconds) in zip(queries, results)]
 
 
@@ -100,62 +119,77 @@ def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """Why a query has no passages; `raised` if its whole batch failed by an exception, for which it need not be to blame."""
+    """Why a query has no passages."""
 
     message: str
-    raised: bool = False
 
 
 _TEXTS = ("id", "title", "text")  # of a passage
 _LONGEST_ERROR = 300  # letters of what a tool says that are shown: a trace of the stack must not fill a conversation
+_TOLD = 0.95  # of the time: a tool that gives up by itself can say why
 _Result = tuple[Passage, ...] | _Failure
 _Timed = tuple[_Result, float]  # with the seconds that it took
 
 
-async def _attempt(
-    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
+class _Failed(Exception):
+    """A batch failed. `seconds`: of each of its queries, a part of the batch's time."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class _Late(_Failed):
+    """Its time was up."""
+
+
+class _Clock:
+    """The time limit of a batch, and of its queries one by one, if it comes to that."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._ends: float | None = None  # of the queries one by one
+
+    def again(self) -> bool:
+        """Whether one more query may be tried by itself; the first time sets the limit of all of them."""
+        if self._ends is None:
+            self._ends = time.perf_counter() + self.timeout
+        return time.perf_counter() < self._ends
+
+    @property
+    def left(self) -> float:
+        """Seconds for the next search."""
+        return self.timeout if self._ends is None else self._ends - time.perf_counter()
+
+
+async def _search(
+    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, clock: _Clock
 ) -> list[_Timed]:
-    """Per query its passages, or why there are none: where the batch failed, each has its part of the time."""
+    """Per query its passages, or why it alone has none.
+
+    Raises:
+      _Failed: the tool raised, or gave no list of so many results.
+    """
     if tool not in tools:
         return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
-    started = time.perf_counter()
+    started, limit = time.perf_counter(), clock.left
 
-    def failed(failure: _Failure) -> list[_Timed]:
-        return [(failure, (time.perf_counter() - started) / len(queries))] * len(queries)
+    def part() -> float:
+        return (time.perf_counter() - started) / len(queries)
 
     def work() -> list[_Timed]:
-        try:
-            reply, seconds = timed_search(tools[tool].search, queries, k)
-            return list(zip(_checked(tool, reply, len(queries)), seconds))
-        except Exception as error:
-            return failed(_Failure(f"{type(error).__name__}: {error}", raised=True))
+        with patience(_TOLD * limit):
+            try:
+                reply, seconds = timed_search(tools[tool].search, queries, k)
+                return list(zip(_checked(tool, reply, len(queries)), seconds))
+            except Exception as error:
+                kind = _Failed if seconds_left() else _Late
+                raise kind(f"{type(error).__name__}: {error}", part()) from error
 
     try:
-        outcome = await asyncio.wait_for(in_thread(work, f"tool-{tool}"), timeout)
+        return await asyncio.wait_for(in_thread(work, f"tool-{tool}"), limit)
     except TimeoutError:
-        outcome = failed(_Failure(f"TimeoutError: no reply within {timeout:g} s"))
-    failures = [result.message for result, _ in outcome if isinstance(result, _Failure)]
-    if failures:
-        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
-    return outcome
-
-
-async def _one_by_one(
-    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
-) -> list[_Timed]:
-    """As many of the queries as can be tried in time, each by itself."""
-    results: list[_Timed] = []
-    ends = time.perf_counter() + timeout
-    while len(results) < len(queries) and (left := ends - time.perf_counter()) > 0:
-        results += await _attempt(tools, tool, [queries[len(results)]], k, left)
-    if untried := len(queries) - len(results):
-        why = (
-            f"TimeoutError: the batch failed, and {untried} of its {len(queries)} queries could not be tried by themselves "
-            f"within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
-        )
-        logging.warning("tool %s: %s", tool, why)
-        results += [(_Failure(why), 0.0)] * untried
-    return results
+        raise _Late(f"TimeoutError: no reply within {limit:g} s", part()) from None
 
 
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:

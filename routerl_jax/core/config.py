@@ -153,6 +153,14 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
         ) from error
 
 
+def first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any]:
+    """The first setting, within sections, that differs: its key, and both values; None where there is none."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return key, before, now
+    name = next(name for name in {**now, **before} if before.get(name) != now.get(name))
+    return first_difference(before.get(name), now.get(name), f"{key}.{name}")
+
+
 def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
     """The message for a key that the schema does not have."""
     known = sorted(known)

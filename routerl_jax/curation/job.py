@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from routerl_jax.core.config import first_difference
 from routerl_jax.core.files import write_whole
 
 
@@ -28,17 +29,9 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
         return False
     differing = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
     if differing:
-        key, before, now = _difference(differing[0], saved.get(differing[0]), current.get(differing[0]))
+        key, before, now = first_difference(saved.get(differing[0]), current.get(differing[0]), differing[0])
         raise ValueError(f"{path} was made with other settings ({key} differs: {before!r}, now {now!r}); {remedy}")
     return True
-
-
-def _difference(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
-    """The first setting that differs within a section."""
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
-        return key, before, now
-    inner = next(name for name in {**now, **before} if before.get(name) != now.get(name))
-    return _difference(f"{key}.{inner}", before.get(inner), now.get(inner))
 
 
 class Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import dataclasses
 import os
 import pathlib
@@ -77,7 +78,11 @@ class HybridKB(KnowledgeBase):
 
     def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
-            found = list(pool.map(lambda member: _ask(member, queries, self.depth * k), self.members))
+            asked = [
+                pool.submit(contextvars.copy_context().run, _ask, member, queries, self.depth * k)
+                for member in self.members
+            ]
+            found = [of_member.result() for of_member in asked]
         joined = [
             reciprocal_rank_fusion([ranking[i] for ranking in found], k, weights=self.weights, constant=self.constant)
             for i in range(len(queries))

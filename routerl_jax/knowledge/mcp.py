@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from routerl_jax.core.extras import install_hint
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.policy import Unavailable
@@ -181,7 +182,8 @@ class McpTool:
       query_key, k_key, image_key: the tool's arguments for these; None: it has none. `k_key` and `image_key` are only used
         where the tool's schema has them.
       arguments: further ones, the same in every call.
-      timeout: seconds for one call, the connection included.
+      timeout: seconds for one call at most, the connection included; it never takes longer than its caller waits
+        (core.patience).
       token: for HTTP, `Authorization: Bearer`.
       env: of the command, beside the few variables that MCP hands on.
       concurrency: calls at a time.
@@ -202,7 +204,7 @@ class McpTool:
         k_key: str | None = "k",
         image_key: str | None = "image",
         arguments: Mapping[str, Any] | None = None,
-        timeout: float = 60.0,
+        timeout: float | None = None,
         token: str = "",
         env: Mapping[str, str] | None = None,
         concurrency: int = 8,
@@ -288,9 +290,9 @@ class McpTool:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
-        session = None
+        session, seconds = None, seconds_left(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 session = await self._connected()
                 return await session.race(ask(session.client))
         except MCPError as error:
@@ -300,7 +302,7 @@ class McpTool:
             raise RuntimeError(f"the MCP server {self._where}: {error}") from error
         except TimeoutError as error:
             await self._drop(session)
-            raise Unavailable(f"the MCP server {self._where} gave no answer within {self._timeout:g} s") from error
+            raise Unavailable(f"the MCP server {self._where} gave no answer within {seconds:.3g} s") from error
         except Exception as error:
             await self._drop(session)
             if isinstance(error, Unavailable):

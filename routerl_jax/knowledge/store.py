@@ -85,7 +85,7 @@ class Manifest:
         """Reads DIR/kb.json; ValueError with path and rebuild command if it is absent, damaged or of another format."""
         path = directory / MANIFEST
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {rebuild_hint(directory)}")
+            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_what_instead(directory)}")
         try:
             fields = json.loads(path.read_text())
         except ValueError as error:
@@ -126,6 +126,17 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
     where = shlex.quote(f"--workdir={directory}")
     return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
+
+
+def _what_instead(directory: pathlib.Path) -> str:
+    """What to do about a directory without a manifest. What else is in it is left alone, so nothing can be built there."""
+    found = sorted(directory.iterdir()) if directory.is_dir() else []
+    inside = [path for path in found if (path / MANIFEST).is_file()]
+    if inside:
+        return f"Give one of those in it: {', '.join(map(str, inside[:8]))}{', ..' if len(inside) > 8 else ''}"
+    where = "DIR" if found else shlex.quote(str(directory))
+    command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={where} --config.corpus=FILE"
+    return f"Give the directory of one{', or build one elsewhere' if found else ', or build it here'}: {command}"
 
 
 class StoredArray:
@@ -269,7 +280,7 @@ class Store:
                     f"{self.directory}: no such directory, but {replaced} is what was there when a build or an update "
                     f"was killed at its last step: run that again, or rename it"
                 )
-            raise ValueError(f"{self.directory}: no such directory. {rebuild_hint(self.directory)}")
+            raise ValueError(f"{self.directory}: no such directory. {_what_instead(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
         self._embeddings: StoredArray | None = None

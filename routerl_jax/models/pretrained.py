@@ -75,10 +75,11 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
     """The local directory of a model, downloading it into the cache if need be.
 
     Raises:
-      ValueError: neither a directory, nor a known PyPI model, nor a hub id that could be fetched.
+      ValueError: neither a directory, nor a known PyPI model, nor a hub id that could be fetched; or the directory of a run.
     """
     path = pathlib.Path(path_or_id).expanduser()
     if path.is_dir():
+        _check_no_run(path)
         return path
     if str(path_or_id) in PACKAGED_MODELS:
         return PACKAGED_MODELS[str(path_or_id)]
@@ -102,6 +103,19 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
             f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({error}). "
             f"Give a Hugging Face directory, or one of {', '.join(PYPI_MODELS)}"
         ) from error
+
+
+def _check_no_run(path: pathlib.Path) -> None:
+    """A run's directory has a config.json, too: its settings. Its policy lies in it."""
+    if not ((path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()) or list(path.glob("*.safetensors")):
+        return
+    policy = path / "policy"
+    remedy = (
+        f"its policy is {policy}"
+        if (policy / "config.json").is_file()
+        else f"it has no finished policy; python -m launch.export_hf --workdir={path} --output=DIR writes its newest checkpoint"
+    )
+    raise ValueError(f"{path} is the directory of a run, not of a model: {remedy}")
 
 
 def _from_pypi(name: str) -> pathlib.Path:

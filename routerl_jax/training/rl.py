@@ -30,6 +30,8 @@ from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.judging import check_names, judging_questions, keep_table, kept_tables
 from routerl_jax.training.knowledge import check_tools
+from routerl_jax.training.loggers import require_log
+from routerl_jax.training.passes import count_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
 from routerl_jax.training.setup import (
     build_mesh,
@@ -63,6 +65,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
       ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
       RunStopped: the run went wrong (config.watch).
     """
+    config = count_steps(config)
     with alone_as_job(workdir):
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
@@ -84,6 +87,7 @@ class _Training:
         self.owed = False  # a checkpoint
         with self.clock("setup"):
             check_workdir(config, workdir, resume)
+            require_log(config.log)
             check_overlap(config)
             check_tools(config.knowledge)
             self.recipe = build_recipe(config)

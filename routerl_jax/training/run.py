@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import optax
+from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.config import first_difference, from_config_dict
 from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
@@ -93,7 +95,10 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Last: what was refused above may be mended and started again.
             _write_config(config, workdir / "config.json")
-        self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
+            write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
+        self.writer = MetricWriter(
+            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
+        )
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
         """Checkpoints after `step` steps, among the run's own or `into` others.
@@ -167,6 +172,23 @@ def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
+def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
+    """A table of the parameters: name, shape, dtype, number, and the mesh axes that split each; below, how many are trained.
+
+    Args:
+      frozen: config.model.freeze.
+    """
+
+    def named(kept: Any) -> dict[str, Any]:
+        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, kept)))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+    everything, trained = named(...), named(trained_parameters(model, frozen))
+    counts = [clu_overview.count_parameters(part) for part in (trained, everything)]
+    table = clu_overview.get_parameter_overview(everything, include_stats="sharding")
+    return f"{table}\nTrained: {counts[0]:,} of {counts[1]:,}\n"
+
+
 def check_context(config: TrainConfig, model: Decoder) -> None:
     """Raises ValueError if conversations may be longer than the model's context."""
     if config.engine.max_length > model.config.max_length:
@@ -205,9 +227,9 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         return None
     if not resume:
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
-    saved, current = json.loads(path.read_text()), _as_json(config)
+    saved, current = _saved(path), _as_json(config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
+    free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters
@@ -222,10 +244,20 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     differing = [key for key in current if key not in free and saved.get(key) != current[key]]
     if not differing:
         return None
+    key, before, now = first_difference(saved.get(differing[0]), current[differing[0]], f"config.{differing[0]}")
     return (
-        f"{path} was made with another configuration (section {differing[0]!r} differs); resume with the same one, or use "
-        f"another --workdir"
+        f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
+        f"or use another --workdir"
     )
+
+
+def _saved(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration in a workdir; settings that are newer than it have their defaults."""
+    saved = json.loads(path.read_text())
+    try:
+        return _as_json(from_config_dict(TrainConfig, saved))
+    except ValueError:  # as it is: what no longer is a configuration differs from any
+        return saved
 
 
 def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.evaluation.records import episode_record
 from tests import tiny
@@ -105,6 +106,27 @@ def test_queries_of_a_failed_batch_share_one_more_timeout(monkeypatch):
     untried = "TimeoutError: the batch failed, and 3 of its 6 queries could not be tried by themselves within 50 s"
     assert all(error.startswith(untried) for error in errors[3:])
     assert [e.answer for e in episodes] == ["Accra"] * 6
+
+
+def test_a_tool_is_told_how_long_it_is_waited_for_and_a_late_batch_is_not_tried_again():
+    """It gives up by itself when that is over, and what it says is the error."""
+    told = []
+
+    class Patient:
+        def search(self, queries, k):
+            told.append((len(queries), seconds_left()))
+            while seconds_left():
+                threading.Event().wait(0.01)
+            raise ConnectionError("nobody answered")
+
+    episodes = run(AGENT, EXAMPLES[:3], ScriptedEngine(script), knowledge(text=Patient()), tool_timeout=20.0 / 19)
+    assert [count for count, _ in told] == [3]
+    assert 0 < told[0][1] <= 1.0
+    assert {e.calls[0].error for e in episodes} <= {
+        "ConnectionError: nobody answered",
+        "TimeoutError: no reply within 1.05263 s",
+    }
+    assert seconds_left(5.0) == 5.0  # the limit was the search's alone
 
 
 def test_a_tool_that_hangs_times_out():

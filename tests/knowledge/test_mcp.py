@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.mcp import McpTool, _passages, http_app
@@ -148,11 +149,10 @@ def test_a_tool_that_says_it_failed() -> None:
 
 
 def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
-    tool = McpTool(command("foreign"), "hangs", timeout=60.0)
-    tool._timeout = 1.0
-    with pytest.raises(Unavailable, match="gave no answer within 1 s"):
+    """Within the time that its caller waits."""
+    tool = McpTool(command("foreign"), "hangs")
+    with patience(1.0), pytest.raises(Unavailable, match=r"gave no answer within (1|0\.9\d*) s"):
         tool.search(["hang"], k=1)
-    tool._timeout = 60.0
     assert tool.search(["fine"], k=1)[0][0].text == "fine"
     tool.close()
 

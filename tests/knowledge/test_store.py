@@ -163,5 +163,21 @@ def test_damage_of_a_knowledge_base_built_from_memory(tmp_path: pathlib.Path) ->
 
 
 def test_nothing_there(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such directory\. Rebuild it: python -m launch\.build_kb"):
+    command = r"python -m launch\.build_kb --config=configs/build_kb\.py --workdir="
+    with pytest.raises(ValueError, match=rf"nowhere: no such directory\. .* build it here: {command}\S*nowhere"):
         Store(tmp_path / "nowhere")
+    (tmp_path / "nowhere").mkdir()
+    with pytest.raises(ValueError, match=rf"kb\.json is missing: .* build it here: {command}\S*nowhere"):
+        Store(tmp_path / "nowhere")
+
+
+def test_another_directory_is_not_to_be_built_over(built: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A build would refuse it; a directory of knowledge bases names them."""
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(
+        ValueError, match=r"is not a knowledge base\. Give .*, or build one elsewhere: .* --workdir=DIR "
+    ):
+        Store(tmp_path)
+    shutil.copytree(built, tmp_path / "kb")
+    with pytest.raises(ValueError, match=rf"is not a knowledge base\. Give one of those in it: {tmp_path / 'kb'}$"):
+        Store(tmp_path)

@@ -1,10 +1,18 @@
 """What all launch programs share."""
 
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
+from typing import Any, NoReturn
 
 import pytest
+
+from launch.command import check_writable
+from routerl_jax.training import rl
+from tests.programs import launch_here, refusal, write_config
+from tests.training.small_run import make_sft_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -44,3 +52,94 @@ def test_dtypes_of_an_export_are_checked_first() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
     assert done.returncode == 1
     assert "flag --dtype=int8: value should be one of <float32|bfloat16|float16>" in done.stderr
+
+
+def test_places_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """Files stand in for a lack of rights, which root does not know; a disk's own refusal is told as it is."""
+    (tmp_path / "file").touch()
+    config = write_config(make_sft_config(), tmp_path / "config.py")
+    monkeypatch.setattr("routerl_jax.training.sft.train_sft", lambda *_, **__: pytest.fail("it has begun to train"))
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        message = refusal("train", f"--config={config}", f"--workdir={place}")
+        assert message == f"launch.train: --workdir={place}: {tmp_path / 'file'} is a file; give a directory"
+    for program, flags in {
+        "build_kb": ["--config=configs/build_kb.py", "--config.corpus=nowhere.jsonl"],
+        "construct_data": [
+            "--config=configs/r1_router_data.py",
+            "--config.data=nowhere.jsonl",
+            "--config.teacher=annotations",
+        ],
+        "select_data": [f"--config={config}"],
+    }.items():
+        message = refusal(program, *flags, f"--workdir={tmp_path / 'file' / 'x'}")
+        assert message.endswith(f"{tmp_path / 'file'} is a file; give a directory")
+    for place in (tmp_path / "new", tmp_path / "a" / "new", tmp_path):
+        check_writable("--output", place)
+    check_writable("--output", tmp_path / "file", file=True)
+    with pytest.raises(ValueError, match="is a directory; give a file"):
+        check_writable("--output", tmp_path, file=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.py", "file"]
+
+    def full(dir: pathlib.Path) -> NoReturn:
+        raise OSError(28, os.strerror(28), str(dir / "tmp"))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(
+        ValueError, match=rf"^--output=new: nothing can be written in {pathlib.Path.cwd()} \(No space left"
+    ):
+        check_writable("--output", "new")
+
+
+def test_errors_of_the_system_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those in the middle of a run, such as a disk that is full by then."""
+    config = write_config(make_sft_config(), tmp_path / "config.py")
+    for error, told in (
+        (OSError(28, os.strerror(28), "/disk/metrics.tmp"), "/disk/metrics.tmp: No space left on device (ROUTERL_"),
+        (ConnectionResetError("the server went away"), "the server went away"),
+        (TimeoutError(), "TimeoutError"),
+    ):
+
+        def broken(*_: Any, failure: OSError = error, **__: Any) -> NoReturn:
+            raise failure
+
+        monkeypatch.setattr("routerl_jax.training.sft.train_sft", broken)
+        message = refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+        assert message.startswith(f"launch.train: {told}")
+    monkeypatch.setenv("ROUTERL_TRACEBACK", "1")
+    with pytest.raises(TimeoutError):
+        launch_here("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the checkpoint that was written last, which may be its warm start's."""
+
+    def interrupted(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rl, "train_rl", interrupted)
+    workdir = tmp_path / "a run"
+    arguments = ["--config=configs/quickstart.py", f"--workdir={workdir}", "--config.steps=7"]
+    command = f"Go on with: python -m launch.train {' '.join(arguments[:1])} '--workdir={workdir}' --config.steps=7 --resume\n"
+    assert launch_here("train", *arguments) == 130
+    assert capsys.readouterr().err == f"launch.train: interrupted before the first checkpoint. {command}"
+    for time, place in enumerate(
+        ("warm_start/checkpoints/40", "checkpoints/9", "checkpoints/12.orbax-tmp", "checkpoints/10")
+    ):
+        (workdir / place).mkdir(parents=True)
+        os.utime(workdir / place, (time, time))
+    assert launch_here("train", *arguments, "--resume") == 130
+    newest = workdir / "checkpoints" / "10"
+    assert capsys.readouterr().err == f"launch.train: interrupted; the newest checkpoint is {newest}. {command}"
+
+
+def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
+    message = refusal("build_kb", "--config=configs/build_kb.py:foo", "--workdir=kb")
+    assert message.startswith(
+        "launch.build_kb: --config=configs/build_kb.py:foo: unknown kind of knowledge base to build 'foo'. Known: bm25, "
+    )
+    message = refusal("train", "--config=configs/search_qwen25_vl_7b.py:x", "--workdir=run")
+    assert message.startswith(
+        "launch.train: --config=configs/search_qwen25_vl_7b.py:x: get_config() takes 0 positional"
+    )

@@ -102,10 +102,9 @@ def test_the_output_is_a_new_directory(workdir: pathlib.Path, tmp_path: pathlib.
     assert all(torch.equal(tensor, tensors(output)[name]) for name, tensor in tensors(workdir / "policy").items())
     message = refusal("export_hf", f"--workdir={workdir}", f"--output={output}")
     assert message == f"launch.export_hf: {output} is not empty; give a directory that can be written afresh"
-    message = refusal("export_hf", f"--workdir={workdir}", f"--output={output / 'config.json'}")
-    assert message == f"launch.export_hf: {output / 'config.json'} is a file; give a directory"
-    message = refusal("export_hf", f"--workdir={workdir}", f"--output={output / 'config.json' / 'x'}")
-    assert message == f"launch.export_hf: {output / 'config.json'} is a file; give a directory"
+    for place in (output / "config.json", output / "config.json" / "x"):
+        message = refusal("export_hf", f"--workdir={workdir}", f"--output={place}")
+        assert message == f"launch.export_hf: --output={place}: {output / 'config.json'} is a file; give a directory"
     message = refusal("export_hf", f"--workdir={tmp_path}", f"--output={tmp_path / 'other'}")
     assert "holds no run" in message
     assert not (tmp_path / "other").exists()

@@ -102,6 +102,23 @@ def test_directories(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     assert resolve("~/mine") == tmp_path / "mine"
 
 
+def test_the_directory_of_a_run_is_told_from_its_policy(tmp_path: pathlib.Path) -> None:
+    """It has a config.json, of settings. A model with checkpoints beside its weights is a model."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"run is the directory of a run, not of a model: .* launch.export_hf --workdir="
+    ):
+        resolve(tmp_path / "run")
+    (tmp_path / "run" / "policy").mkdir()
+    (tmp_path / "run" / "policy" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"its policy is {tmp_path / 'run' / 'policy'}$"):
+        resolve(tmp_path / "run")
+    assert resolve(tmp_path / "run" / "policy") == tmp_path / "run" / "policy"
+    (tmp_path / "run" / "model.safetensors").touch()
+    assert resolve(tmp_path / "run") == tmp_path / "run"
+
+
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("ROUTERL_CACHE", "/somewhere")
     assert cache_directory() == pathlib.Path("/somewhere")

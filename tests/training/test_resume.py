@@ -160,8 +160,11 @@ def test_resuming_something_else_is_refused(small_run: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="holds a run already; pass --resume"):
         train_rl(config, small_run / "whole")
     learner = dataclasses.replace(config.learner, optimizer=OptimizerConfig(lr=1.0))
-    with pytest.raises(ValueError, match="section 'learner' differs"):
+    with pytest.raises(ValueError, match=r"\(config.learner.optimizer.lr was 0.0001, and now it is 1.0\)"):
         train_rl(dataclasses.replace(config, learner=learner), small_run / "whole", resume=True)
+    stages = {**config.stages, "third": schema.StageConfig(start=3, reward={"em": 1.0})}
+    with pytest.raises(ValueError, match=r"\(config.stages.third was None, and now it is \{'start': 3, "):
+        train_rl(dataclasses.replace(config, stages=stages), small_run / "whole", resume=True)
     evaluation = dataclasses.replace(config.evaluation, normalizer="r1_searcher")
     with pytest.raises(
         ValueError, match=r"made with config.evaluation.normalizer='search_r1', and now it is 'r1_searcher'"

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.background import run
@@ -160,8 +161,9 @@ class HttpKB(KnowledgeBase):
     def _permit(self, n: int) -> None:
         if self._limiter is None:
             return
-        if not self._limiter.acquire(f"kb:{self.name}", n, timeout=self._timeouts.total):
-            raise Unavailable(f"{self.name}: no permit for {n} queries within {self._timeouts.total:g} s (rate limit)")
+        seconds = seconds_left(self._timeouts.total)
+        if not self._limiter.acquire(f"kb:{self.name}", n, timeout=seconds):
+            raise Unavailable(f"{self.name}: no permit for {n} queries within {seconds:.3g} s (rate limit)")
 
     def _body(self, queries: list[Query], k: int) -> dict[str, Any]:
         body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}

@@ -29,14 +29,15 @@ class Failed(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds: to connect, between two pieces of a reply, and for a whole call with all its attempts."""
+    """Seconds: to connect, between two pieces of a reply, and at most for a whole call with all its attempts, which never takes
+    longer than its caller waits (core.patience)."""
 
     connect: float = 5.0
     read: float = 30.0
-    total: float = 60.0
+    total: float | None = None
 
     def __post_init__(self) -> None:
-        if min(self.connect, self.read, self.total) <= 0:
+        if min(self.connect, self.read, 1.0 if self.total is None else self.total) <= 0:
             raise ValueError(f"timeouts must be positive: {self}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
 
@@ -75,7 +76,7 @@ class Transport:
           Unavailable: all attempts failed, the time is up, or no server takes requests now.
         """
         started = time.monotonic()
-        deadline = started + self._timeouts.total
+        deadline = started + seconds_left(self._timeouts.total)
         content = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         last: Exception | None = None
         for attempt in range(self._retries.attempts):

@@ -17,6 +17,7 @@ from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.schema import Refusal
 from routerl_jax.knowledge.timing import TimedResults, timed_search
+from routerl_jax.knowledge.together import search_together
 
 
 class BatchObserver(Protocol):
@@ -185,33 +186,34 @@ class Batcher:
         return pieces
 
     async def _call(self, pieces: list[_Piece]) -> None:
-        """Searches for these queries; if that raises, for those of each request apart: one bad query harms no other."""
-        queries = [query for request, start, stop in pieces for query in request.queries[start:stop]]
+        """Searches for these queries; one bad query harms no other request."""
+        k = pieces[0][0].k
+        async for number, found in search_together(
+            lambda queries: self._timed(queries, k),
+            [request.queries[start:stop] for request, start, stop in pieces],
+            wanted=lambda number: not pieces[number][0].future.done(),
+        ):
+            request, start, stop = pieces[number]
+            if isinstance(found, Exception):
+                _fail(request, found)
+                continue
+            request.results[start:stop] = [passages for passages, _ in found]
+            request.seconds[start:stop] = [seconds for _, seconds in found]
+            request.missing -= stop - start
+            if not request.missing and not request.future.done():
+                request.future.set_result(TimedResults(request.results, request.seconds))
+
+    async def _timed(self, queries: Sequence[Query], k: int) -> list[tuple[list[Passage], float]]:
+        """One call: for each query its passages and what it took."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
-        try:
-            results, times = await loop.run_in_executor(self._thread, self._search, queries, pieces[0][0].k)
-        except Exception as error:
-            if len(pieces) == 1:
-                _fail(pieces[0][0], error)
-                return
-            for piece in pieces:
-                if not piece[0].future.done():
-                    await self._call([piece])
-            return
+        results, times = await loop.run_in_executor(self._thread, self._search, list(queries), k)
         seconds = time.perf_counter() - started
         rate = len(queries) / max(seconds, 1e-6)
         self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
         if self._observer:
             self._observer.batch(len(queries), seconds)
-        begin = 0
-        for request, start, stop in pieces:
-            request.results[start:stop] = results[begin : begin + stop - start]
-            request.seconds[start:stop] = times[begin : begin + stop - start]
-            begin += stop - start
-            request.missing -= stop - start
-            if not request.missing and not request.future.done():
-                request.future.set_result(TimedResults(request.results, request.seconds))
+        return list(zip(results, times))
 
     def _search(self, queries: list[Query], k: int) -> tuple[list[list[Passage]], list[float]]:
         self.searching = True

@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.timing import TimedResults
@@ -145,13 +146,14 @@ class WebKB(KnowledgeBase):
 
     async def _find(self, query: Query, asked: str, want: int) -> _Found:
         """Searches, and reads pages until `want` have succeeded, the results are used up, or the time is."""
-        ends = time.monotonic() + self.config.deadline
+        seconds = seconds_left(self.config.deadline)
+        ends = time.monotonic() + seconds
         found = _Found()
         try:
-            async with asyncio.timeout(self.config.deadline):
+            async with asyncio.timeout(seconds):
                 hits = await self._stages.hits(asked, lambda: self._target(query, asked))
         except TimeoutError:
-            raise WebError(f"no search results for {asked[:100]!r} within {self.config.deadline:g} s") from None
+            raise WebError(f"no search results for {asked[:100]!r} within {seconds:.3g} s") from None
         if self.config.snippets == "only" and self.config.mode == "text":
             found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return found
@@ -186,7 +188,7 @@ class WebKB(KnowledgeBase):
                     running, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    found.problems.append(f"{len(running)} pages were not done after {self.config.deadline:g} s")
+                    found.problems.append(f"{len(running)} pages were not done in time")
                     return
                 for task in sorted(done, key=running.__getitem__):
                     rank = running.pop(task)

@@ -77,7 +77,7 @@ def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray
 
 
 def _shares(
-    settings: LearnerConfig, episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
+    settings: LearnerConfig, episodes: Seq[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
 ) -> Shares:
     """The configured credit.
 

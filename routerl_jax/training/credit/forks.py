@@ -18,6 +18,9 @@ Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
 
 
+_LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForkCreditConfig:
     """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
@@ -26,9 +29,6 @@ class ForkCreditConfig:
     weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
     # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
     compare: Literal["question", "choices"] = "choices"
-
-
-_LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
 
 
 @dataclasses.dataclass(kw_only=True)

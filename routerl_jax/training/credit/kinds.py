@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -12,8 +12,19 @@ from jaxtyping import Float
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Estimator
-from routerl_jax.training.credit.forks import by_forks, fork_metrics
-from routerl_jax.training.credit.turns import by_turns
+from routerl_jax.training.credit.forks import ForkCreditConfig, by_forks, fork_metrics
+from routerl_jax.training.credit.turns import TurnCreditConfig, by_turns
+
+
+class Settings(Protocol):
+    """What kinds of credit read of `config.learner` (training.learner_config)."""
+
+    @property
+    def credit(self) -> str: ...
+    @property
+    def turn(self) -> TurnCreditConfig: ...
+    @property
+    def forks(self) -> ForkCreditConfig: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +43,8 @@ class Shares:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-# (episodes, rewards [N], groups [N], advantage, config.learner) -> Shares, or their `of_tokens` alone
-Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Any], "Shares | Sequence[np.ndarray]"]
+# (episodes, rewards [N], groups [N], advantage, settings) -> Shares, or their `of_tokens` alone
+Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Settings], Shares | Sequence[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +73,9 @@ def credit_named(name: str) -> CreditKind:
     return found if isinstance(found, CreditKind) else CreditKind(function=found)
 
 
-def _episode(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+def _episode(
+    episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
+) -> Shares:
     """Every token of an attempt has its attempt's advantage."""
     return Shares(
         of_tokens=[
@@ -73,12 +86,16 @@ def _episode(episodes, rewards, groups, advantage, settings) -> Shares:  # type:
     )
 
 
-def _turn(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+def _turn(
+    episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
+) -> Shares:
     """The outcome, and the rewards of the token's turn and of later ones (learning.turn_advantages)."""
     return Shares(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
 
 
-def _counterfactual(episodes, rewards, groups, advantage, settings) -> Shares:  # type: ignore[no-untyped-def]
+def _counterfactual(
+    episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
+) -> Shares:
     """For the choice of a knowledge base what the others would have led to (learning.counterfactual)."""
     scale = advantage.scale(rewards, groups)
     of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client import background, transport
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
 from routerl_jax.remote import limits
@@ -184,6 +186,15 @@ def test_nonsense_is_an_error() -> None:
 
 async def never() -> None:
     await asyncio.sleep(60)
+
+
+def test_a_call_takes_no_longer_than_its_caller_waits() -> None:
+    """On the event loop's thread, and in a hybrid's; without a limit of its own it would wait for a minute."""
+    with scripted(HELLO, never) as (url, _):
+        kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=30))
+        for one in (kb, HybridKB([kb])):
+            with patience(0.3), pytest.raises(Unavailable, match=r"no answer after .*no answer in time"):
+                one.search(["x"], k=1)
 
 
 def test_a_server_that_never_answers() -> None:

@@ -1,0 +1,50 @@
+"""One search for several callers, so that none has to suffer for another's queries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from routerl_jax.core.types import Query
+
+T = TypeVar("T")
+
+
+async def search_together(
+    search: Callable[[Sequence[Query]], Awaitable[Sequence[T]]],
+    parts: Sequence[Sequence[Query]],
+    *,
+    wanted: Callable[[int], bool] = lambda part: True,
+    lost: type[Exception] | tuple[type[Exception], ...] = (),
+) -> AsyncIterator[tuple[int, Sequence[T] | Exception]]:
+    """Searches for the queries of all parts at once; if that raises, for those of each part apart: a bad query harms no other.
+
+    Args:
+      search: gives one result per query.
+      parts: queries of different callers.
+      wanted: whether a part is still to be searched for by itself; asked before each.
+      lost: errors after which no part would do better alone, such as a time limit's.
+
+    Yields:
+      (part, its results, or the error), as soon as they are known; nothing for a part that is not wanted.
+    """
+    try:
+        found = await search([query for part in parts for query in part])
+    except Exception as error:
+        failure = error
+    else:
+        start = 0
+        for number, part in enumerate(parts):
+            yield number, found[start : start + len(part)]
+            start += len(part)
+        return
+    if len(parts) == 1 or isinstance(failure, lost):
+        for number in range(len(parts)):
+            yield number, failure
+        return
+    for number, part in enumerate(parts):
+        if wanted(number):
+            try:
+                yield number, await search(part)
+            except Exception as error:
+                yield number, error
