@@ -19,6 +19,7 @@ REQUIRED = [
     "importlib_resources>=6.0",  # tensorflow-datasets needs it and does not say so
     "jax>=0.10.2",
     "jaxtyping>=0.3",
+    "jinja2>=3.1",  # chat templates; transformers needs it and does not say so
     "matplotlib>=3.9",
     "ml_collections>=1.1",
     "ml_dtypes>=0.5",
@@ -60,12 +61,17 @@ WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redi
 # Pages of PDFs, and what is written on them.
 PAGES = ["onnxruntime>=1.20", "pypdfium2>=5.0", "rapidocr>=3.10"]
 
+# Where metrics go besides metrics.jsonl (config.log).
+TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.31"]
+
 EXTRAS = {
     "serve": SERVE,
     "scann": [SCANN],
     "bm25": ["bm25s>=0.3.16", "PyStemmer>=3.0"],
     "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
     "tpu": ["jax[tpu]>=0.10.2"],
+    "tensorboard": TENSORBOARD,
+    "wandb": WANDB,
     "web": WEB,
     "pages": PAGES,
     "cuda12": ["jax[cuda12]>=0.10.2"],
@@ -76,6 +82,8 @@ EXTRAS = {
         *SERVE,
         *WEB,
         *PAGES,
+        *TENSORBOARD,
+        *WANDB,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks only

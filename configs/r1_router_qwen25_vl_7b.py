@@ -22,7 +22,7 @@ from routerl_jax.training.config import (
 )
 
 _STEPS = 128  # golden steps of an update
-_PASS = 2686 / _STEPS  # updates of one pass
+_PASS = round(2686 / _STEPS)  # updates of one pass
 
 
 def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
@@ -47,7 +47,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     return to_config_dict(
         TrainConfig(
             recipe="r1_router",
-            steps=int(15 * _PASS),
+            steps=0,  # 15 passes: 315
             model=ModelConfig(
                 path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
             ),
@@ -62,6 +62,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
             },
             data=DataConfig(
                 train="trajectories:grpo_dataset_train_new.jsonl",
+                epochs=15,
                 validation="trajectories:grpo_dataset_valid_new.jsonl",
                 test="2wikimultihopqa_val.jsonl",
             ),
@@ -72,12 +73,14 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 drop_no_signal=False,  # equation 12 averages over them too
                 aggregation="token" if released else "sequence",
                 loss=LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
-                optimizer=OptimizerConfig(lr=1e-6, weight_decay=0.01),
+                optimizer=OptimizerConfig(
+                    lr=1e-6, weight_decay=0.01, b2=0.999
+                ),  # PyTorch's, as the released trainer leaves it
                 length_buckets=(6144,),
                 micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
                 remat="full",
             ),
-            evaluation=EvaluationConfig(every=round(_PASS), examples=0, final_examples=1000, normalizer="vqa"),
-            checkpoint=CheckpointConfig(every=round(_PASS)),
+            evaluation=EvaluationConfig(every=_PASS, examples=0, final_examples=1000, normalizer="vqa"),
+            checkpoint=CheckpointConfig(every=_PASS),
         )
     )

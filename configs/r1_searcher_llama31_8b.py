@@ -7,10 +7,7 @@ import ml_collections
 from configs.r1_searcher_qwen25_7b import searcher_run
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.recipes.r1_searcher import LLAMA_STAGE_1, LLAMA_STAGE_2
-from routerl_jax.training.config import StageConfig
-
-# One pass over 350 questions, 15 a step, and over 8,148, 65 a step.
-STAGE_1_STEPS, STAGE_2_STEPS = 23, 125
+from routerl_jax.training.config import StageConfig, TrainConfig
 
 
 def get_config(variant: str = "released") -> ml_collections.ConfigDict:
@@ -22,19 +19,28 @@ def get_config(variant: str = "released") -> ml_collections.ConfigDict:
 
     Each script is a run of its own: in stage 2 the KL is to the policy of stage 1, and Adam's moments are new. They
     differ from the paper: stage 1 rewards the answer too and divides by the group's standard deviation, stage
-    2's penalty is 1 and spares the answer's wording. For the paper's stages take STAGE_1 and STAGE_2. `:grpo` after the
-    configuration's path takes GRPO's advantage in both stages (the comparison of the paper's table 3).
+    2's penalty is 1 and spares the answer's wording, and steps have 15 and 65 questions.
+
+    `:paper` after the configuration's path takes the paper's stages, 64 questions in both, as one run; `:grpo` the scripts with
+    GRPO's advantage in both stages (the comparison of the paper's table 3).
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run. The weights need Meta's licence: give the directory you
     downloaded, --config.model.path=DIR.
     """
-    if variant not in ("released", "grpo"):
-        raise ValueError(f"variant {variant!r} of the configuration is neither 'released' nor 'grpo'")
+    if variant not in ("released", "paper", "grpo"):
+        raise ValueError(f"variant {variant!r} of the configuration: expected released, paper or grpo")
     run = searcher_run("meta-llama/Llama-3.1-8B-Instruct", "grpo" if variant == "grpo" else "f1")
     run = dataclasses.replace(
         run,
-        steps=STAGE_1_STEPS + STAGE_2_STEPS,
         agent=dataclasses.replace(run.agent, prompt="", instruct=True),
+        learner=dataclasses.replace(run.learner, reward_kl_coef=1e-4, reward_kl="token"),
+    )
+    return to_config_dict(run if variant == "paper" else _released(run))
+
+
+def _released(run: TrainConfig) -> TrainConfig:
+    return dataclasses.replace(
+        run,
         rollout=dataclasses.replace(run.rollout, examples=65),
         stages={
             "stage1": StageConfig(
@@ -44,8 +50,6 @@ def get_config(variant: str = "released") -> ml_collections.ConfigDict:
                 rollout={"examples": 15},
                 learner={"advantage": "grpo"},
             ),
-            "stage2": StageConfig(start=STAGE_1_STEPS, reward=LLAMA_STAGE_2, restart=True),
+            "stage2": StageConfig(after="stage1", reward=LLAMA_STAGE_2, restart=True),
         },
-        learner=dataclasses.replace(run.learner, reward_kl_coef=1e-4, reward_kl="token"),
     )
-    return to_config_dict(run)

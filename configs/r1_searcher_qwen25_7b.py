@@ -1,5 +1,7 @@
 """R1-Searcher (arXiv 2503.05592) on Qwen2.5-7B, a base model, with the paper's settings."""
 
+import dataclasses
+
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
@@ -10,6 +12,7 @@ from routerl_jax.recipes.r1_searcher import (
     EVALUATION_K,
     MAX_SEARCHES,
     PROMPT_SUFFIX,
+    RELEASED_STAGE_2,
     STAGE_1,
     TRAIN_K,
     stage_2,
@@ -29,19 +32,17 @@ from routerl_jax.training.config import (
     TrainConfig,
 )
 
-# One pass over 350 and 8,148 questions, 64 a step.
-STAGE_1_STEPS, STAGE_2_STEPS = 5, 127
-
 
 def get_config(variant: str = "f1") -> ml_collections.ConfigDict:
-    """REINFORCE++-baseline, 64 questions x 16 attempts, 4 updates a step, no KL; stage 1, then stage 2.
+    """REINFORCE++-baseline, 64 questions x 16 attempts, 4 updates a step, no KL; stage 1, then stage 2, one pass each.
 
     python -m launch.train --config=configs/r1_searcher_qwen25_7b.py --distributed --workdir=/mnt/bucket/r1_searcher_qwen25_7b \
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 
     `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5), `:grpo`
-    takes GRPO's advantage (table 3, on Llama).
+    takes GRPO's advantage (table 3, on Llama), `:released` does what the one script for Qwen does: stage 2 alone, with its
+    server's format rules.
 
     Data: the authors' stage_1.jsonl, stage_2.jsonl and eval_set/ (github.com/RUCAIBox/R1-Searcher, data/) in the working
     directory, and their table of HotpotQA's abstracts. Answers of stage 2 longer than ten words (63) earn the penalty.
@@ -49,14 +50,17 @@ def get_config(variant: str = "f1") -> ml_collections.ConfigDict:
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice whose chips are a multiple of
     4 will do, if the compile check says that it fits.
     """
-    return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", variant))
+    if variant != "released":
+        return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", variant))
+    run = searcher_run("Qwen/Qwen2.5-7B")
+    return to_config_dict(dataclasses.replace(run, stages={"stage2": StageConfig(reward=RELEASED_STAGE_2)}))
 
 
 def searcher_run(path: str, variant: str = "f1") -> TrainConfig:
     """The run, with another model of that size if you like; `variant` is the metric of the answer, or "grpo"."""
     grpo = variant == "grpo"
     return TrainConfig(
-        steps=STAGE_1_STEPS + STAGE_2_STEPS,
+        steps=0,  # one pass in each stage: 6 and 128 steps over 350 and 8,148 questions
         model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
         # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
         mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
@@ -74,13 +78,14 @@ def searcher_run(path: str, variant: str = "f1") -> TrainConfig:
         knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text", encoder="BAAI/bge-large-en-v1.5")},
         data=DataConfig(
             train="stage_2.jsonl",
+            epochs=1,
             validation="2wiki_500.jsonl",
             test="hotpotqa_500.jsonl",
         ),
         rollout=RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
         stages={
             "stage1": StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
-            "stage2": StageConfig(start=STAGE_1_STEPS, reward=stage_2("f1" if grpo else variant)),
+            "stage2": StageConfig(after="stage1", reward=stage_2("f1" if grpo else variant)),
         },
         learner=LearnerConfig(
             advantage="grpo" if grpo else "reinforce_pp_baseline",

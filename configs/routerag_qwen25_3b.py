@@ -24,7 +24,8 @@ from routerl_jax.training.config import (
     TrainConfig,
 )
 
-_UPDATES = 10  # per step: 1,280 conversations in mini-batches of 128
+_UPDATES = 10  # per step, as released: 1,280 conversations in mini-batches of 128
+_PAPER_UPDATES = 2  # 256 questions in mini-batches of 128
 
 
 def get_config(variant: str = "stable") -> ml_collections.ConfigDict:
@@ -39,10 +40,12 @@ def get_config(variant: str = "stable") -> ml_collections.ConfigDict:
     Questions: RouteRAG's train.parquet and dev.parquet (10,000 and 100 of HotpotQA), a test set of yours. The graph is
     HippoRAG 2's, its triples by Llama-3.1-8B-Instruct, built beforehand.
 
-    Three variants, by name after the configuration's path: `:paper` rewards wall-clock times in stage 2 and divides by groups'
-    deviations as they are; `:released` also has the released code's rate that rises over the whole run, its top-p of 0.95 and
-    its 39 steps; `:stable`, the default, is the paper's with costs that are the same in every run, a floor under deviations
-    and without groups that teach nothing. Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
+    Three variants, by name after the configuration's path. `:paper`: what the paper says, the ratio of whole sequences of its
+    equation 5, two updates a step, no entropy bonus, wall-clock times in stage 2, groups' deviations as they are. `:released`:
+    what its code does, ratios of tokens, ten updates, an entropy bonus, a rate that rises over the whole run, a top-p of 0.95
+    and 39 steps. `:stable`, the default: the released objective at the paper's rate, top-p and steps, with costs that are the
+    same in every run, a floor under deviations and without groups that teach nothing. Compiled for v5e:16x16
+    (docs/accelerators.md), not run: no step time, no result.
     """
     return to_config_dict(routerag_run("Qwen/Qwen2.5-3B-Instruct", "facebook/contriever", tensor=2, variant=variant))
 
@@ -51,7 +54,7 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainCon
     """The run, with another model of that size if you like; `tensor` chips share the heads."""
     if variant not in ("stable", "paper", "released"):
         raise ValueError(f"variant {variant!r} of the configuration: expected stable, paper or released")
-    steps, released, stable = 40, variant == "released", variant == "stable"
+    steps, paper, released, stable = 40, variant == "paper", variant == "released", variant == "stable"
     run = TrainConfig(
         steps=steps,
         model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
@@ -82,8 +85,16 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainCon
             advantage="grpo",
             std_floor=0.1 if stable else 0.0,  # or noise decides where all answers are right and cost alike
             drop_no_signal=stable,  # where groups without a signal are kept, KL and entropy act on them too
-            minibatches=_UPDATES,
-            loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.001, entropy_coef=0.001),
+            minibatches=_PAPER_UPDATES if paper else _UPDATES,
+            aggregation="sequence" if paper else "token",
+            loss=LossConfig(
+                ratio="sequence" if paper else "token",
+                clip_low=0.2,
+                clip_high=0.2,
+                kl="k3",
+                kl_coef=0.001,
+                entropy_coef=0.0 if paper else 0.001,
+            ),
             optimizer=OptimizerConfig(
                 lr=1e-6,
                 weight_decay=0.01,

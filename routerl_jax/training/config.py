@@ -12,6 +12,7 @@ from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.training.credit_kinds import credit_named
 from routerl_jax.training.fork_credit import ForkCreditConfig
 from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
     AgentConfig,
     CheckpointConfig,
@@ -49,7 +50,7 @@ __all__ = [
 
 # What a stage may change, by section.
 STAGED = {
-    "data": ("train", "train_range"),
+    "data": ("train", "train_range", "epochs"),
     "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout", "forks"),
     "learner": tuple(
         field.name
@@ -71,6 +72,7 @@ class StageConfig:
     """
 
     start: Count = 0  # first step
+    after: str = ""  # the stage with data.epochs at whose end it begins, in the place of `start`
     restart: bool = (
         False  # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
     )
@@ -122,12 +124,21 @@ class TrainConfig:
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
+    log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Stages that last as long as their passes over the questions, whose steps are not counted yet (training.passes)."""
+        stages = self.stages if self.kind == "rl" else {}
+        return [name for name, stage in stages.items() if stage.data.get("epochs", self.data.epochs)]
 
     def __post_init__(self) -> None:
+        self._check_passes()
         self._check_sections()
         self._check_watch()
         self._check_controls()
         self._check_names()
+        check_log(self.log)
         for name in self.stages:
             self.in_stage(name)
 
@@ -165,11 +176,11 @@ class TrainConfig:
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
             (
-                self.kind == "sft" or any(stage.start == 0 for stage in self.stages.values()),
+                self.kind == "sft" or any(stage.start == 0 and not stage.after for stage in self.stages.values()),
                 "config.stages: no stage starts at step 0",
             ),
             (
-                len({stage.start for stage in self.stages.values()}) == len(self.stages),
+                len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
                 "config.stages: two stages start at the same step, so one of them would never be",
             ),
             (
@@ -200,6 +211,26 @@ class TrainConfig:
             if not fine:
                 raise ValueError(message)
 
+    def _check_passes(self) -> None:
+        """Where passes say how long a run is, nothing else does. A supervised run has no stages."""
+        if self.kind == "sft":
+            return
+        for name, stage in self.stages.items():
+            if stage.after and (stage.after not in self.uncounted or stage.after == name):
+                raise ValueError(
+                    f"config.stages.{name}.after={stage.after!r} is no stage whose data.epochs says where it ends; give "
+                    f"config.stages.{name}.start, or that stage data={{'epochs': ..}}"
+                )
+            if stage.after and stage.start:
+                raise ValueError(
+                    f"config.stages.{name} has both start={stage.start} and after={stage.after!r}: give one of them"
+                )
+        if self.uncounted and self.steps:
+            raise ValueError(
+                f"config.steps={self.steps} and data.epochs (stage {self.uncounted[0]!r}) are both given: set config.steps=0, "
+                "as passes over the questions say how many steps there are, or data.epochs=0"
+            )
+
     def _check_watch(self) -> None:
         """What is watched is measured."""
         watched = {*self.watch.least, *self.watch.most, *self.watch.falls, *self.watch.drops}
@@ -227,6 +258,8 @@ class TrainConfig:
                 raise ValueError(
                     f"config.controls.{name}: {control.without!r} is the only stage, and nothing would be left without it"
                 )
+            if self.uncounted:
+                continue  # where stages begin is known, and looked at, once their steps are counted
             if self.stages[control.without].start >= self.steps:
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} must begin before the run's end, "

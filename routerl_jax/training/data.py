@@ -12,9 +12,10 @@ from routerl_jax.data.readers import ExampleSource
 
 
 class ExampleStream:
-    """Endless shuffled batches of distinct examples; each epoch has an order of its own.
+    """Endless shuffled batches of distinct examples, pass after pass: each pass has every example once, in an order of its own.
 
-    Batches may differ in size. What is left of an epoch when it has not enough for the next one is passed over.
+    A batch that a pass has not enough for is filled from the next one. What would be in it twice is put off to the batch
+    after it, so that it is in every pass once all the same. Batches may differ in size.
 
     Args:
       source: random access.
@@ -25,6 +26,7 @@ class ExampleStream:
         self._source = source
         self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
         self._position = 0
+        self._put_off: list[int] = []  # of the present pass, before the position
 
     def check(self, count: int) -> None:
         """Complains if there can't be a batch of so many.
@@ -44,11 +46,13 @@ class ExampleStream:
           ValueError: the source has fewer examples.
         """
         self.check(count)
-        left = -self._position % len(self._source) or len(self._source)
-        first = self._position + (left if left < count else 0)
-        self._position = first + count
+        chosen, self._put_off = self._put_off[:count], self._put_off[count:]
         order = cast(Sequence[int], self._order)  # grain's elements may be None, but where nothing is filtered out
-        return [self._source[order[i]] for i in range(first, first + count)]
+        while len(chosen) < count:
+            index = order[self._position]
+            self._position += 1
+            (self._put_off if index in chosen else chosen).append(index)
+        return [self._source[index] for index in chosen]
 
     def first(self, count: int) -> Iterator[Example]:
         """The source's first examples, at most so many, whatever the position."""
@@ -56,15 +60,15 @@ class ExampleStream:
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, as JSON-serialisable data."""
-        return {"position": self._position}
+        return {"position": self._position, "put_off": self._put_off}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position."""
+        """Goes to a saved place."""
         if "position" not in state:
             raise ValueError(
                 "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
             )
-        self._position = state["position"]
+        self._position, self._put_off = state["position"], list(state.get("put_off", []))
 
 
 class _Indices:

@@ -82,7 +82,7 @@ class LearnerConfig:
                 f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'",
             ),
             (
-                self.credit == "episode",
+                credit_named(self.credit).whole,
                 f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'",
             ),
             (

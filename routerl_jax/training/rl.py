@@ -47,6 +47,8 @@ from routerl_jax.training.credit import (
 from routerl_jax.training.fork_credit import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.knowledge import check_tools
+from routerl_jax.training.loggers import require_log
+from routerl_jax.training.passes import count_steps
 from routerl_jax.training.run import Run, check_context, check_workdir, step_seed
 from routerl_jax.training.setup import (
     build_mesh,
@@ -79,6 +81,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
       ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
       RunStopped: the run went wrong (config.watch).
     """
+    config = count_steps(config)
     with alone_as_job(workdir):
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
@@ -89,6 +92,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     clock = _Clock()
     with clock("setup"):  # all that may be refused, before anything takes long
         check_workdir(config, workdir, resume)
+        require_log(config.log)
         check_overlap(config)
         check_tools(config.knowledge)
         recipe = build_recipe(config)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import optax
+from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -94,7 +95,10 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Last: what was refused above may be mended and started again.
             _write_config(config, workdir / "config.json")
-        self.writer = MetricWriter(workdir, self.start, enabled=multihost.is_main())
+            write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
+        self.writer = MetricWriter(
+            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
+        )
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
         """Checkpoints after `step` steps, among the run's own or `into` others.
@@ -168,6 +172,23 @@ def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
+def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
+    """A table of the parameters: name, shape, dtype, number, and the mesh axes that split each; below, how many are trained.
+
+    Args:
+      frozen: config.model.freeze.
+    """
+
+    def named(kept: Any) -> dict[str, Any]:
+        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, kept)))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+    everything, trained = named(...), named(trained_parameters(model, frozen))
+    counts = [clu_overview.count_parameters(part) for part in (trained, everything)]
+    table = clu_overview.get_parameter_overview(everything, include_stats="sharding")
+    return f"{table}\nTrained: {counts[0]:,} of {counts[1]:,}\n"
+
+
 def check_context(config: TrainConfig, model: Decoder) -> None:
     """Raises ValueError if conversations may be longer than the model's context."""
     if config.engine.max_length > model.config.max_length:
@@ -208,7 +229,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
     saved, current = _saved(path), _as_json(config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    free = {"steps", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
+    free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters

@@ -119,6 +119,8 @@ class DataConfig:
     train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[Count, ...] = ()
     test_range: tuple[Count, ...] = ()
+    # passes over the training questions, in the place of config.steps, which is then 0, and of the next stage's start; 0: none
+    epochs: Count = 0
     overlap: Literal["error", "warn", "ignore"] = (
         "error"  # when validation or test questions stand in training, word for word
     )

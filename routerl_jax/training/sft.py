@@ -27,6 +27,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
+from routerl_jax.training.loggers import require_log
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.writer import read_metrics
@@ -50,6 +51,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything takes long
+    require_log(config.log)
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
     source, held_out = open_demonstrations(config, agent)

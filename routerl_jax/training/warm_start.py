@@ -66,6 +66,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
+        log=config.log,
         warm_start=dataclasses.replace(config.warm_start, steps=0),
     )
 

@@ -1,36 +1,47 @@
-"""Metrics of a run: one JSON object a step, always; TensorBoard through clu where TensorFlow is installed."""
+"""Metrics of a run: one JSON object a step, always, and what config.log names (loggers.py)."""
 
 from __future__ import annotations
 
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.training.loggers import LOGGERS, Logger, scalars_of
 
 
 class MetricWriter:
-    """Appends to `workdir/metrics.jsonl` and, where possible, writes TensorBoard events.
+    """Appends to `workdir/metrics.jsonl`, and writes the same numbers wherever else they are wanted.
 
     Args:
       workdir: the run's directory.
       resume_at: rows of this step and later are dropped first (a resumed run writes them again).
       enabled: False on processes that must not write.
+      log: names of loggers (loggers.LOGGERS).
+      config: the run's configuration, for them.
     """
 
-    def __init__(self, workdir: pathlib.Path, resume_at: int = 0, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        resume_at: int = 0,
+        enabled: bool = True,
+        log: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = workdir / "metrics.jsonl"
         self._enabled = enabled
-        self._tensorboard: Any = None
+        self._loggers: list[Logger] = []
         if not enabled:
             return
-        write_json_lines(self.path, [row for row in read_metrics(workdir) if row["step"] < resume_at])
+        rows = [row for row in read_metrics(workdir) if row["step"] < resume_at]
+        write_json_lines(self.path, rows)
         self._file = self.path.open("a", encoding="utf-8")
-        self._tensorboard = _tensorboard_writer(workdir)
+        self._loggers = [LOGGERS.get(name)(workdir, rows, config or {}) for name in log]
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one step's metrics. Values that are not finite are written as null and logged."""
@@ -44,15 +55,14 @@ class MetricWriter:
             row[name] = value
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        if self._tensorboard is not None:
-            scalars = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            self._tensorboard.write_scalars(step, scalars)
+        for logger in self._loggers:
+            logger.write(step, scalars_of(row))
 
     def close(self) -> None:
         if self._enabled:
             self._file.close()
-            if self._tensorboard is not None:
-                self._tensorboard.close()
+            for logger in self._loggers:
+                logger.close()
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -67,12 +77,3 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
-
-
-def _tensorboard_writer(workdir: pathlib.Path) -> Any:
-    try:
-        from clu import metric_writers  # needs TensorFlow
-    except ImportError:
-        logging.info("TensorFlow is not installed: metrics go to metrics.jsonl only")
-        return None
-    return metric_writers.SummaryWriter(str(workdir / "tensorboard"))

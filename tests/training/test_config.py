@@ -32,16 +32,19 @@ from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.recipes import r1_searcher
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit import assign
 from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit
 from tests.training.reads import recorded_reads, settings
 from tests.training.small_run import make_sft_config
+from tests.training.test_passes import two_stages
 
 KB = {"text": schema.KnowledgeConfig(source="atlas/text")}
 
@@ -57,7 +60,8 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, or by finer credit."""
+    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, or
+    when steps are counted."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -78,6 +82,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assign(schema.LearnerConfig(credit="counterfactual"), test_fork_credit.TREE, np.zeros(4, int))
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
+        assert count_steps(two_stages(tmp_path)).steps
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []
@@ -127,8 +132,19 @@ def test_variants_of_a_configuration() -> None:
         assert saving["routerag.efficiency"] == {"weight": 1.0, "by": "cost", "scale": scale}
     with pytest.raises(ValueError, match=r"routerag_small.py:p99 is neither fixed nor p95"):
         routerag_small.get_config("p99")
-    with pytest.raises(ValueError, match="variant 'em' of the configuration is neither 'released' nor 'grpo'"):
+    with pytest.raises(ValueError, match="variant 'em' of the configuration: expected released, paper or grpo"):
         r1_searcher_llama31_8b.get_config("em")
+    paper, released = (
+        from_config_dict(schema.TrainConfig, r1_searcher_llama31_8b.get_config(v)) for v in ("paper", "released")
+    )
+    qwen = from_config_dict(schema.TrainConfig, r1_searcher_qwen25_7b.get_config())
+    assert (paper.stages, paper.data, paper.rollout) == (qwen.stages, qwen.data, qwen.rollout)
+    assert (paper.learner.reward_kl_coef, qwen.learner.reward_kl_coef) == (1e-4, 0.0)
+    assert [released.in_stage(stage).rollout.examples for stage in ("stage1", "stage2")] == [15, 65]
+    for run in (paper, released, qwen):
+        assert [run.in_stage(stage).data.epochs for stage in ("stage1", "stage2")] == [1, 1]
+    alone = from_config_dict(schema.TrainConfig, r1_searcher_qwen25_7b.get_config("released")).stages
+    assert alone == {"stage2": schema.StageConfig(reward=r1_searcher.RELEASED_STAGE_2)}
     routed = {
         variant: from_config_dict(schema.TrainConfig, module.get_config(*variant.split()))
         for module, variant in (
@@ -145,13 +161,16 @@ def test_variants_of_a_configuration() -> None:
             run.learner.optimizer.warmup,
             run.rollout.top_p,
             run.steps,
+            run.learner.minibatches,
+            run.learner.loss.ratio,
+            run.learner.loss.entropy_coef,
         )
         for name, run in routed.items()
     }
     assert settings == {
-        "": ("cost", 0.1, True, 0, 1.0, 40),
-        "paper": ("seconds", 0.0, False, 0, 1.0, 40),
-        "released": ("seconds", 0.0, False, 400, 0.95, 39),
+        "": ("cost", 0.1, True, 0, 1.0, 40, 10, "token", 0.001),
+        "paper": ("seconds", 0.0, False, 0, 1.0, 40, 2, "sequence", 0.0),
+        "released": ("seconds", 0.0, False, 400, 0.95, 39, 10, "token", 0.001),
     }
     assert {run.learner.optimizer.b2 for run in routed.values()} == {0.999}
     with pytest.raises(ValueError, match="variant 'cheap' of the configuration: expected stable, paper or released"):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from routerl_jax.core.types import Example
@@ -20,12 +21,28 @@ def take(stream: ExampleStream, count: int) -> list[list[str]]:
     return [[example.id for example in stream.next(5)] for _ in range(count)]
 
 
-def test_an_epoch_has_no_repeats_and_every_epoch_its_own_order() -> None:
-    batches = take(ExampleStream(Source(), seed=1), 8)
-    first, second = ([id for batch in part for id in batch] for part in (batches[:4], batches[4:]))
-    assert len(set(first)) == len(set(second)) == 20
-    assert first != second
-    assert first != sorted(first, key=int)
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 12, 22, 23])
+def test_every_pass_has_every_question_once_and_an_order_of_its_own(count: int) -> None:
+    """Also where a pass does not divide by the batch; no batch has a question twice."""
+    stream = ExampleStream(Source(), seed=1)
+    batches = [[example.id for example in stream.next(count)] for _ in range(-(-7 * 23 // count))]
+    assert all(len(set(batch)) == count for batch in batches)
+    visited = [id for batch in batches for id in batch]
+    passes = [visited[i * 23 : (i + 1) * 23] for i in range(7)]
+    assert all(sorted(one, key=int) == [str(i) for i in range(23)] for one in passes)
+    assert len({tuple(one) for one in passes}) == 7
+    assert passes[0] != sorted(passes[0], key=int)
+
+
+def test_batches_of_changing_sizes_keep_passes_whole() -> None:
+    """What is put off for a large batch may be more than the next one takes."""
+    sizes = np.random.default_rng(0).integers(1, 24, 60).tolist()
+    stream = ExampleStream(Source(), seed=4)
+    batches = [[example.id for example in stream.next(count)] for count in sizes]
+    assert all(len(set(batch)) == count for batch, count in zip(batches, sizes))
+    visited = [id for batch in batches for id in batch]
+    for i in range(len(visited) // 23):
+        assert len(set(visited[i * 23 : (i + 1) * 23])) == 23
 
 
 def test_seeds() -> None:
@@ -33,7 +50,7 @@ def test_seeds() -> None:
     assert take(ExampleStream(Source(), seed=1), 6) != take(ExampleStream(Source(), seed=2), 6)
 
 
-@pytest.mark.parametrize("position", [0, 1, 4, 5, 11])
+@pytest.mark.parametrize("position", [0, 1, 4, 5, 10, 11, 14])
 def test_a_restored_stream_continues(position: int) -> None:
     whole = ExampleStream(Source(), seed=3)
     take(whole, position)
@@ -42,6 +59,15 @@ def test_a_restored_stream_continues(position: int) -> None:
     other = ExampleStream(Source(), seed=3)
     other.restore(state)
     assert take(other, 6) == rest
+    assert bool(state["put_off"]) == (position in (10, 14))  # the ends of the second and the third pass
+
+
+def test_a_checkpoint_that_knows_of_nothing_put_off() -> None:
+    """Those of before: they passed over the rest of a pass, so nothing is owed."""
+    stream, other = (ExampleStream(Source(), seed=3) for _ in range(2))
+    other.restore({"position": 10})
+    take(stream, 2)
+    assert take(other, 3) == take(stream, 3)
 
 
 def test_batches_may_differ_in_size() -> None:
@@ -50,7 +76,7 @@ def test_batches_may_differ_in_size() -> None:
     first = [example.id for count in (5, 9, 5) for example in stream.next(count)]
     assert len(set(first)) == 19
     assert first[:18] == [example.id for _ in range(2) for example in other.next(9)]
-    assert len({example.id for example in stream.next(9)}) == 9  # four were left
+    assert len({example.id for example in stream.next(9)}) == 9  # four were left, five are of the next pass
 
 
 def test_too_few_examples() -> None:

@@ -1,0 +1,168 @@
+"""Where metrics go besides metrics.jsonl, by the names that config.log takes: TensorBoard, Weights & Biases, or one's own.
+
+metrics.jsonl is what holds: a logger that is opened for a resumed run is given the rows that stand there.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import pathlib
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.core.extras import install_hint
+from routerl_jax.core.registry import Registry
+
+PROJECT = "routerl_jax"  # at Weights & Biases, unless WANDB_PROJECT says another
+_FLUSH_SECONDS = 10.0
+
+
+class Logger(abc.ABC):
+    """Writes a run's metrics somewhere. Only the main process has one.
+
+    Args:
+      workdir: the run's directory.
+      rows: of metrics.jsonl, those of a run that goes on: {"step": .., metric: number or None}.
+      config: the run's configuration, as config.json has it.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> None: ...
+
+    @classmethod  # noqa: B027 - most need nothing
+    def require(cls) -> None:
+        """Raises ValueError if this machine lacks what it needs; asked before anything takes long."""
+
+    @abc.abstractmethod
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One step's metrics, all of them finite."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """After the last step."""
+
+
+LOGGERS: Registry[type[Logger]] = Registry("logger")
+
+
+def check_log(names: Sequence[str]) -> None:
+    """Raises ValueError, which names config.log, for a logger that is not known, or named twice."""
+    if repeated := next((name for name in names if list(names).count(name) > 1), None):
+        raise ValueError(f"config.log={tuple(names)} names {repeated!r} twice")
+    for name in names:
+        try:
+            LOGGERS.get(name)
+        except ValueError as error:
+            raise ValueError(f"config.log: {error}") from error
+
+
+def require_log(names: Sequence[str]) -> None:
+    """Raises ValueError, which names config.log, for a logger that can't write from this machine."""
+    for name in names:
+        try:
+            LOGGERS.get(name).require()
+        except ValueError as error:
+            raise ValueError(f"config.log: {error}") from error
+
+
+@LOGGERS.register("tensorboard")
+class TensorBoard(Logger):
+    """Event files in WORKDIR/tensorboard, through google-metrax's back end.
+
+    They are written anew from metrics.jsonl when a run goes on, so that no step is there twice.
+    """
+
+    def __init__(self, workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
+        from metrax.logging import TensorboardBackend
+
+        place = workdir / "tensorboard"
+        for earlier in place.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        self._backend = TensorboardBackend(str(place), flush_every_n_steps=1, flush_interval_s=_FLUSH_SECONDS)
+        for row in rows:
+            self.write(row["step"], scalars_of(row))
+
+    @classmethod
+    def require(cls) -> None:
+        try:
+            import metrax.logging  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"'tensorboard' needs google-metrax, which can't be imported ({error}). Run {install_hint('tensorboard')}"
+            ) from error
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._backend.log_scalar(name, value, step=step)
+
+    def close(self) -> None:
+        self._backend.close()
+
+
+@LOGGERS.register("wandb")
+class WeightsAndBiases(Logger):
+    """A run at Weights & Biases, or in WORKDIR/wandb where WANDB_MODE=offline.
+
+    A run that goes on is the same run there, whose id is in WORKDIR/wandb_id; steps that it has already stay as they are. Its
+    service's variables apply (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, ..). No trouble with it ends a run that has begun.
+
+    metrax's back end is not taken: it logs in anonymously where nobody has, which publishes what is logged.
+    """
+
+    def __init__(self, workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
+        import wandb
+
+        marker = workdir / "wandb_id"
+        if not marker.is_file():
+            marker.write_text(uuid.uuid4().hex[:8])
+        try:
+            self._run: Any = wandb.init(
+                project=wandb.setup().settings.project or PROJECT,
+                id=marker.read_text().strip(),
+                name=workdir.resolve().name,
+                dir=str(workdir),
+                config=dict(config),
+                resume="allow",
+                reinit="create_new",  # nothing is shared with what else this process logs
+                settings=wandb.Settings(console="off", disable_git=True, save_code=False),
+            )
+        except wandb.Error as error:
+            raise ValueError(f"config.log: Weights & Biases gave no run ({error}). {_OFFLINE}") from error
+
+    @classmethod
+    def require(cls) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(
+                f"'wandb' needs the package wandb, which can't be imported ({error}). Run {install_hint('wandb')}"
+            ) from error
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+            raise ValueError(f"'wandb' is not logged in. Run `wandb login`. {_OFFLINE}")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        with self._forgiven():
+            self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        with self._forgiven():
+            self._run.finish()
+
+    @contextlib.contextmanager
+    def _forgiven(self) -> Any:
+        try:
+            yield
+        except Exception as error:  # whatever a network and its client come up with
+            logging.warning("Weights & Biases: %s: %s", type(error).__name__, error)
+
+
+_OFFLINE = "Without a network set WANDB_MODE=offline, and `wandb sync` what is in WORKDIR/wandb later"
+
+
+def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a row of metrics.jsonl that are numbers."""
+    return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}

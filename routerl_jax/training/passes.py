@@ -1,0 +1,67 @@
+"""How many steps a run takes whose length is given as passes over its questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from absl import logging
+
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import open_examples
+
+
+def count_steps(config: TrainConfig) -> TrainConfig:
+    """The run with `steps`, and every stage's `start`, in the place of `data.epochs` and `after`.
+
+    A stage of E passes over N questions, n in a step, has E N / n steps, rounded up: the last step is filled with questions
+    of one pass more. Stages on the same questions go on with them where the one before stopped.
+
+    Raises:
+      ValueError: stages follow each other in a circle, the last one has no epochs, or a stage begins before the one before it
+        has made its passes, or later.
+    """
+    if not config.uncounted:
+        return config
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    waiting = dict(config.stages)
+    while waiting:
+        name = next((name for name, stage in waiting.items() if not stage.after or stage.after in ends), None)
+        if name is None:
+            raise ValueError(f"config.stages: {', '.join(waiting)} begin after each other, and none begins first")
+        stage = waiting.pop(name)
+        starts[name] = ends[stage.after] if stage.after else stage.start
+        if name in config.uncounted:
+            ends[name] = starts[name] + _steps(config, name)
+    order = sorted(starts, key=lambda name: starts[name])
+    for one, other in itertools.pairwise(order):
+        if ends.get(one, starts[other]) != starts[other]:
+            raise ValueError(
+                f"config.stages.{other} begins at step {starts[other]}, and the passes of {one!r} before it end at "
+                f"{ends[one]}: give config.stages.{other}.after={one!r} in the place of start, or {one!r} data.epochs=0"
+            )
+    if order[-1] not in ends:
+        raise ValueError(
+            f"config.stages.{order[-1]} is the last stage, and without data.epochs it has no end: give it some, or give no "
+            "stage any, and config.steps"
+        )
+    stages = {
+        name: dataclasses.replace(
+            stage, start=starts[name], after="", data={key: v for key, v in stage.data.items() if key != "epochs"}
+        )
+        for name, stage in config.stages.items()
+    }
+    data = dataclasses.replace(config.data, epochs=0)
+    return dataclasses.replace(config, steps=ends[order[-1]], stages=stages, data=data)
+
+
+def _steps(config: TrainConfig, name: str) -> int:
+    settings = config.in_stage(name)
+    data, examples = settings.data, settings.rollout.examples
+    questions = len(open_examples(data.train, data.train_range, "train"))
+    steps = -(-data.epochs * questions // examples)
+    logging.info(
+        "stage %r: %d passes over %d questions, %d in a step: %d steps", name, data.epochs, questions, examples, steps
+    )
+    return steps
