@@ -61,6 +61,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.curation.job import check_same
     from routerl_jax.curation.selection import SelectionConfig, select
     from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.parallel.workdir import alone
     from routerl_jax.training.run import step_seed
     from routerl_jax.training.setup import (
         build_mesh,
@@ -117,7 +118,8 @@ def main(_: Sequence[str]) -> None:
             progress="attempts",
         )
 
-    report = select(source, attempt, selection, workdir)
+    with alone(workdir):
+        report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
     print(f"{len(source)} questions: {shares}")
     print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -157,6 +158,19 @@ class LLM:
         return conversation
 
 
+class UnknownTool(KeyError):
+    """There is no tool of the name that an agent asks for."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(name)
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {close[0]!r}? There are" if close else "there are"
+        self.message = f"there is no tool {name!r}; {hint}: {', '.join(known) or 'none'} (config.knowledge names them)"
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Tools(Mapping[str, "Tool"]):
     """The rollout's tools by name."""
 
@@ -178,6 +192,9 @@ class Tools(Mapping[str, "Tool"]):
         return self._routing(name, tuple(self), self._rollout.example, self._rollout.sample, step)
 
     def __getitem__(self, name: str) -> Tool:
+        """Raises UnknownTool, a KeyError that lists them."""
+        if name not in self._tools:
+            raise UnknownTool(name, tuple(self))
         return self._tools[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -234,7 +234,13 @@ class Conversation:
             self._open = False
 
     def episode(self, *, answer: str | None, truncated: bool = False) -> Episode:
-        """The rollout's episode: the turns and token sequences of all its conversations."""
+        """The rollout's episode: the turns and token sequences of all its conversations.
+
+        Raises:
+          TypeError: the answer is neither a string nor None.
+        """
+        if answer is not None and not isinstance(answer, str):
+            raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
         rollout = self._rollout
         return Episode(
             example=rollout.example,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import jax
 from absl import logging
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
+from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
@@ -72,7 +73,8 @@ def run(
 
     Raises:
       ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
-        its policy chooses (`Agent.choices`), or its choices can't be told apart.
+        its policy chooses (`Agent.choices`), or its choices can't be told apart, or it asks for a tool that there is not, or
+        gives no episode.
       RuntimeError: an agent raised, or a tool is none (one that raises or hangs is: the agent sees `call.error`).
     """
     ids = [example.id for example in examples]
@@ -175,7 +177,11 @@ class _Driver:
         rollout = Rollout(
             example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, course, self._spawn
         )
-        task = asyncio.ensure_future(self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools))))
+        working = self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
+        if not inspect.isawaitable(working):
+            rollout.close()
+            raise ValueError(f"{type(self.agent).__name__}.run is no coroutine: write it as `async def run`")
+        task = asyncio.ensure_future(working)
         task.add_done_callback(lambda _: self._changed.set())
         self._active[task] = rollout
         return task
@@ -189,11 +195,17 @@ class _Driver:
         if isinstance(error, DoesNotFit):
             self.unfit.append(str(error))
             return rollout.cut_short()
+        where = f"example {rollout.example.id!r}, sample {rollout.sample}"
+        if isinstance(error, UnknownTool):  # the message says it all
+            raise ValueError(f"the agent failed on {where}: {error}") from error
         if error is not None:
-            raise RuntimeError(
-                f"the agent failed on example {rollout.example.id!r}, sample {rollout.sample}: {error}"
-            ) from error
-        return task.result()
+            raise RuntimeError(f"the agent failed on {where}: {error}") from error
+        if not isinstance(episode := task.result(), Episode):
+            raise ValueError(
+                f"{type(self.agent).__name__}.run gave {episode!r:.80} on {where}, and no Episode: let it end with "
+                "`return chat.episode(answer=..)`"
+            )
+        return episode
 
     def _way(self, episode: Episode) -> tuple[int, ...]:
         """Sorts an attempt's episodes: the first choice first, at every decision."""

@@ -15,7 +15,11 @@ def render(record: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
-        action = turn["action"] or {"kind": "invalid", "error": "not parsed", "thought": ""}
+        action = turn["action"] or {"kind": "written", "thought": ""}  # an agent need not say what a turn asks for
+        if action["kind"] == "written":
+            parts.append(
+                Text.assemble(("writes    ", "cyan"), (turn["forced"], "dim"), turn["text"].strip() or "(nothing)")
+            )
         if action["thought"]:
             parts.append(Text.assemble(("thinks    ", "dim"), (action["thought"], "italic cyan")))
         if action["kind"] == "search" and action["query"]:

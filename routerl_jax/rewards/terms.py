@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.config import unknown_key
@@ -123,15 +123,13 @@ class RewardFunction:
         Terms of turns are also left where they belong, in `Turn.rewards`.
 
         Raises:
-          ValueError: a term gave another number of values than there are episodes, or a term of turns than an episode has
-            turns.
+          ValueError: a term gave something else than numbers, or another number of them than there are episodes, or a term of
+            turns than an episode has turns.
         """
         columns = {
-            name: [weight * float(value) for value in term(episodes)] for name, (weight, term) in self._bound.items()
+            name: [weight * value for value in _numbers(name, term(episodes), episodes)]
+            for name, (weight, term) in self._bound.items()
         }
-        for name, values in columns.items():
-            if len(values) != len(episodes):
-                raise ValueError(f"reward term {name!r} gave {len(values)} values for {len(episodes)} episodes")
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
@@ -158,7 +156,37 @@ class RewardFunction:
             return weight, functools.partial(term, **options)
         if isinstance(term, TurnTerm):
             return weight, functools.partial(_of_turns, name, weight, functools.partial(term, **options))
-        return weight, lambda episodes: [float(term(episode, **options)) for episode in episodes]
+        return weight, lambda episodes: [term(episode, **options) for episode in episodes]
+
+
+def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]:
+    """What a term gave for the episodes of a step. Raises ValueError for anything but one number for each."""
+    return [_number(name, value, episode) for value, episode in zip(_one_for_each(name, values, episodes), episodes)]
+
+
+def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
+    if not isinstance(values, Iterable):
+        raise ValueError(
+            f"reward term {name!r} gave {_said(values)} for the episodes of a step: it must give a list, one for each"
+        )
+    found = list(values)
+    if len(found) != len(episodes):
+        raise ValueError(f"reward term {name!r} gave {len(found)} values for {len(episodes)} episodes")
+    return found
+
+
+def _number(name: str, value: Any, episode: Episode) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"reward term {name!r} gave {_said(value)} for attempt {episode.sample} at question {episode.example.id!r}: it "
+            "must give a number"
+        ) from error
+
+
+def _said(value: Any) -> str:
+    return "None (does a `return` lack?)" if value is None else f"{value!r:.80}"
 
 
 def _of_turns(
@@ -168,16 +196,19 @@ def _of_turns(
     episodes: Sequence[Episode],
 ) -> list[float]:
     """Leaves a term's weighted values at their turns; their unweighted sum per episode."""
-    values = term(episodes)
-    for episode, of_turns in zip(episodes, values, strict=True):
-        if len(of_turns) != len(episode.turns):
+    sums = []
+    for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes), episodes)):
+        if not isinstance(of_turns, Collection) or len(of_turns) != len(episode.turns):
+            count = len(of_turns) if isinstance(of_turns, Collection) else _said(of_turns)
             raise ValueError(
-                f"reward term {name!r} gave {len(of_turns)} values for the {len(episode.turns)} turns of attempt "
+                f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt "
                 f"{episode.sample} at question {episode.example.id!r}: it must give one for each"
             )
-        for turn, value in zip(episode.turns, of_turns):
-            turn.rewards[name] = weight * float(value)
-    return [float(sum(of_turns)) for of_turns in values]
+        numbers = [_number(name, value, episode) for value in of_turns]
+        for turn, value in zip(episode.turns, numbers):
+            turn.rewards[name] = weight * value
+        sums.append(float(sum(numbers)))
+    return sums
 
 
 def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import re
 import threading
 import types
 
@@ -270,6 +271,53 @@ def test_an_agent_that_raises_is_named():
 
     with pytest.raises(RuntimeError, match=r"the agent failed on example 'q0', sample 0.*oops"):
         run(Faulty(), EXAMPLES, ScriptedEngine(script), knowledge())
+
+
+class Forgetful(Agent):
+    async def run(self, example, llm, tools):
+        llm.conversation("Question: ").episode(answer="x")
+
+
+class Lost(Agent):
+    async def run(self, example, llm, tools):
+        assert "nope" not in tools
+        assert tools.get("nope") is None
+        await tools["tabel"].search("x")
+
+
+class NotAsync(Agent):
+    def run(self, example, llm, tools):
+        return llm.conversation("Question: ").episode(answer="x")
+
+
+class AnswersWithATurn(Agent):
+    async def run(self, example, llm, tools):
+        chat = llm.conversation("Question: ")
+        return chat.episode(answer=await chat.generate(max_tokens=100))
+
+
+@pytest.mark.parametrize(
+    ("agent", "error", "message"),
+    [
+        (
+            Forgetful(),
+            ValueError,
+            "Forgetful.run gave None on example 'q0', sample 0, and no Episode: let it end with `return",
+        ),
+        (
+            Lost(),
+            ValueError,
+            "there is no tool 'tabel'; did you mean 'table'? There are: text, table (config.knowledge names",
+        ),
+        (NotAsync(), ValueError, "NotAsync.run is no coroutine: write it as `async def run`"),
+        (AnswersWithATurn(), RuntimeError, "an answer is a string, or None where there is none, and not a Turn"),
+    ],
+)
+def test_an_agent_s_mistakes_are_named(agent, error, message):
+    engine = ScriptedEngine(script)
+    with pytest.raises(error, match=re.escape(message)):
+        run(agent, EXAMPLES, engine, knowledge())
+    assert not engine.live
 
 
 def test_ids_must_be_distinct():

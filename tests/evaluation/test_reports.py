@@ -234,3 +234,12 @@ def test_trajectory_shows_everything() -> None:
     assert "(picture f1) flag f1" in shown
     assert "(picture flags/mali.png) flag f2" in shown
     assert "(no answer)" in _shown(episode_record(episode(answer=None)))
+
+
+def test_a_turn_of_which_an_agent_says_nothing_is_shown_as_it_was_written() -> None:
+    done = episode(call("table", "t1"), answer="lion")
+    for turn in done.turns:
+        turn.action, turn.text = None, "the lion of Togo"
+    shown = _shown(episode_record(done))
+    assert "writes    the lion of Togo" in shown
+    assert "invalid" not in shown

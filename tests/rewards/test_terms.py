@@ -1,6 +1,7 @@
 """Format checks, reward terms and their weighted sum on hand-made episodes."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from routerl_jax.core.types import Action, Call, Episode, Example, Turn
 from routerl_jax.rewards import format as formats
-from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction, StepTerm
+from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction, StepTerm, TurnTerm
 
 
 def turn(kind: str = "search", *, well_formed: bool = True, calls: tuple[Call, ...] = ()) -> Turn:
@@ -146,3 +147,40 @@ def test_unknown_names_are_errors_that_list_the_known_ones() -> None:
         RewardFunction(terms={"formats": 1.0})
     with pytest.raises(ValueError, match=r"'squad'.*r1_searcher, search_r1, vqa"):
         RewardFunction(terms={"em": 1.0}, normalizer="squad")
+
+
+def nothing(candidate: Episode) -> None:
+    """A term without a `return`."""
+
+
+def words(candidate: Episode) -> str:
+    return "many"
+
+
+NOTHING_AT_ALL = StepTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
+NOTHING_OF_TURNS = TurnTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
+NO_TURN = TurnTerm(lambda episodes: [None for _ in episodes])  # type: ignore[misc]
+HALF_A_TURN = TurnTerm(lambda episodes: [[None for _ in one.turns] for one in episodes])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ("nothing", "gave None (does a `return` lack?) for attempt 0 at question '1': it must give a number"),
+        ("words", "gave 'many' for attempt 0 at question '1': it must give a number"),
+        (
+            "NOTHING_AT_ALL",
+            "gave None (does a `return` lack?) for the episodes of a step: it must give a list, one for each",
+        ),
+        (
+            "NOTHING_OF_TURNS",
+            "gave None (does a `return` lack?) for the episodes of a step: it must give a list, one for each",
+        ),
+        ("NO_TURN", "gave None (does a `return` lack?) values for the 1 turns of attempt 0 at question '1'"),
+        ("HALF_A_TURN", "gave None (does a `return` lack?) for attempt 0 at question '1': it must give a number"),
+    ],
+)
+def test_terms_that_give_no_number_are_named(term: str, message: str) -> None:
+    reward = RewardFunction({f"{__name__}:{term}": 0.5})
+    with pytest.raises(ValueError, match=f"reward term '{__name__}:{term}' {re.escape(message)}"):
+        reward([episode("Paris", turn("answer"))])
