@@ -9,9 +9,8 @@ from typing import Any, Literal
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
-from routerl_jax.training.credit_kinds import credit_named
-from routerl_jax.training.fork_credit import ForkCreditConfig
-from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.credit.kinds import credit_named
+from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
     AgentConfig,
@@ -26,7 +25,6 @@ from routerl_jax.training.sections import (
     WarmStartConfig,
     WatchConfig,
 )
-from routerl_jax.training.turn_credit import TurnCreditConfig
 
 __all__ = [
     "AgentConfig",
