@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.models.images import decode_image
     from routerl_jax.training.load import load_config, load_policy
-    from routerl_jax.training.rl import make_engine
-    from routerl_jax.training.setup import build_recipe, evaluated_agent, open_knowledge
+    from routerl_jax.training.setup import build_recipe, evaluated_agent, make_engine, open_knowledge
 
     images = tuple(map(pathlib.Path, FLAGS.image))
     for image in images:

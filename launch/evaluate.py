@@ -65,13 +65,13 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.models.lora import digest
     from routerl_jax.training import setup
     from routerl_jax.training.load import load_config, load_policy
-    from routerl_jax.training.rl import make_engine
     from routerl_jax.training.setup import (
         build_mesh,
         build_policy,
         build_recipe,
         evaluated_agent,
         evaluation_examples,
+        make_engine,
         open_knowledge,
         take_examples,
     )

@@ -61,9 +61,16 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.curation.job import check_same
     from routerl_jax.curation.selection import SelectionConfig, select
     from routerl_jax.generation.sampling import Sampling
-    from routerl_jax.training.rl import make_engine
+    from routerl_jax.parallel.workdir import alone
     from routerl_jax.training.run import step_seed
-    from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, open_examples, open_knowledge
+    from routerl_jax.training.setup import (
+        build_mesh,
+        build_policy,
+        build_recipe,
+        make_engine,
+        open_examples,
+        open_knowledge,
+    )
 
     config = read_config()
     check_writable("--workdir", FLAGS.workdir)
@@ -111,7 +118,8 @@ def main(_: Sequence[str]) -> None:
             progress="attempts",
         )
 
-    report = select(source, attempt, selection, workdir)
+    with alone(workdir):
+        report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
     print(f"{len(source)} questions: {shares}")
     print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.core.checked import BelowOne, Count, NonNegative, Positive, PositiveFraction, Seed, Size, checked
 from routerl_jax.llms.load import ChatModelConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
@@ -15,33 +16,28 @@ ACCURACY = "accuracy"  # recipes.r1_router_rewards.final_accuracy, the paper's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class AttemptConfig:
     """How the language model works on a question, and when its answer is right. Another value is another job."""
 
-    max_searches: int = 3  # most sub-questions (n of equation 2)
-    min_searches: int = 0  # least; fewer: rejected
-    k: int = 5  # passages per search
-    candidates: int = 1  # most retrievers that a sub-question may name; all are searched, and all are gold
-    attempts: int = 4  # per question, until one is right (keep="first") or in any case (keep="shortest")
+    max_searches: Size = 3  # most sub-questions (n of equation 2)
+    min_searches: Count = 0  # least; fewer: rejected
+    k: Size = 5  # passages per search
+    candidates: Size = 1  # most retrievers that a sub-question may name; all are searched, and all are gold
+    attempts: Size = 4  # per question, until one is right (keep="first") or in any case (keep="shortest")
     keep: Literal["first", "shortest"] = (
         "first"  # of the right attempts: the first, or the one with the fewest searches
     )
-    shots: int = 4  # most worked chats before each (curation.shots); the paper has 8
-    retries: int = 2  # further replies asked for where one can't be read
-    temperature: float = 1.0
-    max_tokens: int = 2048  # of a reply
-    max_document: int = 2000  # characters of a document that are shown and written; 0: all
+    shots: Count = 4  # most worked chats before each (curation.shots); the paper has 8
+    retries: Count = 2  # further replies asked for where one can't be read
+    temperature: NonNegative = 1.0
+    max_tokens: Size = 2048  # of a reply
+    max_document: Count = 2000  # characters of a document that are shown and written; 0: all
     sees: tuple[str, ...] = ("text_image",)  # knowledge bases that are asked with the question's picture, too
     metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; right where it is 1
     normalizer: str = "vqa"  # rewards.normalize.NORMALIZERS
 
     def __post_init__(self) -> None:
-        for key in ("max_searches", "k", "candidates", "attempts", "max_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"config.attempt.{key}={getattr(self, key)} must be at least 1")
-        for key in ("shots", "retries", "temperature", "max_document"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"config.attempt.{key}={getattr(self, key)} must not be negative")
         if not 0 <= self.min_searches <= self.max_searches:
             raise ValueError(
                 f"config.attempt.min_searches={self.min_searches} must be in [0, max_searches={self.max_searches}]"
@@ -58,39 +54,29 @@ class AttemptConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class AmountConfig:
     """How much is made, and what of it goes into the files. A job may be continued with other values."""
 
-    questions: int = 0  # most that are tried of a data set; 0: all
-    per_dataset: int = 1000  # trajectories of a data set after which no more of its questions are tried
-    dataset_ratio: float = 2.0  # most that a data set may have beside the one with the fewest; 0: any
-    at_least: int = 100  # trajectories that a data set keeps, if it has them, whatever the ratio
-    pattern_share: float = 1.0  # most of a data set's trajectories that may have one sequence of retrievers
-    validation: float = 0.2  # share of each data set that goes to validation.jsonl
-    concurrency: int = 32  # questions under way at once
-    patience: int = 20  # questions in a row that may fail before the job stops
-    search_timeout: float = 60.0  # seconds
-    read_price: float = 0.0  # of a million tokens that the model reads, for the report
-    write_price: float = 0.0  # of a million tokens that it writes
+    questions: Count = 0  # most that are tried of a data set; 0: all
+    per_dataset: Size = 1000  # trajectories of a data set after which no more of its questions are tried
+    dataset_ratio: NonNegative = 2.0  # most that a data set may have beside the one with the fewest; 0: any
+    at_least: Count = 100  # trajectories that a data set keeps, if it has them, whatever the ratio
+    pattern_share: PositiveFraction = 1.0  # most of a data set's trajectories that may have one sequence of retrievers
+    validation: BelowOne = 0.2  # share of each data set that goes to validation.jsonl
+    concurrency: Size = 32  # questions under way at once
+    patience: Size = 20  # questions in a row that may fail before the job stops
+    search_timeout: Positive = 60.0  # seconds
+    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # of a million tokens that it writes
 
     def __post_init__(self) -> None:
-        for key in ("per_dataset", "concurrency", "patience"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"config.amount.{key}={getattr(self, key)} must be at least 1")
-        for key in ("questions", "at_least", "read_price", "write_price"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"config.amount.{key}={getattr(self, key)} must not be negative")
         if self.dataset_ratio and self.dataset_ratio < 1:
             raise ValueError(f"config.amount.dataset_ratio={self.dataset_ratio} must be at least 1, or 0 for any")
-        if not 0 < self.pattern_share <= 1:
-            raise ValueError(f"config.amount.pattern_share={self.pattern_share} must be in (0, 1]")
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"config.amount.validation={self.validation} must be in [0, 1)")
-        if not self.search_timeout > 0:
-            raise ValueError(f"config.amount.search_timeout={self.search_timeout} must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ConstructConfig:
     """A job that makes golden trajectories."""
 
@@ -103,7 +89,7 @@ class ConstructConfig:
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
     amount: AmountConfig = AmountConfig()
-    seed: int = 0  # of the order in which questions are tried
+    seed: Seed = 0  # of the order in which questions are tried
 
     def __post_init__(self) -> None:
         if not self.data:

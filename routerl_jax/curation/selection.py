@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Seed, Size, checked
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.data.readers import ExampleSource
@@ -34,6 +35,7 @@ Attempt = Callable[[Sequence[Example], int, int], Sequence[Episode]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SelectionConfig:
     """How difficulty is measured, and what the sets are made of.
 
@@ -41,21 +43,19 @@ class SelectionConfig:
     (`metadata["dataset"]`, `data_source` or `source`) `{"hotpotqa/medium": 200, "2wiki/medium": 150}`.
     """
 
-    easy_below: int = 10  # answered in fewer attempts: easy, which is in no set by default
-    hard_above: int = 20  # not answered in so many: hard
-    per_round: int = 5  # attempts per question and round
-    portion: int = 256  # questions whose results are written at a time
+    easy_below: Size = 10  # answered in fewer attempts: easy, which is in no set by default
+    hard_above: Size = 20  # not answered in so many: hard
+    per_round: Size = 5  # attempts per question and round
+    portion: Size = 256  # questions whose results are written at a time
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right where it is 1
     normalizer: str = "search_r1"
-    seed: int = 0  # of the choice of questions
+    seed: Seed = 0  # of the choice of questions
     stage1: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": 350})
     stage2: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": None, "hard": None})
 
     def __post_init__(self) -> None:
         if not 1 <= self.easy_below <= self.hard_above:
             raise ValueError(f"easy_below={self.easy_below} must be in [1, hard_above={self.hard_above}]")
-        if self.per_round < 1 or self.portion < 1:
-            raise ValueError(f"per_round={self.per_round} and portion={self.portion} must be at least 1")
         if self.metric not in ANSWER_METRICS:
             raise ValueError(f"metric={self.metric!r}: known are {', '.join(ANSWER_METRICS)}")
         for stage in (self.stage1, self.stage2):

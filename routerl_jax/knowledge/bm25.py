@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
 from routerl_jax.core.extras import install_hint
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
@@ -40,18 +41,17 @@ _COST = 0.1  # of a dense search: no encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Words:
     """What a text's words are, and what they count."""
 
     stemmer: str = "english"  # a language of PyStemmer (Snowball); "": words as they are
     stopwords: str = "english"  # bm25s's list of words that are left out; "": none
     method: str = "lucene"  # which BM25: lucene or atire
-    k1: float = 1.2  # how soon more occurrences of a word stop to matter
-    b: float = 0.75  # how much a long passage is held against it, 0 to 1
+    k1: NonNegative = 1.2  # how soon more occurrences of a word stop to matter
+    b: Fraction = 0.75  # how much a long passage is held against it, 0 to 1
 
     def __post_init__(self) -> None:
-        if self.k1 < 0 or not 0 <= self.b <= 1:
-            raise ValueError(f"k1={self.k1}, b={self.b}: BM25 needs k1 >= 0 and b between 0 and 1")
         if self.method not in ("lucene", "atire"):  # the others give scores to passages without any of the words
             raise ValueError(f"method={self.method!r} is not one of lucene, atire")
 
@@ -68,16 +68,17 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Bm25Config:
     """What `build_bm25` makes."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    passage_words: int = (
+    passage_words: Count = (
         0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
     )
-    least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
     words: Words = dataclasses.field(default_factory=Words)
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 

@@ -15,6 +15,7 @@ from absl import logging
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
@@ -63,6 +64,7 @@ _LOW_RECALL = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class BuildConfig:
     """What `build_kb` makes."""
 
@@ -77,28 +79,24 @@ class BuildConfig:
     # "auto": "scann" where it is installed, "exact" elsewhere
     index: str = AUTO
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
-    recall_target: float = 1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
-    passage_words: int = (
+    recall_target: PositiveFraction = (
+        1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
+    )
+    passage_words: Count = (
         0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
     )
-    least_words: int = 7  # a page's last piece is dropped if it has fewer; its only one never is
-    rows_per_passage: int = 1  # only for tables: up to so many rows become one passage
-    table_budget: int = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
+    rows_per_passage: Size = 1  # only for tables: up to so many rows become one passage
+    table_budget: Size = 200  # only for tables: tokens of a passage; rows that are longer become several passages
     table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
-    embed_batch: int = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: int = 8192  # passages that are embedded and committed together; a killed build resumes between shards
-    check_queries: int = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
+    embed_batch: Count = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+    shard_size: Size = 8192  # passages that are embedded and committed together; a killed build resumes between shards
+    check_queries: Count = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
-        for key in ("rows_per_passage", "table_budget", "shard_size", "least_words"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
-        for key in ("embed_batch", "check_queries", "passage_words"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key}={getattr(self, key)} must not be negative")
         for key, needs, value in (
             ("passage_words", "kind", "dense_text"),
             ("least_words", "kind", "dense_text"),

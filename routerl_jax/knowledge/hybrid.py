@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
@@ -91,15 +92,16 @@ class HybridKB(KnowledgeBase):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class HybridConfig:
     """What `build_hybrid` makes."""
 
     kind: str = "hybrid"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
-    weights: tuple[float, ...] = ()  # of their rankings; default: 1 each
-    constant: float = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks stand out
-    depth: int = 2  # every member finds depth * k passages
+    weights: tuple[NonNegative, ...] = ()  # of their rankings; default: 1 each
+    constant: NonNegative = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks stand out
+    depth: Size = 2  # every member finds depth * k passages
     overwrite: bool = False  # replace a hybrid knowledge base that is at the same place already
 
     def __post_init__(self) -> None:

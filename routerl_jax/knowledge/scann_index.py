@@ -21,6 +21,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
+from routerl_jax.core.checked import BelowOne, Count, NonNegative, checked
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.recall import jittered, kth_best, recall
@@ -37,29 +38,27 @@ _SAMPLE = 256  # queries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ScannSettings:
     """ScaNN's settings. The defaults follow its guide: what is used depends on the number of vectors."""
 
-    brute_force_below: int = 20_000  # vectors; fewer are compared one by one
-    tree_from: int = 100_000  # vectors; from here on they are partitioned, in between only hashed
-    leaves: int = 0  # partitions of the tree; 0: about sqrt(N)
+    brute_force_below: Count = 20_000  # vectors; fewer are compared one by one
+    tree_from: Count = 100_000  # vectors; from here on they are partitioned, in between only hashed
+    leaves: Count = 0  # partitions of the tree; 0: about sqrt(N)
     # share of the 10 nearest that the build makes it find, by the choice of the next two; 0: they are 15 % and 200
-    recall_target: float = 0.97
-    leaves_to_search: int = 0  # 0: the fewest that reach the target
-    reorder: int = 0  # candidates that are scored exactly after hashing (10 k if that is more); 0: as above
+    recall_target: BelowOne = 0.97
+    leaves_to_search: Count = 0  # 0: the fewest that reach the target
+    reorder: Count = 0  # candidates that are scored exactly after hashing (10 k if that is more); 0: as above
     reorder_dtype: str = "float32"  # of the vectors that it keeps for that: "float32", "bfloat16" or "int8"
-    numbers_per_code: int = 0  # of a vector that share a 4-bit code; 0: 2 up to 512 numbers, 4 beyond
-    soar_lambda: float = 1.5  # SOAR: each vector is put in two leaves; how much their errors must differ in direction
-    threshold: float = 0.2  # anisotropic quantisation: inner products above this count, errors in them weigh more
+    numbers_per_code: Count = 0  # of a vector that share a 4-bit code; 0: 2 up to 512 numbers, 4 beyond
+    soar_lambda: NonNegative = (
+        1.5  # SOAR: each vector is put in two leaves; how much their errors must differ in direction
+    )
+    threshold: NonNegative = 0.2  # anisotropic quantisation: inner products above this count, errors in them weigh more
 
     def __post_init__(self) -> None:
         if self.reorder_dtype not in ("float32", "bfloat16", "int8"):
             raise ValueError(f"reorder_dtype={self.reorder_dtype!r} is not one of float32, bfloat16, int8")
-        if not 0 <= self.recall_target < 1:
-            raise ValueError(f"recall_target={self.recall_target} must lie in [0, 1); index='exact' finds all")
-        for key, value in vars(self).items():
-            if not isinstance(value, str) and value < 0:
-                raise ValueError(f"{key}={value} is too small")
 
 
 class ScannIndex(VectorIndex):

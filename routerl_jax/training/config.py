@@ -9,9 +9,8 @@ from typing import Any, Literal
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
-from routerl_jax.training.credit_kinds import credit_named
-from routerl_jax.training.fork_credit import ForkCreditConfig
-from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.credit.kinds import credit_named
+from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
     AgentConfig,
@@ -26,7 +25,6 @@ from routerl_jax.training.sections import (
     WarmStartConfig,
     WatchConfig,
 )
-from routerl_jax.training.turn_credit import TurnCreditConfig
 
 __all__ = [
     "AgentConfig",
@@ -129,7 +127,8 @@ class TrainConfig:
     @property
     def uncounted(self) -> list[str]:
         """Stages that last as long as their passes over the questions, whose steps are not counted yet (training.passes)."""
-        return [name for name, stage in self.stages.items() if stage.data.get("epochs", self.data.epochs)]
+        stages = self.stages if self.kind == "rl" else {}
+        return [name for name, stage in stages.items() if stage.data.get("epochs", self.data.epochs)]
 
     def __post_init__(self) -> None:
         self._check_passes()
@@ -211,7 +210,9 @@ class TrainConfig:
                 raise ValueError(message)
 
     def _check_passes(self) -> None:
-        """Where passes say how long a run is, nothing else does."""
+        """Where passes say how long a run is, nothing else does. A supervised run has no stages."""
+        if self.kind == "sft":
+            return
         for name, stage in self.stages.items():
             if stage.after and (stage.after not in self.uncounted or stage.after == name):
                 raise ValueError(
@@ -222,11 +223,7 @@ class TrainConfig:
                 raise ValueError(
                     f"config.stages.{name} has both start={stage.start} and after={stage.after!r}: give one of them"
                 )
-        if not self.uncounted:
-            return
-        if self.kind == "sft":
-            raise ValueError("config.data.epochs is for reinforcement learning; a run of kind 'sft' has config.steps")
-        if self.steps:
+        if self.uncounted and self.steps:
             raise ValueError(
                 f"config.steps={self.steps} and data.epochs (stage {self.uncounted[0]!r}) are both given: set config.steps=0, "
                 "as passes over the questions say how many steps there are, or data.epochs=0"

@@ -12,9 +12,9 @@ from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
-from routerl_jax.training.credit_kinds import credit_named
-from routerl_jax.training.fork_credit import ForkCreditConfig
-from routerl_jax.training.turn_credit import TurnCreditConfig
+from routerl_jax.training.credit.forks import ForkCreditConfig
+from routerl_jax.training.credit.kinds import credit_named
+from routerl_jax.training.credit.turns import TurnCreditConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    # what a token answers for (training.credit_kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
+    # what a token answers for (training.credit.kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
     # its turn and later ones; counterfactual: for the choice of a knowledge base what the others would have led to, of attempts
     # with rollout.forks
     credit: str = "episode"

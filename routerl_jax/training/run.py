@@ -26,7 +26,7 @@ from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.writer import MetricWriter
 
 

@@ -13,6 +13,7 @@ from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
+from routerl_jax.generation.engine import Engine
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder
@@ -33,6 +34,7 @@ __all__ = [
     "build_recipe",
     "evaluated_agent",
     "evaluation_examples",
+    "make_engine",
     "open_examples",
     "open_knowledge",
     "random_architecture",
@@ -172,3 +174,16 @@ def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource
     if len(limits) != 2:
         raise ValueError(f"config.data.{key}_range={limits} must be empty or (start, stop)")
     return Subset(source, *limits)
+
+
+def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
+    """The run's engine, or one with fewer rows. It serves an adapter as config.engine.lora says."""
+    return Engine(
+        merged(model, model.compute_dtype) if config.engine.lora == "merged" else model,
+        rows=rows or config.engine.rows,
+        max_length=config.engine.max_length,
+        segment=config.engine.segment,
+        leave_fraction=config.engine.leave_fraction,
+        seed=config.seed,
+        layout=config.engine.layout,
+    )

@@ -24,7 +24,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.loggers import require_log

@@ -20,8 +20,14 @@ from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.knowledge import cache_place
 from routerl_jax.training.load import load_policy
-from routerl_jax.training.rl import make_engine
-from routerl_jax.training.setup import build_mesh, build_recipe, evaluated_agent, evaluation_examples, open_knowledge
+from routerl_jax.training.setup import (
+    build_mesh,
+    build_recipe,
+    evaluated_agent,
+    evaluation_examples,
+    make_engine,
+    open_knowledge,
+)
 
 USUAL = "trained"  # the row of the policy as the run evaluated it, on a trial's questions
 

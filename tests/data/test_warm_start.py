@@ -14,8 +14,7 @@ from routerl_jax.data.readers import open_dataset
 from routerl_jax.generation.sampling import GREEDY
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.rl import make_engine
-from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
+from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, make_engine
 
 
 class Gold:

@@ -97,7 +97,7 @@ def test_rows_of_tables(tmp_path: pathlib.Path) -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ValueError, match="b between 0 and 1"):
+    with pytest.raises(ValueError, match=r"^b=1.5 must be in \[0, 1\]"):
         Words(b=1.5)
     with pytest.raises(ValueError, match="not one of lucene"):
         Words(method="tfidf")

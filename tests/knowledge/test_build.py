@@ -166,7 +166,7 @@ def test_config_goes_through_config_dict() -> None:
     with pytest.raises(ValueError, match=r"config\.corpsu; did you mean config\.corpus"):
         from_config_dict(BuildConfig, {"corpsu": "x"})
     for wrong in ({"kind": "dense"}, {"shard_size": 0}, {"rows_per_passage": 0}, {"embed_batch": -1}):
-        with pytest.raises(ValueError, match=f"config: {next(iter(wrong))}="):
+        with pytest.raises(ValueError, match=f"config(: |\\.){next(iter(wrong))}="):
             from_config_dict(BuildConfig, wrong)
     for unused in ({"table_budget": 99}, {"index": "exact", "scann": {"leaves": 9}}, {"recall_target": 0.9}):
         with pytest.raises(ValueError, match=r"is set, but (kind|index)='\w+' does not use it"):

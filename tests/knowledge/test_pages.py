@@ -260,7 +260,7 @@ def test_configurations() -> None:
         OcrConfig(pages=PageConfig(text="none"))
     with pytest.raises(ValueError, match="unknown kind of knowledge base to build 'bm52'"):
         OcrConfig(retriever="bm52")
-    with pytest.raises(ValueError, match="dpi=5 must lie"):
+    with pytest.raises(ValueError, match=r"dpi=5 must be in \[18, 1200\]"):
         PageConfig(dpi=5)
     with pytest.raises(ValueError, match="corpus must be set"):
         build(PagesConfig(), "kb")

@@ -276,7 +276,7 @@ LEARNING = """
     import numpy as np
 
     from routerl_jax.learning.advantages import advantage
-    from routerl_jax.training.credit_kinds import Shares
+    from routerl_jax.training.credit.kinds import Shares
 
 
     @advantage(grouped=False, whitened=True)

@@ -80,7 +80,7 @@ def test_what_it_says_works(server: tuple[str, subprocess.Popen[str]], directory
         (("--kb=wiki={kb}", "--token_file=/nowhere"), "token_file=/nowhere: can't be read"),
         (("--kb=wiki={kb}", "--max_batch=0"), "max_batch=0"),
         (("--kb=wiki={kb}", "--host=256.0.0.1"), "can't listen at 256.0.0.1:8000"),
-        (("--config=configs/serve_kb.py:wiki=/nowhere", "--config.limits.k=0"), "k=0 must be positive"),
+        (("--config=configs/serve_kb.py:wiki=/nowhere", "--config.limits.k=0"), "config.limits.k=0 must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(directory: pathlib.Path, arguments: tuple[str, ...], expected: str) -> None:

@@ -36,7 +36,7 @@ from routerl_jax.recipes import r1_searcher
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.credit import assign
+from routerl_jax.training.credit.assign import assign
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline

@@ -18,8 +18,8 @@ from routerl_jax.training.config import (
     RolloutConfig,
     TrainConfig,
 )
-from routerl_jax.training.credit import Credit, assign, sequences_of
-from routerl_jax.training.fork_credit import as_the_policy_goes, fork_metrics, trees
+from routerl_jax.training.credit.assign import Credit, assign, sequences_of
+from routerl_jax.training.credit.forks import as_the_policy_goes, fork_metrics, trees
 
 HALF = np.log(0.5)
 

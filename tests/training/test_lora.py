@@ -19,9 +19,10 @@ from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.lora import LoraConfig, adapters
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training import rl, sft
+from routerl_jax.training import sft
+from routerl_jax.training import step as step_module
 from routerl_jax.training.run import Run
-from routerl_jax.training.setup import build_policy, build_recipe
+from routerl_jax.training.setup import build_policy, build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 from tests import tiny
 from tests.programs import launch_here, refusal
@@ -57,13 +58,13 @@ def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> N
     mesh = single_device_mesh()
     model = build_policy(config, mesh)
     run_ = Run(config, tmp_path, model, mesh, config.learner.loss, config.steps * config.learner.minibatches, False)
-    engine = rl.make_engine(config, model)
+    engine = make_engine(config, model)
     tools = {name: tiny.ScriptedKB(name) for name in KB}
     rows, recipe = [], build_recipe(config)
     stage, agent = Stages(config, recipe).at(0), recipe.agent
     for step in range(config.steps):
-        with (clock := rl._Clock())("step"):
-            rows.append(rl._train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
+        with (clock := step_module.Clock())("step"):
+            rows.append(step_module.train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     assert all(row["sampler_gap/max"] < 1e-4 for row in rows)
     rewards = [row["reward/total"] for row in rows]
     assert (
@@ -77,7 +78,7 @@ def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> N
 
     assert not has_adapter(engine)
     beside = dataclasses.replace(config, engine=dataclasses.replace(config.engine, lora="adapter"))
-    assert has_adapter(rl.make_engine(beside, model))
+    assert has_adapter(make_engine(beside, model))
 
 
 class Killed(BaseException):

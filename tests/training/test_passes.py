@@ -73,11 +73,16 @@ def test_a_start_that_is_given_stays(tmp_path: pathlib.Path) -> None:
     assert (counted.stages["two"].start, counted.steps) == (5, 22)
 
 
+def test_a_supervised_run_has_steps(tmp_path: pathlib.Path) -> None:
+    """From the same configuration: it has no stages."""
+    supervised = two_stages(tmp_path, kind="sft", steps=9)
+    assert count_steps(supervised) == supervised
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"steps": 7}, r"config.steps=7 and data.epochs \(stage 'b'\) are both given: set config.steps=0"),
-        ({"kind": "sft"}, "config.data.epochs is for reinforcement learning"),
         (
             {"stages": {"b": schema.StageConfig(data={"epochs": 0}), "a": schema.StageConfig(after="b")}},
             "config.stages.a.after='b' is no stage whose data.epochs says where it ends",

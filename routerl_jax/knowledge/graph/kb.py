@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
+from routerl_jax.core.checked import BelowOne, Size, checked
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
@@ -40,30 +41,26 @@ _ROWS = 65_536  # passages that are compared at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class WalkSettings:
     """How a query finds passages. The defaults are those of HippoRAG 2, and of RouteRAG."""
 
-    link_facts: int = 5  # facts nearest to the query
-    link_phrases: int = 5  # of their phrases, those with the largest weights
+    link_facts: Size = 5  # facts nearest to the query
+    link_phrases: Size = 5  # of their phrases, those with the largest weights
     phrase_weights: PhraseWeights = (
         "average"  # "released": as RouteRAG's code, where a phrase's last fact overwrites others
     )
     passage_weight: float = 0.05  # of the dense scores of passages (0..1) beside those of facts
-    damping: float = 0.5  # probability of walking on
+    damping: BelowOne = 0.5  # probability of walking on
     tolerance: float = 1e-6  # of the ranks; below 2e-7 they are computed in float64
     backend: str = "auto"  # "host", "device", or "auto": the device unless it is a CPU
     filter: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # with a `model`: recognition filter
 
     def __post_init__(self) -> None:
-        for key in ("link_facts", "link_phrases"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}={getattr(self, key)} must be at least 1")
         if self.passage_weight <= 0:
             raise ValueError(
                 f"passage_weight={self.passage_weight} must be above 0, or a query without weights goes nowhere"
             )
-        if not 0 <= self.damping < 1:
-            raise ValueError(f"damping={self.damping} must lie in [0, 1)")
         if not 1e-14 <= self.tolerance < 1:
             raise ValueError(f"tolerance={self.tolerance} must lie in [1e-14, 1)")
         if self.backend not in ("auto", *BACKENDS):

@@ -17,6 +17,7 @@ from absl import logging
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
@@ -44,6 +45,7 @@ _SAMPLE = 16  # vectors of a page that stand for a query, where no questions are
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class PagesConfig:
     """What `build_pages` makes."""
 
@@ -58,23 +60,18 @@ class PagesConfig:
     # stage as in knowledge.build
     index: str = "auto"
     pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
-    pooled: int = 0  # pooled vectors of a page; 0: by the number of pages
-    candidates: int = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
-    recall_target: float = 0.95  # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
+    pooled: Count = 0  # pooled vectors of a page; 0: by the number of pages
+    candidates: Count = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
+    recall_target: PositiveFraction = (
+        0.95  # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
+    )
     questions: str = ""  # rows with `question` to measure recall with (.jsonl, .json); default: vectors of the pages
-    check_queries: int = 64  # queries of that measurement; 0: none, and 256 candidates
-    embed_batch: int = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
-    shard_size: int = 64  # pages that are embedded and committed together
+    check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
+    embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
+    shard_size: Size = 64  # pages that are embedded and committed together
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
-        for key in ("pooled", "candidates", "check_queries", "embed_batch"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key}={getattr(self, key)} must not be negative")
-        if self.shard_size < 1:
-            raise ValueError(f"shard_size={self.shard_size} must be at least 1")
-        if not 0 < self.recall_target <= 1:
-            raise ValueError(f"recall_target={self.recall_target} must lie in (0, 1]")
         if self.index not in ("auto", "maxsim"):
             INDEXES.get(self.index)
 

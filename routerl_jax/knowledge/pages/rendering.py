@@ -9,10 +9,11 @@ import os
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import Annotated, Literal
 
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Range, checked
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
 from routerl_jax.knowledge.pages.ocr import Ocr
@@ -26,18 +27,15 @@ _AHEAD = 4  # pages per core that are under way at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class PageConfig:
     """How documents become pages."""
 
-    dpi: int = 144  # of PDF pages
+    dpi: Annotated[int, Range(least=18, most=1200)] = 144  # of PDF pages
     picture_format: PictureFormat = "jpeg"  # of the pages that are kept: jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged document: raise, or skip it and report
     # a page's text: "none", "layer" (what the PDF carries), "ocr", "either" (OCR where the file carries none)
     text: Text = "layer"
-
-    def __post_init__(self) -> None:
-        if not 18 <= self.dpi <= 1200:
-            raise ValueError(f"dpi={self.dpi} must lie between 18 and 1200")
 
 
 class PageWriter:

@@ -7,12 +7,14 @@ import json
 import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import jax
 import numpy as np
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.checked import Count, Range, Size, checked
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
@@ -38,6 +40,7 @@ _PRINTS_SHARD, _PRINTS_CHUNK = 2**18, 2**10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class PicturesConfig:
     """What `build_pictures` makes."""
 
@@ -51,20 +54,18 @@ class PicturesConfig:
     image_instruction: str = ""  # only for text_image: put before queries with a picture
     index: str = AUTO  # as in knowledge.build
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
-    side: int = 384  # of the pictures that are kept: the shorter side, pixels; they are what is embedded
+    # of the pictures that are kept: the shorter side, pixels; they are what is embedded
+    side: Annotated[int, Range(least=32)] = 384
     picture_format: PictureFormat = "jpeg"  # jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged picture: raise, or skip the row and report
-    embed_batch: int = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: int = 8192  # rows that are embedded and committed together
-    check_queries: int = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
+    embed_batch: Count = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+    shard_size: Size = 8192  # rows that are embedded and committed together
+    check_queries: Count = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(_KINDS)}")
-        for key, least in (("shard_size", 1), ("embed_batch", 0), ("check_queries", 0), ("side", 32)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key}={getattr(self, key)} must be at least {least}")
         if self.kind == "reverse_image" and (self.instruction or self.image_instruction):
             raise ValueError("instructions go before texts; a reverse image search has none. Leave them empty")
         if self.index not in ("scann", AUTO) and self.scann != ScannSettings():

@@ -9,6 +9,7 @@ from typing import Literal
 
 from absl import logging
 
+from routerl_jax.core.checked import Count, NonNegative, Size, checked
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
 from routerl_jax.knowledge.serving.schema import Limits
@@ -17,6 +18,7 @@ _WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compi
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ServeConfig:
     """A server.
 
@@ -38,16 +40,16 @@ class ServeConfig:
 
     knowledge_bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Count = 8000
     token_file: str = ""
-    max_batch: int = 128
-    max_wait_ms: float = 0.0
-    max_queue: int = 4096
+    max_batch: Size = 128
+    max_wait_ms: NonNegative = 0.0
+    max_queue: Size = 4096
     limits: Limits = dataclasses.field(default_factory=Limits)
     mcp: Literal["off", "http", "stdio"] = "off"
     warm_up: bool = True
     index: str | None = None
-    shutdown_seconds: int = 30
+    shutdown_seconds: Count = 30
 
     def settings(self) -> ServerSettings:
         """For `create_app`. Raises ValueError if the token can't be read."""

@@ -14,6 +14,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.core.checked import Positive, Size, checked
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_bytes
@@ -38,6 +39,7 @@ class Refusal(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Limits:
     """What one request may ask for.
 
@@ -49,16 +51,11 @@ class Limits:
       seconds: that a request may take, its wait included; a client may ask for less by `X-Timeout-Seconds`.
     """
 
-    body_bytes: int = 32 << 20
-    queries: int = 1024
-    query_chars: int = 32_768
-    k: int = 1000
-    seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"{key}={value} must be positive")
+    body_bytes: Size = 32 << 20
+    queries: Size = 1024
+    query_chars: Size = 32_768
+    k: Size = 1000
+    seconds: Positive = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,67 +5,72 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
 from routerl_jax.llms.load import ChatModelConfig
 
 DAY = 86_400.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SearchConfig:
     """The search engine."""
 
     engine: str = "serpapi"  # or "serper", or package.module:Class
     url: str = ""  # of the service; empty: the engine's own
     api_key_env: str = "SEARCH_API_KEY"  # environment variable with the key; empty: none is sent
-    candidates: int = 10  # results asked for: the pages wanted, and some to move on to
+    candidates: Size = 10  # results asked for: the pages wanted, and some to move on to
     country: str = ""  # Google's gl, such as "us"
     language: str = ""  # Google's hl, such as "en"
-    timeout: float = 20.0  # seconds for one attempt
-    retries: int = 3
-    concurrency: int = 16
-    rate: float = 0.0  # requests per second; 0: no limit
+    timeout: Positive = 20.0  # seconds for one attempt
+    retries: Count = 3
+    concurrency: Size = 16
+    rate: NonNegative = 0.0  # requests per second; 0: no limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ReaderConfig:
     """What reads pages."""
 
     kind: Literal["local", "jina"] = "local"
     url: str = ""  # jina: of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
-    timeout: float = 20.0  # seconds for one page (jina: one attempt)
-    retries: int = 1  # jina
-    concurrency: int = 64
-    rate: float = 0.0  # jina: requests per second; 0: no limit
-    max_bytes: int = 3 << 20  # local: of a page or picture, after decompression
-    max_chars: int = 30_000  # of a page's text
-    redirects: int = 5  # local
+    timeout: Positive = 20.0  # seconds for one page (jina: one attempt)
+    retries: Count = 1  # jina
+    concurrency: Size = 64
+    rate: NonNegative = 0.0  # jina: requests per second; 0: no limit
+    max_bytes: Size = 3 << 20  # local: of a page or picture, after decompression
+    max_chars: Size = 30_000  # of a page's text
+    redirects: Count = 5  # local
     allow_networks: tuple[str, ...] = ()  # networks to be read although they are not public
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SummaryConfig:
     """What condenses pages."""
 
     kind: Literal["model", "extract"] = "model"  # extract: the page's first sentences, no model
     model: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
-    sentences: int = 5
-    max_chars: int = 30_000  # of the page that the model reads
-    max_tokens: int = 512
-    extract_chars: int = 1_200  # of a summary, and of the page's beginning where there is none
-    timeout: float = 60.0  # seconds for one page
+    sentences: Size = 5
+    max_chars: Size = 30_000  # of the page that the model reads
+    max_tokens: Size = 512
+    extract_chars: Size = 1_200  # of a summary, and of the page's beginning where there is none
+    timeout: Positive = 60.0  # seconds for one page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class CacheConfig:
     """Where the results of all stages are kept between queries and runs."""
 
     disk: bool = True  # in SQLite
     path: str = ""  # of the SQLite file; empty: cache.sqlite in $ROUTERL_CACHE
     redis_env: str = ""  # environment variable with the URL of a Redis, for caches and rate limits; empty: none
-    search_seconds: float = 30 * DAY  # how long a query's URLs are kept
-    page_seconds: float = 30 * DAY
-    summary_seconds: float = 365 * DAY
+    search_seconds: NonNegative = 30 * DAY  # how long a query's URLs are kept
+    page_seconds: NonNegative = 30 * DAY
+    summary_seconds: NonNegative = 365 * DAY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,7 @@ class UploadConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class WebConfig:
     """A web knowledge base: MMSearch-R1's text search by default, its image search with mode="image"."""
 
@@ -99,29 +105,15 @@ class WebConfig:
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
     snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
     upload: UploadConfig = dataclasses.field(default_factory=UploadConfig)
-    pages: int = 5  # passages of a query at most; further URLs are tried until so many succeed
+    pages: Size = 5  # passages of a query at most; further URLs are tried until so many succeed
     snippets: Literal["never", "fallback", "only"] = "never"  # search snippets: in place of pages that fail, or of all
-    deadline: float = (
+    deadline: Positive = (
         45.0  # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
     )
     failures: Literal["raise", "empty"] = "raise"  # a query of which nothing could be found for an error
-    cost: float = 1.0  # of a query, in units of one dense search
+    cost: NonNegative = 1.0  # of a query, in units of one dense search
 
     def __post_init__(self) -> None:
-        counts = {
-            "search": ("candidates", "concurrency"),
-            "reader": ("concurrency", "max_bytes", "max_chars"),
-            "summary": ("sentences", "max_chars", "max_tokens", "extract_chars"),
-        }
-        for key in ("pages", *(f"{section}.{key}" for section, keys in counts.items() for key in keys)):
-            if _at(self, key) < 1:
-                raise ValueError(f"{key}={_at(self, key)} must be at least 1")
-        for key in ("search.retries", "search.rate", "reader.retries", "reader.rate", "reader.redirects"):
-            if _at(self, key) < 0:
-                raise ValueError(f"{key}={_at(self, key)} must be at least 0")
-        for key in ("deadline", "search.timeout", "reader.timeout", "summary.timeout"):
-            if _at(self, key) <= 0:
-                raise ValueError(f"{key}={_at(self, key)} must be above 0")
         if self.search.candidates < self.pages:
             raise ValueError(f"search.candidates={self.search.candidates} must be at least pages={self.pages}")
 
@@ -138,9 +130,3 @@ def r1_searcher(**changes: Any) -> WebConfig:
         model="gpt-4o-mini", base_url="https://api.openai.com/v1", api_key_env="OPENAI_API_KEY", concurrency=32
     )
     return dataclasses.replace(WebConfig(summary=SummaryConfig(model=writer)), **changes)
-
-
-def _at(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config

@@ -410,8 +410,8 @@ def test_a_directory_like_any_other(world, tmp_path):
         ({"pages": 0}, "pages=0 must be at least 1"),
         ({"pages": 20}, "search.candidates=10 must be at least pages=20"),
         ({"deadline": 0.0}, "deadline=0.0 must be above 0"),
-        ({"search__concurrency": 0}, "search.concurrency=0 must be at least 1"),  # would wait for ever
-        ({"reader__redirects": -1}, "reader.redirects=-1 must be at least 0"),
+        ({"search__concurrency": 0}, "concurrency=0 must be at least 1"),  # would wait for ever
+        ({"reader__redirects": -1}, "redirects=-1 must not be negative"),
     ],
 )
 def test_impossible_settings(world, changes, message):

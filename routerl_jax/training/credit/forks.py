@@ -17,6 +17,7 @@ from routerl_jax.learning.counterfactual import Baseline, Weights, choice_advant
 Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
 
+
 _LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
 
 

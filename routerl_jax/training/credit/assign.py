@@ -19,7 +19,7 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
 from routerl_jax.learning.masks import EPISODE_MASKS
-from routerl_jax.training.credit_kinds import credit_named, shares
+from routerl_jax.training.credit.kinds import Shares, credit_named
 from routerl_jax.training.learner_config import LearnerConfig
 
 _NO_ADVANTAGE = 1e-9
@@ -76,6 +76,26 @@ def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray
     return sequences, owner
 
 
+def _shares(
+    settings: LearnerConfig, episodes: Seq[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
+) -> Shares:
+    """The configured credit.
+
+    Raises:
+      ValueError: it is not one number per token of every sequence.
+    """
+    found = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
+    found = found if isinstance(found, Shares) else Shares(of_tokens=found)
+    lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
+    for numbers in (found.of_tokens, found.reach):
+        if numbers is not None and [np.shape(values) for values in numbers] != lengths:
+            raise ValueError(
+                f"config.learner.credit={settings.credit!r} gave arrays of shapes {[np.shape(v) for v in numbers][:8]} for "
+                f"sequences of lengths {[n for (n,) in lengths][:8]}: it must give one number per token of every sequence"
+            )
+    return found
+
+
 def assign(
     settings: LearnerConfig,
     episodes: Seq[Episode],
@@ -112,7 +132,7 @@ def assign(
         if not in_tokens:
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
     advantage = advantage_named(settings.advantage)
-    credit = shares(settings, episodes, rewards, groups, Estimator(settings.advantage, settings.std_floor))
+    credit = _shares(settings, episodes, rewards, groups, Estimator(settings.advantage, settings.std_floor))
     _check_finite_tokens(credit.of_tokens, masks, owner, episodes, settings.advantage)
     metrics |= credit.metrics
     advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)

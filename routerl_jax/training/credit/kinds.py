@@ -12,8 +12,8 @@ from jaxtyping import Float
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Estimator
-from routerl_jax.training.fork_credit import ForkCreditConfig, by_forks, fork_metrics
-from routerl_jax.training.turn_credit import TurnCreditConfig, by_turns
+from routerl_jax.training.credit.forks import ForkCreditConfig, by_forks, fork_metrics
+from routerl_jax.training.credit.turns import TurnCreditConfig, by_turns
 
 
 class Settings(Protocol):
@@ -71,26 +71,6 @@ def credit_named(name: str) -> CreditKind:
     """The kind of that name; a plain function is one that is not forked. Raises ValueError for an unknown name."""
     found = CREDITS.get(name)
     return found if isinstance(found, CreditKind) else CreditKind(function=found)
-
-
-def shares(
-    settings: Settings, episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
-) -> Shares:
-    """The configured credit.
-
-    Raises:
-      ValueError: it is not one number per token of every sequence.
-    """
-    found = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
-    found = found if isinstance(found, Shares) else Shares(of_tokens=found)
-    lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
-    for numbers in (found.of_tokens, found.reach):
-        if numbers is not None and [np.shape(values) for values in numbers] != lengths:
-            raise ValueError(
-                f"config.learner.credit={settings.credit!r} gave arrays of shapes {[np.shape(v) for v in numbers][:8]} for "
-                f"sequences of lengths {[n for (n,) in lengths][:8]}: it must give one number per token of every sequence"
-            )
-    return found
 
 
 def _episode(

@@ -1,0 +1,1 @@
+"""What every token of a step answers for."""

@@ -1,0 +1,76 @@
+"""What a run is judged on: its questions, the names of what is scored, and tables that wait for its end."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.agents.agent import Agent
+from routerl_jax.core.types import Example
+from routerl_jax.data.trajectories import check_retrievers, golden_step
+from routerl_jax.parallel import multihost
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import evaluation_examples
+
+
+def judging_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
+    """For validation, and for the final table.
+
+    Raises:
+      ValueError: there are golden steps among them with retrievers that the run lacks, or that the canary can't be tried on.
+    """
+    validation, test = evaluation_examples(config, "validation"), evaluation_examples(config, "test")
+    for part, examples in (("validation", validation), ("test", test)):
+        name = getattr(config.data, part) or config.data.train
+        check_retrievers(examples, tuple(config.knowledge), f"config.data.{part}={name}")
+    if config.evaluation.canary and any(golden_step(example) is not None for example in validation):
+        raise ValueError(
+            "config.evaluation.canary changes what searches find, and golden steps, of which config.data.validation has "
+            "some, search nothing: switch it off, or validate on questions"
+        )
+    return validation, test
+
+
+def check_names(config: TrainConfig, judged: Agent) -> None:
+    """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
+    baselines = judged.baselines(tuple(config.knowledge))
+    for section in ("stages", "controls"):
+        if both := next((name for name in getattr(config, section) if name in baselines), None):
+            raise ValueError(
+                f"config.{section}.{both}: call it something else; results.json has another agent so named"
+            )
+    scored = ("warm_start", "trained", *config.stages, *baselines)
+    if taken := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
+        raise ValueError(f"config.evaluation.names: {taken[0]!r} is another agent's name; take one that nobody has")
+    if unknown := [name for name in config.evaluation.names if name not in scored]:
+        close = difflib.get_close_matches(unknown[0], scored, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
+        raise ValueError(f"config.evaluation.names.{unknown[0]}: no agent is called so; {hint}")
+
+
+def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, int]) -> None:
+    """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in; `asked`: with which
+    settings, that may be others by then."""
+    if multihost.is_main():
+        path = workdir / "evaluation" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"asked": asked, "agents": table}))
+
+
+def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, int]) -> dict[str, Any]:
+    """The kept tables; those of other settings are left out, with a warning."""
+    found: dict[str, Any] = {}
+    for path in (workdir / "evaluation" / f"{name}.json" for name in names):
+        if not path.is_file():
+            continue
+        kept = json.loads(path.read_text())
+        if kept["asked"] == asked:
+            found |= kept["agents"]
+        else:
+            logging.warning("%s was measured with %s, and now it is %s: it is left out", path, kept["asked"], asked)
+    return found

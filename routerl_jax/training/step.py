@@ -1,0 +1,256 @@
+"""One step of reinforcement learning: rollouts, rewards, advantages, updates."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.core.types import Sequence as TokenSequence
+from routerl_jax.evaluation.records import episode_record, write_records
+from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import EngineStats
+from routerl_jax.parallel import multihost
+from routerl_jax.training.credit.assign import (
+    Credit,
+    assign,
+    attempts_of,
+    cap_importance,
+    portions,
+    sequences_of,
+    with_logprobs,
+)
+from routerl_jax.training.credit.forks import as_the_policy_goes
+from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
+from routerl_jax.training.run import Run, step_seed
+from routerl_jax.training.stages import RunStage
+
+
+def train_step(
+    stage: RunStage,
+    agent: Agent,
+    run_: Run,
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    examples: Sequence[Example],
+    step: int,
+    clock: Clock,
+) -> dict[str, Any]:
+    """Samples attempts at the questions, learns from them, and gives the engine the new weights. Returns the step's metrics.
+
+    Raises:
+      NotFinite: a reward, loss or gradient is no number.
+    """
+    config, learner = stage.config, run_.learner
+    if stage.restart and step == stage.start:
+        learner.restart()
+    learner.switch(config.learner.loss, config.rollout.temperature or 1.0, run_.optimizer(stage.updates))
+    engine.stats, stats = EngineStats(), DriverStats()
+    with clock("rollout"):
+        episodes = _rollout(stage, agent, engine, tools, examples, step, stats)
+    engine.rest()
+    for episode, rewards in zip(episodes, stage.reward(episodes), strict=True):
+        episode.rewards = rewards
+    place = {example.id: i for i, example in enumerate(examples)}
+    groups = np.asarray([place[episode.example.id] for episode in episodes])
+    seen = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
+    metrics = rollout_metrics(
+        [episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer, tuple(tools)
+    )
+    metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
+    metrics |= _learn(stage, run_, episodes, groups, step, clock)
+    engine.update(run_.served_params(), step + 1)
+    _log_episodes(run_.workdir, step, episodes, config.log_episodes)
+    generated = sum(len(sequence) for episode in episodes for sequence in episode.sequences)
+    return metrics | {
+        "perf/rollout_tokens_per_s": generated / clock.seconds["rollout"],
+        "perf/update_tokens_per_s": metrics["perf/trained_tokens_unshared"] / clock.seconds.get("update", 1.0),
+        **_engine_metrics(engine.stats),
+        "perf/compilations": engine.compilations + learner.compilations,
+        "timing_s/generate": stats.generate_seconds,
+        "timing_s/tools": stats.tool_seconds,
+        **memory_metrics(),
+    }
+
+
+def _rollout(
+    stage: RunStage,
+    agent: Agent,
+    engine: Engine,
+    tools: Mapping[str, SearchTool],
+    examples: Sequence[Example],
+    step: int,
+    stats: DriverStats,
+) -> list[Episode]:
+    rollout = stage.config.rollout
+    return run(
+        agent,
+        examples,
+        engine,
+        tools,
+        samples=rollout.samples,
+        seed=step_seed(stage.config.seed, step),
+        sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
+        deterministic=rollout.deterministic,
+        tool_timeout=rollout.tool_timeout,
+        stats=stats,
+        forks=rollout.forks,
+    )
+
+
+def _learn(
+    stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
+) -> dict[str, Any]:
+    """Credit, then an update per mini-batch. Returns their metrics."""
+    settings, learner = stage.config.learner, run_.learner
+    sequences, _ = sequences_of(episodes)
+    portion = -(-len(sequences) // settings.minibatches)
+    reference = None
+    if settings.reward_kl_coef:
+        with clock("reference"):
+            reference = learner.logprobs(sequences, learner.reference, portion=portion)
+    credit = assign(settings, episodes, groups, reference)
+    learned = sequences
+    if settings.importance_cap:
+        with clock("old_logprobs"):
+            scored = learner.logprobs([sequences[i] for i in credit.keep], portion=portion)
+        credit = cap_importance(credit, sequences, scored, settings.importance_cap)
+        learned = with_logprobs(sequences, credit.keep, scored)
+    order = np.random.default_rng([stage.config.seed, step])
+    attempts = attempts_of(episodes) if settings.share_prefixes else None
+    updates = _Updates()
+    for minibatch in portions(credit.keep, settings.minibatches, order, attempts):
+        if len(minibatch):
+            _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
+    if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same
+        scored = learner.logprobs(sequences, portion=portion)
+        updates.gap = gap_metrics(
+            [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
+        )
+    return credit.metrics | {
+        **updates.metrics(),
+        "actor/trained_sequences": len(credit.keep),
+        "perf/trained_tokens": updates.computed,
+        "perf/trained_tokens_unshared": sum(len(sequences[i]) for i in credit.keep),
+    }
+
+
+def _update(
+    stage: RunStage,
+    run_: Run,
+    sequences: Sequence[TokenSequence],
+    learned: Sequence[TokenSequence],
+    credit: Credit,
+    minibatch: np.ndarray,
+    updates: _Updates,
+    clock: Clock,
+) -> None:
+    """One update on some of the sequences; `learned` have the log-probabilities that ratios start from."""
+    settings, learner = stage.config.learner, run_.learner
+    chosen = [learned[i] for i in minibatch]
+    with clock("update"):
+        weights = credit.token_weights(sequences, minibatch, settings.aggregation, stage.config.engine.max_length)
+        batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
+    if settings.loss.kl_coef and not settings.loss.exact_kl:
+        with clock("reference"):
+            batch = learner.with_reference(batch)
+    with clock("update"):
+        metrics, logprobs = learner.update(batch)
+    updates.add(
+        metrics,
+        sampled=[sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch],
+        scored=[lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))],
+        gains=[credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch],
+        tokens=index.tokens,
+    )
+
+
+class _Updates:
+    """What a step's updates came to."""
+
+    def __init__(self) -> None:
+        self.gap: dict[str, float] = {}
+        self.computed = 0  # tokens
+        self._behaviour: list[np.ndarray] = []
+        self._current: list[np.ndarray] = []
+        self._promoted: list[np.ndarray] = []
+        self._sums: dict[str, list[float]] = {}
+
+    def add(
+        self,
+        metrics: Mapping[str, float],
+        *,
+        sampled: list[np.ndarray],
+        scored: list[np.ndarray],
+        gains: list[np.ndarray],
+        tokens: int,
+    ) -> None:
+        """Takes in one update: per sequence, log-probabilities of its sampled tokens and whose advantage is positive."""
+        if not self.gap:  # the first mini-batch was scored with the very weights that sampled it
+            self.gap = gap_metrics(sampled, scored)
+        self._behaviour += sampled
+        self._current += scored
+        self._promoted += [logprobs[gain] for logprobs, gain in zip(scored, gains)]
+        self.computed += tokens
+        for name, value in metrics.items():
+            self._sums.setdefault(f"actor/{name}", []).append(value)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates, and how far the policy moved."""
+        means = {name: float(np.mean(values)) for name, values in self._sums.items()} | self.gap
+        if not self._behaviour:
+            return means
+        return means | ratio_metrics(self._behaviour, self._current) | promoted_metrics(self._promoted)
+
+
+def _engine_metrics(stats: EngineStats) -> dict[str, float]:
+    return {
+        "perf/prefilled_tokens": stats.prefilled_tokens,
+        "perf/shared_prompt_tokens": stats.forked_tokens,
+        "perf/decoded_tokens": stats.decoded_tokens,
+        "perf/prefill_occupancy": stats.prefilled_tokens / max(stats.prefill_slots, 1),
+        "perf/decode_occupancy": stats.decoded_tokens / max(stats.decode_slots, 1),
+    }
+
+
+class Clock:
+    """Adds up seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name)
+
+
+@dataclasses.dataclass
+class _Timer:
+    seconds: dict[str, float]
+    name: str
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
+
+
+def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
+    """Writes a spread of the step's episodes, of a forked attempt all ways."""
+    if count and multihost.is_main():
+        attempts: dict[tuple[str, int], list[Episode]] = {}
+        for episode in episodes:
+            attempts.setdefault((episode.example.id, episode.sample), []).append(episode)
+        stride = max(len(episodes) // count, 1)
+        spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
+        records = [episode_record(episode, step=step) for episode in spread]
+        write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
