@@ -13,6 +13,7 @@ import pytest
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import world
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.training import data  # noqa: F401 - grain's flags would else go with those of the first refusal
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
 from tests.knowledge.test_mcp import command
