@@ -1,13 +1,18 @@
 """Comparisons question by question, against numbers counted by hand and scipy's binomial test."""
 
 import json
+from typing import Any
+from unittest import mock
 
 import matplotlib.image
+import matplotlib.pyplot
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 from scipy.stats import binomtest
 
 from routerl_jax.core.types import Call
+from routerl_jax.evaluation import analysis_figure as analysis_module
 from routerl_jax.evaluation.analysis import analyse
 from routerl_jax.evaluation.analysis_figure import analysis_figure
 from routerl_jax.evaluation.paired import compare_records, compare_seeds
