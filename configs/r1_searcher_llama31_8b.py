@@ -29,7 +29,7 @@ def get_config(variant: str = "released") -> ml_collections.ConfigDict:
     """
     if variant not in ("released", "paper", "grpo"):
         raise ValueError(f"variant {variant!r} of the configuration: expected released, paper or grpo")
-    run = searcher_run("meta-llama/Llama-3.1-8B-Instruct", "grpo" if variant == "grpo" else "f1")
+    run = searcher_run("meta-llama/Llama-3.1-8B-Instruct", "grpo" if variant == "grpo" else "paper")
     run = dataclasses.replace(
         run,
         agent=dataclasses.replace(run.agent, prompt="", instruct=True),

@@ -33,7 +33,7 @@ from routerl_jax.training.config import (
 )
 
 
-def get_config(variant: str = "f1") -> ml_collections.ConfigDict:
+def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     """REINFORCE++-baseline, 64 questions x 16 attempts, 4 updates a step, no KL; stage 1, then stage 2, one pass each.
 
     python -m launch.train --config=configs/r1_searcher_qwen25_7b.py --distributed --workdir=/mnt/bucket/r1_searcher_qwen25_7b \
@@ -56,8 +56,8 @@ def get_config(variant: str = "f1") -> ml_collections.ConfigDict:
     return to_config_dict(dataclasses.replace(run, stages={"stage2": StageConfig(reward=RELEASED_STAGE_2)}))
 
 
-def searcher_run(path: str, variant: str = "f1") -> TrainConfig:
-    """The run, with another model of that size if you like; `variant` is the metric of the answer, or "grpo"."""
+def searcher_run(path: str, variant: str = "paper") -> TrainConfig:
+    """The run, with another model of that size if you like; `variant`: "paper", "grpo", or another metric of the answer."""
     grpo = variant == "grpo"
     return TrainConfig(
         steps=0,  # one pass in each stage: 6 and 128 steps over 350 and 8,148 questions
@@ -85,7 +85,7 @@ def searcher_run(path: str, variant: str = "f1") -> TrainConfig:
         rollout=RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
         stages={
             "stage1": StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
-            "stage2": StageConfig(after="stage1", reward=stage_2("f1" if grpo else variant)),
+            "stage2": StageConfig(after="stage1", reward=stage_2("f1" if variant in ("paper", "grpo") else variant)),
         },
         learner=LearnerConfig(
             advantage="grpo" if grpo else "reinforce_pp_baseline",

@@ -122,7 +122,7 @@ def test_variants_of_a_configuration() -> None:
         assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em", "signed": True}
         with pytest.raises(ValueError, match="metric='bleu' is not known; use one of em, cover_em"):
             module.get_config("bleu")
-    for module, default in ((r1_searcher_qwen25_7b, "f1"), (r1_searcher_llama31_8b, "released")):
+    for module, default in ((r1_searcher_qwen25_7b, "paper"), (r1_searcher_llama31_8b, "released")):
         usual, grpo = (from_config_dict(schema.TrainConfig, module.get_config(name)) for name in (default, "grpo"))
         advantages = [run.in_stage("stage2").learner.advantage for run in (usual, grpo)]
         assert advantages == ["reinforce_pp_baseline", "grpo"]
