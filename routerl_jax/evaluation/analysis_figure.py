@@ -11,6 +11,8 @@ from routerl_jax.evaluation.report import title
 
 Rows = Mapping[str, Mapping[str, Any]]
 _COLUMNS = 4
+_WHOLE = {"clip_on": False}  # markers at the edge of a panel are drawn whole
+_LARGEST = 200  # square points, of a marker whose size tells a number
 _BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
 
 
@@ -155,19 +157,22 @@ def _cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
     )
     for i, ((name, row), look) in enumerate(zip([*policies.items(), *fixed.items()], looks)):
         cost, em = row["retrieval_cost"], row["em"]
-        axis.errorbar(cost, em, yerr=_errors([row]), color=color_of(i), capsize=3, label=title(name), **look)
+        axis.errorbar(cost, em, yerr=_errors([row]), color=color_of(i), capsize=3, label=title(name), **look, **_WHOLE)
     axis.set(title="EM (95 %) against retrieval cost", xlabel="retrieval cost per question", ylim=(0, 1.02))
     axis.set_xlim(0, max(axis.get_xlim()[1], 0.1))
     axis.legend(**_BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3)
 
 
 def _by(axis: Any, policies: Rows, key: str, heading: str) -> None:
+    most = max((point["n"] for row in policies.values() for point in row[key]), default=1)
     for i, (name, row) in enumerate(policies.items()):
         points, color = row[key], color_of(i)
         x = [point["turns"] if "turns" in point else (point["from"] + point["to"]) / 2 for point in points]
         axis.plot(x, [point["em"] for point in points], color=color, linewidth=1.5, label=title(name))
-        axis.scatter(x, [point["em"] for point in points], s=[8 + 0.5 * point["n"] for point in points], color=color)
+        sizes = [8 + _LARGEST * point["n"] / most for point in points]
+        axis.scatter(x, [point["em"] for point in points], s=sizes, color=color, **_WHOLE)
     axis.set(title=heading, ylim=(-0.05, 1.05), xlabel="turns" if "turns" in key else "tokens")
+    axis.margins(x=0.08)
     if "turns" in key:
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(frameon=False, fontsize=8, loc="best", title="size: questions", title_fontsize=8)
@@ -176,12 +181,12 @@ def _by(axis: Any, policies: Rows, key: str, heading: str) -> None:
 def _top_k(axis: Any, rows: Rows) -> None:
     ks = [int(k) for k in rows]
     em = [row["em"] for row in rows.values()]
-    axis.errorbar(ks, em, yerr=_errors(list(rows.values())), fmt="o-", color=COLORS[0], capsize=3)
+    axis.errorbar(ks, em, yerr=_errors(list(rows.values())), fmt="o-", color=COLORS[0], capsize=3, **_WHOLE)
     axis.set(title="Passages per search", xlabel=f"k ({_asked(rows)})", ylim=(0, 1.02))
     axis.set_ylabel("EM (95 %)", color=COLORS[0])
     axis.xaxis.get_major_locator().set_params(integer=True)
     searches = axis.twinx()
-    searches.plot(ks, [row["searches"] for row in rows.values()], "s--", color=COLORS[2], linewidth=1)
+    searches.plot(ks, [row["searches"] for row in rows.values()], "s--", color=COLORS[2], linewidth=1, **_WHOLE)
     searches.set_ylabel("searches per question", color=COLORS[2])
     searches.set_ylim(0, None)
     searches.spines["top"].set_visible(False)

@@ -31,5 +31,5 @@ class Recipe:
     headline: tuple[str, ...] = ("em",)
 
 
-# (run configuration, names of the knowledge bases) -> Recipe
+# (config.agent, config.stages, names of the knowledge bases, config.evaluation.normalizer) -> Recipe
 RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")

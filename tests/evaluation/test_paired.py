@@ -1,13 +1,18 @@
 """Comparisons question by question, against numbers counted by hand and scipy's binomial test."""
 
 import json
+from typing import Any
+from unittest import mock
 
 import matplotlib.image
+import matplotlib.pyplot
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 from scipy.stats import binomtest
 
 from routerl_jax.core.types import Call
+from routerl_jax.evaluation import analysis_figure as analysis_module
 from routerl_jax.evaluation.analysis import analyse
 from routerl_jax.evaluation.analysis_figure import analysis_figure
 from routerl_jax.evaluation.paired import compare_records, compare_seeds
@@ -133,6 +138,14 @@ def test_an_analysis_by_hand(tmp_path):
     training = [
         {"step": i, "reward/total": 0.1 * i, "reward/std": 0.1, "rollout/tokens_per_question": 30.0} for i in range(4)
     ]
+    figures: list[Any] = []
+    with mock.patch.object(analysis_module, "save_figure", lambda figure, _: figures.append(figure)):
+        analysis_figure({"policies": found, **trials}, path, training)
+    artists = [artist for axis in figures[0].axes for artist in [*axis.lines, *axis.collections]]
+    marked = [a for a in artists if isinstance(a, PathCollection) or getattr(a, "get_marker", str)() in ("o", "s")]
+    assert len(marked) >= 8
+    assert not any(artist.get_clip_on() for artist in marked)  # those at the edge are drawn whole
+    matplotlib.pyplot.close(figures[0])
     analysis_figure({"policies": found, **trials}, path, training)
     everything = matplotlib.image.imread(path)
     analysis_figure({"policies": found}, path)

@@ -1,5 +1,6 @@
 """What strangers bring in files of their own: agents, tools, advantages, kinds of credit, named in a configuration."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -9,11 +10,14 @@ import textwrap
 
 import pytest
 
+from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import world
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.training import data  # noqa: F401 - grain's flags would else go with those of the first refusal
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
 from tests.knowledge.test_mcp import command
-from tests.programs import fine, launch, refusal
+from tests.programs import ROOT, fine, launch, refusal
 from tests.training.small_run import write_rows
 
 # What is the same in every file: two knowledge bases of a few passages, eight questions, one step of a policy of 0.9 M weights.
@@ -137,6 +141,37 @@ def test_an_agent_of_one_s_own_has_baselines_a_supervised_start_evaluation_and_s
     assert supervised["loss"] > 0
     output = fine(launch("evaluate", f"--workdir={workdir}", "--agents=trained,random_kb", "--json"))
     assert json.loads(output)["agents"]["trained"] == agents["trained"]
+
+
+LONG = """
+    class Wordy:
+        \"\"\"A passage of nine words, or, for questions about numbers, of nine hundred.\"\"\"
+
+        def search(self, queries, k):
+            words = [900 if "number" in query else 9 for query in queries]
+            return [[rj.Passage(id="1", title="", text="word " * count)] for count in words]
+
+
+    def get_config():
+        run = small(knowledge={"text": schema.KnowledgeConfig(kind="tool", source="strange_long:Wordy")})
+        return to_config_dict(dataclasses.replace(run, recipe="strange_long:twice"))
+"""
+
+
+def test_an_observation_that_does_not_fit_ends_its_episode_and_not_the_run(mine, tmp_path):
+    config = mine("strange_long", AGENT.partition("    def get_config")[0] + LONG)
+    workdir = tmp_path / "run"
+    ranges = "--config.data.test_range=(0,8)", "--config.evaluation.final_examples=8"
+    fine(launch("train", f"--config={config}", f"--workdir={workdir}", *ranges, "--config.data.overlap=ignore"))
+    records = [json.loads(line) for line in (workdir / "evaluation" / "trained.jsonl").read_text().splitlines()]
+    assert len(records) == 8
+    unfit = {record["id"] for record in records if "number" in record["question"]}
+    assert 0 < len(unfit) < 8
+    for record in records:
+        assert (record["truncated"] and record["prediction"] is None) or record["id"] not in unfit
+        assert record["turns"] or record["id"] in unfit
+    row = json.loads((workdir / "results.json").read_text())["agents"]["trained"]
+    assert row["truncated_rate"] >= len(unfit) / 8
 
 
 @pytest.mark.parametrize(
@@ -344,3 +379,57 @@ def test_what_does_not_go_with_an_advantage_or_a_credit_is_refused(flags, messag
         "train", f"--config={config}", f"--workdir={tmp_path / 'run'}", *(f"--config.{flag}" for flag in flags)
     )
     assert message in said
+
+
+def in_docs(page: str) -> str:
+    """The one whole file of a page."""
+    [text] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    return text
+
+
+def test_the_whole_file_of_the_docs_runs(mine, tmp_path):
+    """As it stands, but for the numbers of steps and questions."""
+    config = tmp_path / "my_router.py"
+    config.write_text(in_docs("extending.md"))
+    workdir = tmp_path / "run"
+    sizes = {
+        "steps": 1,
+        "warm_start.steps": 1,
+        "warm_start.examples": 2,
+        "evaluation.final_examples": 2,
+        "evaluation.every": 0,
+    }
+    sizes |= {"rollout.examples": 2, "rollout.samples": 2, "mesh.cpu_devices": 1}
+    flags = [f"--config.{key}={value}" for key, value in sizes.items()]
+    fine(
+        launch("train", f"--config={config}", f"--workdir={workdir}", *flags, "--config.agent.settings.query_tokens=8")
+    )
+    agents = json.loads((workdir / "results.json").read_text())["agents"]
+    assert list(agents) == ["warm_start", "trained", "only_elements", "only_text", "random_kb"]
+    assert agents["trained"]["kb_share"] == {"elements": 0.5, "text": 0.5}
+    [row] = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    assert row["reward/my_router:short"] >= 0
+    [file] = (workdir / "episodes").iterdir()
+    for record in map(json.loads, file.read_text().splitlines()):
+        first, second = record["turns"]
+        assert first["tokens"] <= 8
+        assert second["observation"] == ""
+        assert first["observation"].endswith("Answer: ")
+    question = "What is the atomic number of Tin?"
+    [asked] = fine(launch("ask", "--json", f"--workdir={workdir}", question)).splitlines()
+    assert [call["tool"] for turn in json.loads(asked)["turns"] for call in turn["calls"]] == ["text", "elements"]
+    shown = fine(launch("view", f"--workdir={workdir}", "--count=1"))
+    assert "writes" in shown
+    assert "invalid" not in shown
+
+
+def test_the_kind_of_knowledge_base_of_the_docs_is_opened(mine, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "my_kind", raising=False)
+    (tmp_path / "my_kind.py").write_text(in_docs("knowledge_bases.md"))
+    importlib.import_module("my_kind").make(tmp_path / "kb" / "mine", greeting="Hello")
+    assert load_kb(tmp_path / "kb" / "mine").search(["world", " "], k=1) == [
+        [Passage(id="1", title="Hello", text="Hello, world")],
+        [],
+    ]
+    spec = KnowledgeConfig(directory=str(tmp_path / "kb" / "mine"))
+    assert open_knowledge_bases({"mine": spec})["mine"].search(["you"], k=1)[0][0].text == "Hello, you"

@@ -109,6 +109,18 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     told = "questions of .* are not of several datasets"
     assert re.search(f"--by=dataset: the 4 {told}", refusal("evaluate", f"--workdir={workdir}", "--by=dataset"))
 
+    def beside_another(*_: Any, **__: Any) -> tuple[dict[str, Any], list[Any]]:
+        """Scores while another process, begun at the same time, writes what it has found."""
+        theirs = {**more, "agents": {**more["agents"], "random_kb": trained}}
+        (directory / "results.json").write_text(json.dumps(theirs))
+        return trained, []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("routerl_jax.evaluation.benchmark.score", beside_another)
+        assert not launch_here("evaluate", f"--workdir={workdir}", "--agents=only_table")
+    found = json.loads((directory / "results.json").read_text())["agents"]
+    assert list(found) == ["trained", "no_search", "only_text", "random_kb", "only_table"]
+
 
 def test_evaluate_on_golden_steps(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Another policy's table is not added to; one that was not trained by reinforcement is not called so."""

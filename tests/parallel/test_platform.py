@@ -52,6 +52,40 @@ def test_tune_process_leaves_a_choice_alone(value: str) -> None:
     assert json.loads(output.splitlines()[1])[3] == value
 
 
+TPU = """
+import os, pathlib, sys
+from routerl_jax.parallel import platform
+platform._PCI = pathlib.Path(sys.argv[1])
+platform.skip_absent_tpu()
+assert "jax" not in sys.modules
+print(os.environ.get("JAX_PLATFORMS"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("installed", "vendor", "environment", "expected"),
+    [
+        (("libtpu",), "0x8086", {}, "cpu"),
+        (("libtpu",), "0x1ae0", {}, "None"),  # a TPU (or another device of its maker): JAX looks for itself
+        (("libtpu", "jax_plugins"), "0x8086", {}, "None"),  # those of GPUs
+        (("libtpu",), "0x8086", {"JAX_PLATFORMS": "tpu,cpu"}, "tpu,cpu"),
+        (("libtpu",), "0x8086", {"JAX_FORCE_TPU_INIT": "1"}, "None"),
+    ],
+)
+def test_an_absent_tpu_is_not_looked_for(
+    installed: tuple[str, ...], vendor: str, environment: dict[str, str], expected: str, tmp_path: pathlib.Path
+) -> None:
+    for package in installed:
+        (tmp_path / "site" / package).mkdir(parents=True)
+    device = tmp_path / "pci" / "0000:00:04.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    unset = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_LIBRARY_PATH")
+    path = f"{ROOT}{os.pathsep}{tmp_path / 'site'}"
+    output = python("-c", TPU, str(tmp_path / "pci"), unset=unset, **{"PYTHONPATH": path, **environment})
+    assert output.strip() == expected
+
+
 COUNT = "from routerl_jax.parallel.platform import split_cpu; split_cpu({}); import jax; print(jax.device_count())"
 
 
