@@ -143,6 +143,37 @@ def test_an_agent_of_one_s_own_has_baselines_a_supervised_start_evaluation_and_s
     assert json.loads(output)["agents"]["trained"] == agents["trained"]
 
 
+LONG = """
+    class Wordy:
+        \"\"\"A passage of nine words, or, for questions about numbers, of nine hundred.\"\"\"
+
+        def search(self, queries, k):
+            words = [900 if "number" in query else 9 for query in queries]
+            return [[rj.Passage(id="1", title="", text="word " * count)] for count in words]
+
+
+    def get_config():
+        run = small(knowledge={"text": schema.KnowledgeConfig(kind="tool", source="strange_long:Wordy")})
+        return to_config_dict(dataclasses.replace(run, recipe="strange_long:twice"))
+"""
+
+
+def test_an_observation_that_does_not_fit_ends_its_episode_and_not_the_run(mine, tmp_path):
+    config = mine("strange_long", AGENT.partition("    def get_config")[0] + LONG)
+    workdir = tmp_path / "run"
+    ranges = "--config.data.test_range=(0,8)", "--config.evaluation.final_examples=8"
+    fine(launch("train", f"--config={config}", f"--workdir={workdir}", *ranges, "--config.data.overlap=ignore"))
+    records = [json.loads(line) for line in (workdir / "evaluation" / "trained.jsonl").read_text().splitlines()]
+    assert len(records) == 8
+    unfit = {record["id"] for record in records if "number" in record["question"]}
+    assert 0 < len(unfit) < 8
+    for record in records:
+        assert (record["truncated"] and record["prediction"] is None) or record["id"] not in unfit
+        assert record["turns"] or record["id"] in unfit
+    row = json.loads((workdir / "results.json").read_text())["agents"]["trained"]
+    assert row["truncated_rate"] >= len(unfit) / 8
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -10,9 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from routerl_jax.core.config import from_config_dict, to_config_dict
+from routerl_jax.core.types import Example
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
+from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
@@ -155,15 +157,14 @@ def test_a_run_of_passes_its_control_and_its_resume(tmp_path: pathlib.Path, monk
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
     config = passing(tmp_path / "home")
     seen: list[str] = []
-    take = rl.run
-    monkeypatch.setattr(
-        rl,
-        "run",
-        lambda agent, examples, *rest, **named: (
-            seen.extend(example.id for example in examples),
-            take(agent, examples, *rest, **named),
-        )[1],
-    )
+    following = ExampleStream.next
+
+    def noted(self: ExampleStream, count: int) -> list[Example]:
+        examples = following(self, count)
+        seen.extend(example.id for example in examples)
+        return examples
+
+    monkeypatch.setattr(ExampleStream, "next", noted)
     results = rl.train_rl(config, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (written["steps"], written["stages"]["second"]["start"], results["steps"]) == (6, 3, 6)
