@@ -10,7 +10,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import StepExamples
 from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.recipes.r1_router_rewards import REWARD
+from routerl_jax.recipes.r1_router.rewards import REWARD
 from routerl_jax.training.config import (
     AgentConfig,
     CheckpointConfig,

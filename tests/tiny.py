@@ -20,7 +20,7 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import shardings
-from routerl_jax.recipes.r1_router import R1RouterGrammar
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 
 VOCABULARY = 320
 GRAMMAR = R1RouterGrammar(tools=("text", "table"))

@@ -13,7 +13,7 @@ from routerl_jax.curation.services import Services
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, document_of
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 
 _SHORTEST = 3  # characters of an answer by which a passage is known: shorter ones stand everywhere
 

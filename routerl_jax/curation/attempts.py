@@ -15,8 +15,8 @@ from routerl_jax.curation.shots import Kind, shots
 from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, Step, document_of
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.llms.schemas import without_thinking
-from routerl_jax.recipes.r1_router_rewards import final_accuracy
-from routerl_jax.recipes.r1_router_steps import History, Said, StepProtocol
+from routerl_jax.recipes.r1_router.rewards import final_accuracy
+from routerl_jax.recipes.r1_router.steps import History, Said, StepProtocol
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 

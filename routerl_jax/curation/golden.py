@@ -47,7 +47,7 @@ from routerl_jax.data.trajectories import (
 from routerl_jax.llms.base import ChatModel, spoken
 from routerl_jax.models.images import encoded_image, image_digest
 from routerl_jax.parallel.workdir import alone
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.remote.background import shared_loop
 
 IMAGES = "images"

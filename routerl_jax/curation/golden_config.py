@@ -12,7 +12,7 @@ from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.sections import KnowledgeConfig
 
-ACCURACY = "accuracy"  # recipes.r1_router_rewards.final_accuracy, the paper's
+ACCURACY = "accuracy"  # recipes.r1_router.rewards.final_accuracy, the paper's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Literal
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Message
 from routerl_jax.data.trajectories import Document
-from routerl_jax.recipes.r1_router_steps import Said, StepProtocol
+from routerl_jax.recipes.r1_router.steps import Said, StepProtocol
 
 Kind = Literal["route", "answer", "final"]
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from routerl_jax.core.extras import install_hint
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query
-from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
 from routerl_jax.knowledge.serving.app import Served
@@ -29,6 +28,7 @@ from routerl_jax.knowledge.serving.schema import (
     read_query,
 )
 from routerl_jax.knowledge.timing import TimedResults
+from routerl_jax.remote.background import shared_loop
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -219,7 +219,7 @@ class McpTool:
         self._timeout, self._concurrency = timeout, concurrency
         self._session: _Session | None = None
         self._lock = threading.Lock()
-        listed = {one.name: one for one in run(self._list())}
+        listed = {one.name: one for one in shared_loop().run(self._list())}
         if not tool and len(listed) == 1:
             tool = next(iter(listed))
         if tool not in listed:
@@ -238,11 +238,11 @@ class McpTool:
           Unavailable: the server crashed, hangs or can't be reached.
           RuntimeError: the tool says that it failed; its message.
         """
-        return run(self._search_all(list(queries), k))
+        return shared_loop().run(self._search_all(list(queries), k))
 
     def close(self) -> None:
         """Ends the connection, and the server if this started it."""
-        run(self._drop())
+        shared_loop().run(self._drop())
 
     @property
     def _where(self) -> str:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from routerl_jax.recipes import (  # noqa: F401 - they register themselves
-    r1_router,
-    r1_router_recipe,
-    r1_router_rewards,
-    r1_router_turns,
-    r1_searcher,
-    routerag,
-    search,
-    search_r1,
-)
+from routerl_jax.recipes import r1_searcher, routerag, search, search_r1  # noqa: F401 - they register themselves
+from routerl_jax.recipes.r1_router import grammar, recipe, rewards, turns  # noqa: F401
 from routerl_jax.recipes.recipe import RECIPES
 
 __all__ = ["RECIPES"]

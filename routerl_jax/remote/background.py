@@ -34,9 +34,10 @@ class BackgroundLoop:
         future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout)
-        except BaseException:
+        except concurrent.futures.CancelledError as error:
+            raise RuntimeError("the call was cancelled: its client was closed") from error
+        finally:
             future.cancel()
-            raise
 
     def close(self) -> None:
         """Stops the loop."""

@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import contextlib
 import dataclasses
-import email.utils
 import json
 import random
 import time
@@ -17,8 +16,8 @@ from typing import Any
 
 from routerl_jax.core.extras import install_hint
 from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.retries import RETRIED, retry_after
 
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up
 
 
@@ -171,8 +170,10 @@ class HttpClient:
         message = f"HTTP {reply.status}: {_reason(content) or reply.reason}"
         if 300 <= reply.status < 400:
             message = f"HTTP {reply.status} to {_place(reply.headers.get('Location', '?'))}: give that URL instead"
-        passing = reply.status in _RETRIED
-        return _Failed(message, reply.status, passing=passing, retry_after=_retry_after(reply.headers))
+        passing = reply.status in RETRIED
+        return _Failed(
+            message, reply.status, passing=passing, retry_after=retry_after(reply.headers.get("Retry-After", ""))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,21 +208,6 @@ def import_aiohttp() -> Any:
     except ImportError as error:
         raise ImportError(f"web services need aiohttp: run {install_hint('web')}") from error
     return aiohttp
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a reply asks to wait, from `Retry-After` as a number or a date."""
-    value = headers.get("Retry-After", "").strip()
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None
 
 
 def _reason(content: bytes) -> str:

@@ -7,7 +7,7 @@ import pytest
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.core.types import Call, Passage
 from routerl_jax.recipes import known  # noqa: F401 - all grammars register themselves
-from routerl_jax.recipes.r1_router import R1RouterGrammar
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 
 ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))

@@ -8,7 +8,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.generation.engine import Engine
-from routerl_jax.recipes.r1_router import R1RouterGrammar
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from tests import seeing, tiny
 
 EXAMPLES = [

@@ -8,8 +8,8 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example, Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.recipes.r1_router_agents import StepAgent, StepwiseAgent
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router.agents import StepAgent, StepwiseAgent
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from tests import tiny
 from tests.agents.scripted import ScriptedEngine, knowledge
 from tests.data.trajectories import CAPITAL, write

@@ -12,7 +12,7 @@ from routerl_jax.core.types import Action, Example
 from routerl_jax.generation.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.recipes.r1_router import R1RouterGrammar
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from tests import tiny
 from tests.agents.scripted import AGENT, knowledge
 

@@ -36,7 +36,7 @@ from routerl_jax.data.trajectories import (
 )
 from routerl_jax.llms.base import Completion
 from routerl_jax.parallel.workdir import alone
-from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.training.config import KnowledgeConfig
 from tests.curation import golden_job
 from tests.curation.teacher import (

@@ -9,9 +9,9 @@ from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import GoldenStep, golden_steps, read_trajectories
 from routerl_jax.knowledge.encoders import shared_encoder
-from routerl_jax.recipes import r1_router_rewards
 from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
-from routerl_jax.recipes.r1_router_rewards import (
+from routerl_jax.recipes.r1_router import rewards
+from routerl_jax.recipes.r1_router.rewards import (
     RELEASED_REWARD,
     REWARD,
     answer_reward,
@@ -19,7 +19,7 @@ from routerl_jax.recipes.r1_router_rewards import (
     route_reward,
     similarities,
 )
-from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.rewards.terms import RewardFunction
 
 PROTOCOL = StepProtocol(tools=("text", "table", "text_image"))
@@ -56,7 +56,7 @@ class Encoder:
 def encoder(monkeypatch):
     encoder = Encoder()
     asked = []
-    monkeypatch.setattr(r1_router_rewards, "shared_encoder", lambda name: asked.append(name) or encoder)
+    monkeypatch.setattr(rewards, "shared_encoder", lambda name: asked.append(name) or encoder)
     encoder.names = asked
     return encoder
 
@@ -164,7 +164,7 @@ def test_all_texts_of_a_step_are_embedded_in_one_call(encoder):
 
 
 def test_an_encoder_is_not_loaded_for_answers(monkeypatch):
-    monkeypatch.setattr(r1_router_rewards, "shared_encoder", lambda name: pytest.fail("loaded"))
+    monkeypatch.setattr(rewards, "shared_encoder", lambda name: pytest.fail("loaded"))
     assert route_reward([attempt(step_example(["x"], "final"), ANSWER.format("x"))]) == [0.0]
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from routerl_jax.data.trajectories import Document, GoldenStep, golden_steps, read_trajectories
-from routerl_jax.recipes.r1_router import R1RouterGrammar
-from routerl_jax.recipes.r1_router_steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
+from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
 from tests import tiny
 
 PROTOCOL = StepProtocol(tools=("text", "table", "text_image"))

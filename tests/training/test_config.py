@@ -33,7 +33,7 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
-from routerl_jax.recipes.r1_router_agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit.assign import assign

@@ -16,7 +16,7 @@ from routerl_jax.knowledge import encoders
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.recipes.r1_router_rewards import REWARD
+from routerl_jax.recipes.r1_router.rewards import REWARD
 from routerl_jax.training import config as schema
 from routerl_jax.training import golden, rl, sft
 from routerl_jax.training.golden import atlas_golden, atlas_questions, write_atlas_golden

@@ -23,8 +23,8 @@ from routerl_jax.data.trajectories import (
 )
 from routerl_jax.knowledge import encoders
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.recipes.r1_router_agents import StepwiseAgent
-from routerl_jax.recipes.r1_router_rewards import RELEASED_REWARD, REWARD
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD, REWARD
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
 from routerl_jax.training.demonstrations import open_demonstrations

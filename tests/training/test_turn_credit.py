@@ -7,8 +7,8 @@ import pytest
 
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.recipes.r1_router_agents import StepwiseAgent
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.training.config import LearnerConfig, TurnCreditConfig
 from routerl_jax.training.credit.assign import assign, sequences_of
 from routerl_jax.training.credit.turns import spread

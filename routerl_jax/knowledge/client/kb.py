@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -15,14 +14,14 @@ from typing import Any
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
-from routerl_jax.knowledge.client.transport import Transport
+from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
+from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import RateLimiter
 
@@ -76,7 +75,7 @@ class HttpKB(KnowledgeBase):
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
         self._cache, self._ttl, self._limiter = cache, ttl, limiter
-        self._settings: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
             "timeouts": self._timeouts,
             "retries": retries or Retries(),
@@ -84,10 +83,8 @@ class HttpKB(KnowledgeBase):
             "connections": max(concurrency * 4, 16),
             "breaker": breaker,
         }
-        self._transport: Transport | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the transport
-        self._lock = threading.Lock()
-        self._describe(run(self._request("GET", "/v1/kbs")))
+        self._connection = Connection(self._bases, settings)
+        self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
 
     def __len__(self) -> int:
         if self._size is None:
@@ -96,10 +93,7 @@ class HttpKB(KnowledgeBase):
 
     def close(self) -> None:
         """Closes the connections; the next search opens new ones."""
-        with self._lock:
-            transport, self._transport = self._transport, None
-        if transport is not None:
-            run(transport.close())
+        self._connection.close()
 
     def _describe(self, said: Any) -> None:
         if isinstance(said, dict) and "kbs" in said:  # the URL named a server: its first one
@@ -151,7 +145,7 @@ class HttpKB(KnowledgeBase):
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
-        replies = run(self._send_all([self._body(chunk, k) for chunk in chunks]))
+        replies = shared_loop().run(self._send_all([self._body(chunk, k) for chunk in chunks]))
         return [
             found
             for chunk, (reply, seconds) in zip(chunks, replies)
@@ -176,7 +170,7 @@ class HttpKB(KnowledgeBase):
         async def send(body: dict[str, Any]) -> tuple[Any, float]:
             async with slots:
                 started = time.perf_counter()
-                reply = await self._request("POST", "/v1/search", body)
+                reply = await self._connection.request("POST", "/v1/search", body)
                 return reply, time.perf_counter() - started
 
         try:
@@ -185,14 +179,6 @@ class HttpKB(KnowledgeBase):
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
-
-    async def _request(self, method: str, path: str, body: Any = None) -> Any:
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if self._transport is None or self._loop is not loop:  # a forked process needs sockets of its own
-                self._transport, self._loop = Transport(self._bases, **self._settings), loop
-            transport = self._transport
-        return await transport.request(method, path, body)
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
         """What each query found and took; `part` of the request's seconds where the server does not say."""

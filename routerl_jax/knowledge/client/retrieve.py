@@ -13,11 +13,11 @@ from typing import Any
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.client.background import run
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
-from routerl_jax.knowledge.client.transport import Transport
+from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.corpus import split_contents
+from routerl_jax.remote.background import shared_loop
 
 _PATH = "/retrieve"
 
@@ -56,37 +56,33 @@ class RetrieveKB(KnowledgeBase):
             raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
         self.name = places[0]
         self._batch, self._concurrency = batch, concurrency
-        self._settings: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
             "timeouts": timeouts or Timeouts(),
             "retries": retries or Retries(),
             "breaker": breaker,
         }
         self._bases = [url.rstrip("/").removesuffix(_PATH) for url in places]
-        self._transport: Transport | None = None
+        self._connection = Connection(self._bases, settings)
 
     def __len__(self) -> int:
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
 
     def close(self) -> None:
         """Closes the connections; the next search opens new ones."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            run(transport.close())
+        self._connection.close()
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
         parts = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
-        return [found for reply in run(self._ask_all(parts, k)) for found in reply]
+        return [found for reply in shared_loop().run(self._ask_all(parts, k)) for found in reply]
 
     async def _ask_all(self, parts: Sequence[list[str]], k: int) -> list[list[list[Passage]]]:
-        if self._transport is None:
-            self._transport = Transport(self._bases, **self._settings)
-        transport, slots = self._transport, asyncio.Semaphore(self._concurrency)
+        slots = asyncio.Semaphore(self._concurrency)
 
         async def ask(queries: list[str]) -> list[list[Passage]]:
             body = {"queries": queries, "topk": k, "return_scores": True}
             async with slots:
-                return self._read(await transport.request("POST", _PATH, body), len(queries))
+                return self._read(await self._connection.request("POST", _PATH, body), len(queries))
 
         return list(await asyncio.gather(*(ask(part) for part in parts)))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-import email.utils
 import itertools
 import json
 import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -18,8 +18,9 @@ import httpx2
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
+from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.retries import RETRIED, retry_after
 
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SAMPLES = 20  # latencies that a percentile needs
 
 
@@ -194,6 +195,36 @@ class Transport:
         return " or ".join(replica.url for replica in self.replicas)
 
 
+class Connection:
+    """A transport that is opened at the first request, and again in a forked process, which needs sockets of its own.
+
+    Args:
+      urls, settings: as of `Transport`.
+    """
+
+    def __init__(self, urls: Sequence[str], settings: Mapping[str, Any]) -> None:
+        self._urls, self._settings = urls, settings
+        self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the transport
+        self._lock = threading.Lock()
+
+    async def request(self, method: str, path: str, body: Any = None) -> Any:
+        """As `Transport.request`, on the running loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._transport is None or self._loop is not loop:
+                self._transport, self._loop = Transport(self._urls, **self._settings), loop
+            transport = self._transport
+        return await transport.request(method, path, body)
+
+    def close(self) -> None:
+        """Closes the sockets; the next request opens new ones."""
+        with self._lock:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            shared_loop().run(transport.close())
+
+
 def _read(reply: httpx2.Response) -> Any:
     """A reply's JSON. Raises Failed where another attempt may help, RequestRefused where not."""
     url = str(reply.request.url)
@@ -203,8 +234,8 @@ def _read(reply: httpx2.Response) -> Any:
         except ValueError as error:
             raise Failed(f"{url}: the reply is not JSON ({reply.content[:80]!r})") from error
     message = f"{url}: HTTP {reply.status_code}: {_message(reply)}"
-    if reply.status_code in _RETRIED:
-        after = retry_after(reply.headers.get("retry-after", ""))
+    if reply.status_code in RETRIED:
+        after = retry_after(reply.headers.get("retry-after", "")) or 0.0
         overload = reply.status_code == 429 or (reply.status_code == 503 and "retry-after" in reply.headers)
         raise Failed(message, retry_after=after, overload=overload)
     if reply.status_code in (401, 403):
@@ -217,18 +248,6 @@ def _message(reply: httpx2.Response) -> str:
         return str(reply.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return reply.text[:200].strip() or reply.reason_phrase
-
-
-def retry_after(header: str) -> float:
-    """Seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3); 0 if it holds neither."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return 0.0
 
 
 async def _or_cancel(task: asyncio.Task[Any]) -> Any:

@@ -19,14 +19,15 @@ from PIL import Image
 
 from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.knowledge.client import background, transport
+from routerl_jax.knowledge.client import transport
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.client.retrieve import RetrieveKB
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
-from routerl_jax.remote import limits
+from routerl_jax.remote import background, limits
 from routerl_jax.remote.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter
 from tests.clock import Clock
@@ -344,14 +345,18 @@ def test_a_rate_limit_is_shared_through_redis(redis_server: Any) -> None:
                     kb.search(["b"], k=1)
 
 
-def test_another_event_loop_gets_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a forked process, whose inherited sockets are its parent's."""
+@pytest.mark.parametrize("kind", [HttpKB, RetrieveKB])
+def test_a_forked_process_gets_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Its inherited sockets are its parent's, and so is the loop's thread."""
     with serving(EchoKB()) as url:
-        kb = HttpKB(url)
-        first = kb._transport
-        monkeypatch.setattr(background, "_process", -1)
-        assert kb.search(["x"], k=1)[0][0].text == "x (0)"
-        assert kb._transport is not first
+        kb = kind(url if kind is HttpKB else f"{url}/retrieve")
+        kb.search(["x"], k=1)
+        first = kb._connection._transport
+        assert kb.search(["y"], k=1)[0][0].text.startswith("y (0)")
+        assert kb._connection._transport is first
+        monkeypatch.setattr(background, "_shared", (-1, background.shared_loop()))
+        assert kb.search(["x"], k=1)[0][0].text.startswith("x (0)")
+        assert kb._connection._transport is not first
 
 
 def test_close_and_go_on() -> None:

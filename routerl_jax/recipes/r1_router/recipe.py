@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.recipes.r1_router_agents import StepwiseAgent
-from routerl_jax.recipes.r1_router_steps import StepProtocol
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.recipe import RECIPES, Recipe
 from routerl_jax.recipes.search import AgentSettings, StageSettings, stages_of
 

@@ -14,7 +14,7 @@ from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Message
 from routerl_jax.data.trajectories import Document, GoldenStep, label_of, tool_of
-from routerl_jax.recipes.r1_router import retriever_choices
+from routerl_jax.recipes.r1_router.grammar import retriever_choices
 
 History = Sequence[tuple[str, str]]  # sub-questions with their answers
 

@@ -17,7 +17,7 @@ from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.generation.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.recipes.r1_router_steps import Said, StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import Said, StepProtocol, well_formed_answer, well_formed_route
 
 _ANSWER_OPENING = "<answer>"
 _UNKNOWN = "not known"  # the answer to a sub-question that the policy could not put in the form
