@@ -53,7 +53,7 @@ def main(_: Sequence[str]) -> None:
     config = read_serve_config()
     served = open_served(config)
     if config.mcp == "stdio":
-        from routerl_jax.knowledge.mcp import serve_stdio
+        from routerl_jax.knowledge.serving.mcp import serve_stdio
 
         serve_stdio(served, limits=config.limits)
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import sys
+from collections.abc import Iterator
 
 
 def install_hint(extra: str) -> str:
@@ -20,3 +22,17 @@ def install_hint(extra: str) -> str:
     if importlib.util.find_spec("pip") is None:
         return f'`uv pip install --python {sys.executable} -e "{place}[{extra}]"`'
     return f'`{sys.executable} -m pip install -e "{place}[{extra}]"`'
+
+
+@contextlib.contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Imports of packages that an extra brings: an ImportError becomes a ValueError that says so.
+
+    Args:
+      what: it is that needs them, for the message.
+      extra: as of `install_hint`.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(f"{what} needs further packages ({error}): run {install_hint(extra)}") from error

@@ -60,8 +60,8 @@ def main(kind: str) -> None:
     if kind == "foreign":
         foreign().run("stdio")
         return
-    from routerl_jax.knowledge.mcp import serve_stdio
     from routerl_jax.knowledge.serving.app import Served
+    from routerl_jax.knowledge.serving.mcp import serve_stdio
     from tests.knowledge.serving.servers import EchoKB
 
     serve_stdio([Served("wiki", {"passage": EchoKB(), "graph": EchoKB(cost=2.0)})])

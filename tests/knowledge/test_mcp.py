@@ -11,9 +11,10 @@ from mcp import Client, StdioServerParameters
 
 from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
+from routerl_jax.knowledge.client.mcp import McpTool, _passages
 from routerl_jax.knowledge.client.policy import Unavailable
-from routerl_jax.knowledge.mcp import McpTool, _passages, http_app
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
+from routerl_jax.knowledge.serving.mcp import http_app
 from tests.knowledge.mcp_servers import PNG
 from tests.knowledge.serving.servers import EchoKB, search, serving
 from tests.programs import ROOT

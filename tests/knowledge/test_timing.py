@@ -15,9 +15,10 @@ from routerl_jax.knowledge import timing
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import Cassette
 from routerl_jax.knowledge.client.kb import HttpKB
+from routerl_jax.knowledge.client.mcp import McpTool
 from routerl_jax.knowledge.hybrid import HybridKB
-from routerl_jax.knowledge.mcp import McpTool, http_app
 from routerl_jax.knowledge.serving.app import Served
+from routerl_jax.knowledge.serving.mcp import http_app
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.recipes.routerag import efficiency
 from routerl_jax.remote.cache import MemoryCache

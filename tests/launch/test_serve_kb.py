@@ -10,8 +10,8 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
+from routerl_jax.knowledge.client.mcp import McpTool
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.mcp import McpTool
 from routerl_jax.parallel.mesh import single_device_mesh
 from tests.programs import refusal, start
 

@@ -152,7 +152,7 @@ class Server:
 def create_app(
     served: Sequence[Served], settings: ServerSettings | None = None, *, mcp: Starlette | None = None
 ) -> Starlette:
-    """The application. `mcp`: an MCP server's, whose routes and lifespan it takes over (`knowledge.mcp`)."""
+    """The application. `mcp`: an MCP server's, whose routes and lifespan it takes over (`serving.mcp`)."""
     try:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware

@@ -20,7 +20,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
         raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     mcp = None
     if config.mcp == "http":
-        from routerl_jax.knowledge.mcp import http_app
+        from routerl_jax.knowledge.serving.mcp import http_app
 
         mcp = http_app(served, host=config.host, limits=config.limits)
     app = create_app(served, config.settings(), mcp=mcp)

@@ -1,4 +1,4 @@
-"""Knowledge bases as tools of the Model Context Protocol, and any MCP server's tool as a search tool of an agent."""
+"""Any MCP server's tool as a search tool of an agent."""
 
 from __future__ import annotations
 
@@ -6,166 +6,19 @@ import asyncio
 import contextlib
 import json
 import math
-import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
-from routerl_jax.knowledge.serving.app import Served
-from routerl_jax.knowledge.serving.batching import Batcher
-from routerl_jax.knowledge.serving.schema import (
-    Limits,
-    Refusal,
-    passage_json,
-    passage_of,
-    read_k,
-    read_query,
-)
+from routerl_jax.knowledge.serving.schema import passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.remote.background import shared_loop
-
-if TYPE_CHECKING:
-    from mcp.server import Server
-    from starlette.applications import Starlette
-
-_PASSAGE = {
-    "type": "object",
-    "properties": {
-        **{key: {"type": "string"} for key in ("id", "title", "text", "image")},
-        "score": {"type": "number"},
-    },
-    "required": ["id", "title", "text", "score"],
-}
-_OUTPUT = {
-    "type": "object",
-    "properties": {"passages": {"type": "array", "items": _PASSAGE}, "seconds": {"type": "number"}},
-    "required": ["passages"],
-}
-
-
-def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Server[Any]:
-    """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
-
-    A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
-    image content. What is wrong with a call is the tool's error (`isError`), for the model to read.
-    """
-    with _package():
-        from mcp import types
-        from mcp.server import Server
-
-    limits = limits or Limits()
-    tools = {_tool_name(one.name): one for one in served}
-    batchers = {id(kb): Batcher(kb) for one in served for kb in one.modes.values()}
-
-    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(name, one, limits) for name, one in tools.items()])
-
-    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        try:
-            if params.name not in tools:
-                raise Refusal(404, "unknown_tool", f"no tool {params.name!r}; there are: {', '.join(tools)}")
-            query, k, kb = _read_call(tools[params.name], params.arguments or {}, limits)
-            async with asyncio.timeout(limits.seconds):
-                found = await batchers[id(kb)].search([query], k)
-        except TimeoutError:
-            return _error(f"no result within {limits.seconds:g} s")
-        except Exception as error:
-            return _error(str(error) if isinstance(error, Refusal | ValueError) else f"{type(error).__name__}: {error}")
-        return await asyncio.to_thread(_result, found[0], found.seconds[0])
-
-    return Server("routerl_jax", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
-
-
-def serve_stdio(served: Sequence[Served], *, limits: Limits | None = None) -> None:
-    """Serves one client over standard input and output, until it closes them."""
-    server = mcp_server(served, limits=limits)
-    with _package():
-        from mcp.server.stdio import stdio_server
-
-    async def work() -> None:
-        async with stdio_server() as (reader, writer):
-            await server.run(reader, writer, server.create_initialization_options())
-
-    asyncio.run(work())
-
-
-def http_app(served: Sequence[Served], *, host: str = "127.0.0.1", limits: Limits | None = None) -> Starlette:
-    """Streamable HTTP at /mcp; `serving.app.create_app` takes it. Stateless: any replica may answer any request.
-
-    On the loopback interface, only requests for that host are answered (DNS rebinding).
-    """
-    limits = limits or Limits()
-    return mcp_server(served, limits=limits).streamable_http_app(
-        stateless_http=True, json_response=True, host=host, max_request_body_size=limits.body_bytes
-    )
-
-
-def _tool_name(name: str) -> str:
-    return "search_" + re.sub(r"[^0-9A-Za-z_-]", "_", name)
-
-
-def _tool(name: str, served: Served, limits: Limits) -> Any:
-    from mcp import types
-
-    said = served.describe()
-    reads = sorted({kind for mode in said["modes"].values() for kind in mode["reads"]})
-    properties: dict[str, Any] = {}
-    if "text" in reads:
-        properties["query"] = {"type": "string", "description": "What to search for."}
-    if "image" in reads:
-        properties["image"] = {"type": "string", "description": "A picture to search for: data:image/png;base64,..."}
-    properties["k"] = {"type": "integer", "minimum": 1, "maximum": limits.k, "default": 5, "description": "Passages."}
-    if len(served.modes) > 1:
-        properties["mode"] = {"type": "string", "enum": list(served.modes), "default": said["default_mode"]}
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    if reads == ["text"]:
-        schema["required"] = ["query"]
-    size = "" if said["size"] is None else f" of {said['size']:,} passages"
-    return types.Tool(
-        name=name,
-        description=f"Searches the knowledge base {served.name!r}{size} and returns the best passages.",
-        input_schema=schema,
-        output_schema=_OUTPUT,
-        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True),
-    )
-
-
-def _read_call(served: Served, arguments: Mapping[str, Any], limits: Limits) -> tuple[Query, int, Any]:
-    unknown = sorted(set(arguments) - {"query", "k", "mode", "image"})
-    if unknown:
-        raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: query, k, mode, image")
-    mode = arguments.get("mode") or next(iter(served.modes))
-    if mode not in served.modes:
-        raise Refusal(400, "unknown_mode", f"{served.name!r} has no mode {mode!r}; it has: {', '.join(served.modes)}")
-    asked: Any = arguments.get("query", "")
-    if arguments.get("image"):
-        asked = {"text": asked or None, "image": arguments["image"]}
-    return read_query(asked, "query", limits), read_k(arguments.get("k", 5), limits), served.modes[mode]
-
-
-def _result(found: Sequence[Passage], seconds: float) -> Any:
-    from mcp import types
-
-    passages = [passage_json(passage) for passage in found]
-    texts = [f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(found, 1)]
-    content: list[Any] = [types.TextContent(text="\n".join(texts) or "Nothing was found.")]
-    for passage in passages:
-        head, _, data = passage["image"].partition(";base64,")
-        if data:
-            content.append(types.ImageContent(data=data, mime_type=head.removeprefix("data:")))
-    return types.CallToolResult(content=content, structured_content={"passages": passages, "seconds": seconds})
-
-
-def _error(message: str) -> Any:
-    from mcp import types
-
-    return types.CallToolResult(content=[types.TextContent(text=message)], is_error=True)
 
 
 class McpTool:
@@ -210,7 +63,7 @@ class McpTool:
         concurrency: int = 8,
         cost: float = 1.0,
     ) -> None:
-        with _package():
+        with needs("MCP", "serve"):
             import mcp  # noqa: F401
         self.cost = cost
         self._server = server
@@ -478,11 +331,3 @@ def _block_passage(block: Any, rank: int) -> Passage | None:
                 **{**fields, "id": str(resource.uri)}, image=f"data:{resource.mime_type};base64,{resource.blob}"
             )
     return None  # sound, and whatever comes next
-
-
-@contextlib.contextmanager
-def _package() -> Any:
-    try:
-        yield
-    except ImportError as error:
-        raise ValueError(f"MCP needs further packages ({error}): run {install_hint('serve')}") from error
