@@ -4,7 +4,7 @@ import ml_collections
 
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.training.config import (
     AgentConfig,

@@ -5,7 +5,7 @@ import dataclasses
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.routerag import STAGE_1, STAGE_2, STAGE_2_SECONDS
 from routerl_jax.training.config import (

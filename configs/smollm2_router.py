@@ -5,7 +5,7 @@ import dataclasses
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.r1_router.rewards import REWARD
 from routerl_jax.training.config import (

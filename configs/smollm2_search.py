@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes import r1_searcher, routerag, search_r1
 from routerl_jax.training.config import (

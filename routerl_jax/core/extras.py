@@ -35,4 +35,6 @@ def needs(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"{what} needs further packages ({error}): run {install_hint(extra)}") from error
+        raise ValueError(
+            f"{what} needs packages that can't be imported ({error}). Run {install_hint(extra)}"
+        ) from error

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import (
@@ -206,14 +206,10 @@ def _texts(passages: StoredPassages) -> Iterator[str]:
 
 
 def _libraries() -> tuple[Any, Any]:
-    try:
+    with needs("BM25", "bm25"):
         import bm25s
         import bm25s.tokenization
         import Stemmer
-    except ImportError as error:
-        raise ValueError(
-            f"BM25 needs bm25s and PyStemmer, which can't be imported ({error}). Run {install_hint('bm25')}"
-        ) from error
     return bm25s, Stemmer
 
 

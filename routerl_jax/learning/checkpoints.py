@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
 
-from routerl_jax.learning.learner import LearnerState
+from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import DecoderConfig
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from absl import logging
 from filelock import FileLock
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.models.pretrained import cache_directory
 
 _BATCH = 500  # keys per statement; SQLite takes 32,766 variables, older builds 999
@@ -400,15 +400,12 @@ def connect_redis(url: str, timeout: float) -> Any:
     """A client that gives up after `timeout` seconds and doesn't try twice; it connects with its first command.
 
     Raises:
-      ImportError: the package is not installed.
-      ValueError: not a Redis URL.
+      ValueError: not a Redis URL, or the package is not installed.
     """
-    try:
+    with needs("Redis", "web"):
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
-    except ImportError as error:
-        raise ImportError(f"Redis needs its client: run {install_hint('web')}") from error
     return redis.Redis.from_url(
         url,
         socket_timeout=timeout,

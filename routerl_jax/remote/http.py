@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.retries import RETRIED, retry_after
 
@@ -202,11 +202,9 @@ def _close_sessions() -> None:
 
 
 def import_aiohttp() -> Any:
-    """The package aiohttp, or an ImportError that says how to get it."""
-    try:
+    """The package aiohttp, or a ValueError that says how to get it."""
+    with needs("the web", "web"):
         import aiohttp
-    except ImportError as error:
-        raise ImportError(f"web services need aiohttp: run {install_hint('web')}") from error
     return aiohttp
 
 

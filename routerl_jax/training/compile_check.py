@@ -23,7 +23,9 @@ from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.lowering import lower_programs
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import LossConfig, abstract_state, jit_programs, trained_parameters
+from routerl_jax.learning.learner import trained_parameters
+from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.programs import abstract_state, jit_programs
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.family import FAMILIES
 from routerl_jax.models.published import architecture_of

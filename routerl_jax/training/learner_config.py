@@ -7,9 +7,9 @@ from typing import Literal
 
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.learning.advantages import ADVANTAGES, advantage_named
-from routerl_jax.learning.learner import LossConfig
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.training.credit.forks import ForkCreditConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.registry import Registry
 
 PROJECT = "routerl_jax"  # at Weights & Biases, unless WANDB_PROJECT says another
@@ -88,12 +88,8 @@ class TensorBoard(Logger):
 
     @classmethod
     def require(cls) -> None:
-        try:
+        with needs("'tensorboard'", "tensorboard"):
             import metrax.logging  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                f"'tensorboard' needs google-metrax, which can't be imported ({error}). Run {install_hint('tensorboard')}"
-            ) from error
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         for name, value in scalars.items():
@@ -135,12 +131,8 @@ class WeightsAndBiases(Logger):
 
     @classmethod
     def require(cls) -> None:
-        try:
+        with needs("'wandb'", "wandb"):
             import wandb
-        except ImportError as error:
-            raise ValueError(
-                f"'wandb' needs the package wandb, which can't be imported ({error}). Run {install_hint('wandb')}"
-            ) from error
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise ValueError(f"'wandb' is not logged in. Run `wandb login`. {_OFFLINE}")
 

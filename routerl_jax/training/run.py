@@ -20,7 +20,8 @@ from routerl_jax.core.config import first_difference, from_config_dict
 from routerl_jax.core.files import write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
-from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
+from routerl_jax.learning.learner import Learner, trained_parameters
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state

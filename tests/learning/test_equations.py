@@ -12,9 +12,10 @@ from flax import nnx
 
 from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, truncated_importance, whiten
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
+from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.learning import equations

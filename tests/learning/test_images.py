@@ -9,7 +9,8 @@ from flax import nnx
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import Learner, LossConfig, trained_parameters
+from routerl_jax.learning.learner import Learner, trained_parameters
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.parallel.mesh import make_mesh
 from tests import seeing, tiny
 

@@ -11,9 +11,10 @@ from flax import nnx
 
 from routerl_jax.core.types import Sequence
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import Learner, LossConfig, objective
+from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores, target_scores
 from routerl_jax.learning.losses import token_weights
+from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny

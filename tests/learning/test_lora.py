@@ -10,8 +10,9 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
-from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig, apply_lora, lora_fields, merge_state, merged
 from routerl_jax.parallel.mesh import make_mesh

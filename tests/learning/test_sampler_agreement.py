@@ -9,7 +9,8 @@ import pytest
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.learning.learner import Learner
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 

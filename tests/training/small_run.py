@@ -21,7 +21,8 @@ from typing import Any
 import jax
 
 from routerl_jax.data.atlas import world
-from routerl_jax.learning.learner import Learner, LossConfig
+from routerl_jax.learning.learner import Learner
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training import config as schema

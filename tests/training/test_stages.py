@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.learning.learner import LossConfig
+from routerl_jax.learning.objective import LossConfig
 from routerl_jax.training import config as schema
 from routerl_jax.training import judging
 from routerl_jax.training.setup import build_recipe

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from routerl_jax.core.compressed import open_bytes
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.rows import Place
 
 _ALONE_BELOW = 2**26  # bytes of a dump that one process cleans; larger ones are shared out
@@ -150,12 +150,7 @@ def _is_disambiguation(title: str, markup: str) -> bool:
 
 
 def _libraries() -> tuple[Any, Any]:
-    try:
+    with needs("a Wikipedia dump", "corpora"):
         import mwparserfromhell
         import mwxml
-    except ImportError as error:
-        raise ValueError(
-            f"Wikipedia dumps need mwxml and mwparserfromhell, which can't be imported ({error}). "
-            f"Run {install_hint('corpora')}"
-        ) from error
     return mwxml, mwparserfromhell

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from absl import logging
 from PIL import Image
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.models.images import decode_image
@@ -257,10 +257,6 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def _pdfium() -> Any:
-    try:
+    with needs("reading PDFs", "pages"):
         import pypdfium2
-    except ImportError as error:
-        raise ValueError(
-            f"reading PDFs needs pypdfium2, which can't be imported ({error}). Run {install_hint('pages')}"
-        ) from error
     return pypdfium2

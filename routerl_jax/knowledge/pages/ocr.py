@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.files import write_whole
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.pretrained import cache_directory
@@ -41,14 +41,10 @@ class Ocr:
     """
 
     def __init__(self, cache: pathlib.Path | None = None) -> None:
-        try:
+        with needs("OCR", "pages"):
             self._version = importlib.metadata.version(_ENGINE)
             import onnxruntime  # noqa: F401 - what it computes with, imported at the first page
             import rapidocr
-        except ImportError as error:
-            raise ValueError(
-                f"OCR needs {_ENGINE} and onnxruntime, which can't be imported ({error}). Run {install_hint('pages')}"
-            ) from error
         self._package = rapidocr
         self._cache = cache or cache_directory() / "ocr"
         self._engines = threading.local()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.knowledge.serving.batching import Batcher
@@ -153,12 +153,10 @@ def create_app(
     served: Sequence[Served], settings: ServerSettings | None = None, *, mcp: Starlette | None = None
 ) -> Starlette:
     """The application. `mcp`: an MCP server's, whose routes and lifespan it takes over (`serving.mcp`)."""
-    try:
+    with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
-    except ImportError as error:
-        raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     server = Server(served, settings or ServerSettings())
 
     @contextlib.asynccontextmanager

@@ -7,17 +7,15 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.knowledge.serving.app import Served, create_app
 from routerl_jax.knowledge.serving.config import ServeConfig
 
 
 def serve(served: Sequence[Served], config: ServeConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises ValueError if the port is taken or a package is missing."""
-    try:
+    with needs("serving", "serve"):
         import uvicorn
-    except ImportError as error:
-        raise ValueError(f"serving needs further packages ({error}): run {install_hint('serve')}") from error
     mcp = None
     if config.mcp == "http":
         from routerl_jax.knowledge.serving.mcp import http_app

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.extras import needs
 from routerl_jax.core.text import whole_letters
 from routerl_jax.knowledge.web.addresses import Network, Refused
 from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
@@ -54,10 +54,8 @@ class LocalReader:
     name = "local"
 
     def __init__(self, fetcher: Fetcher, *, max_chars: int = 30_000, threads: int = 4) -> None:
-        try:
+        with needs("the local reader", "web"):
             import trafilatura  # noqa: F401 - here, so that the error comes before the first query
-        except ImportError as error:
-            raise ImportError(f"the local reader needs trafilatura: run {install_hint('web')}") from error
         self._fetcher, self._max_chars = fetcher, max_chars
         self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="reader")
 
