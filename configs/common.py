@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training import config as schema
 
 # Atlas's knowledge bases: MiniLM embeddings, built into the cache in seconds on first use.
 ATLAS_KNOWLEDGE = {
-    name: KnowledgeConfig(source=f"atlas/{name}", kind=kind)
+    name: schema.KnowledgeConfig(source=f"atlas/{name}", kind=kind)
     for name, kind in (("text", "dense_text"), ("table", "dense_table"), ("elements", "dense_text"))
 }
 

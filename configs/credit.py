@@ -6,7 +6,7 @@ import ml_collections
 
 from configs import quickstart
 from routerl_jax.core.config import from_config_dict, to_config_dict
-from routerl_jax.training.config import ForkCreditConfig, StageConfig, TrainConfig, TurnCreditConfig
+from routerl_jax.training import config as schema
 
 TURNS = {
     "r1_router.turn_route": {"weight": 0.3, "encoder": "all-MiniLM-L6-v2"},
@@ -31,17 +31,17 @@ def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
     """
     if kind not in KINDS:
         raise ValueError(f"configs/credit.py:{kind} is none of {', '.join(KINDS)}")
-    base = from_config_dict(TrainConfig, quickstart.get_config())
+    base = from_config_dict(schema.TrainConfig, quickstart.get_config())
     learner, rollout, reward = base.learner, base.rollout, dict(quickstart.REWARD)
     if kind in ("episode_turns", "turn"):
         reward |= TURNS
     if kind == "turn":
-        learner = dataclasses.replace(learner, credit="turn", turn=TurnCreditConfig(discount=0.9))
+        learner = dataclasses.replace(learner, credit="turn", turn=schema.TurnCreditConfig(discount=0.9))
     if kind.startswith("counterfactual"):
         weights = "even" if kind.endswith("even") else "policy"
         learner = dataclasses.replace(
-            learner, credit="counterfactual", forks=ForkCreditConfig(weights=weights), share_prefixes=True
+            learner, credit="counterfactual", forks=schema.ForkCreditConfig(weights=weights), share_prefixes=True
         )
         rollout = dataclasses.replace(rollout, samples=4, forks=1)
-    stages = {"main": StageConfig(reward=reward)}
+    stages = {"main": schema.StageConfig(reward=reward)}
     return to_config_dict(dataclasses.replace(base, learner=learner, rollout=rollout, stages=stages))

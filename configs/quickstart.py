@@ -4,21 +4,7 @@ import ml_collections
 
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    EngineConfig,
-    EvaluationConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-    WatchConfig,
-)
+from routerl_jax.training import config as schema
 
 REWARD = {"em": 1.0, "format": 0.1, "searches": -0.05}
 
@@ -29,28 +15,28 @@ def get_config() -> ml_collections.ConfigDict:
     python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
     """
     return to_config_dict(
-        TrainConfig(
+        schema.TrainConfig(
             steps=140,
-            model=ModelConfig(path="atlas-warm-start"),
-            mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=128, max_length=512),
-            agent=AgentConfig(grammar="r1_router", max_searches=2, k=2),
+            model=schema.ModelConfig(path="atlas-warm-start"),
+            mesh=schema.MeshConfig(cpu_devices=2),
+            engine=schema.EngineConfig(rows=128, max_length=512),
+            agent=schema.AgentConfig(grammar="r1_router", max_searches=2, k=2),
             knowledge=ATLAS_KNOWLEDGE,
-            rollout=RolloutConfig(examples=16, samples=8),
-            stages={"main": StageConfig(reward=REWARD)},
-            learner=LearnerConfig(
+            rollout=schema.RolloutConfig(examples=16, samples=8),
+            stages={"main": schema.StageConfig(reward=REWARD)},
+            learner=schema.LearnerConfig(
                 advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
                 minibatches=4,
                 # forward: a choice that the policy has given up comes back (docs/architecture.md)
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.15, min_entropy=0.05),
-                optimizer=OptimizerConfig(
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.15, min_entropy=0.05),
+                optimizer=schema.OptimizerConfig(
                     lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99
                 ),
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
-            evaluation=EvaluationConfig(every=20, examples=128, final_examples=512),
-            checkpoint=CheckpointConfig(every=20),
-            watch=WatchConfig(most={**WatchConfig().most, "rollout/repeated_search_rate": 0.7}),
+            evaluation=schema.EvaluationConfig(every=20, examples=128, final_examples=512),
+            checkpoint=schema.CheckpointConfig(every=20),
+            watch=schema.WatchConfig(most={**schema.WatchConfig().most, "rollout/repeated_search_rate": 0.7}),
         )
     )

@@ -5,12 +5,12 @@ import ml_collections
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
 from routerl_jax.llms.load import ChatModelConfig
-from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training import config as schema
 
 _BASES = {
-    "text": KnowledgeConfig(source="corpus.jsonl", encoder="BAAI/bge-m3"),
-    "text_image": KnowledgeConfig(kind="text_image", directory="kb/captions"),
-    "table": KnowledgeConfig(source="tables.jsonl", kind="dense_table", encoder="BAAI/bge-m3"),
+    "text": schema.KnowledgeConfig(source="corpus.jsonl", encoder="BAAI/bge-m3"),
+    "text_image": schema.KnowledgeConfig(kind="text_image", directory="kb/captions"),
+    "table": schema.KnowledgeConfig(source="tables.jsonl", kind="dense_table", encoder="BAAI/bge-m3"),
 }
 
 

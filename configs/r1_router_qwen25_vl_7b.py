@@ -3,23 +3,8 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD, REWARD
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-)
+from routerl_jax.training import config as schema
 
 _STEPS = 128  # golden steps of an update
 _PASS = round(2686 / _STEPS)  # updates of one pass
@@ -45,42 +30,42 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         raise ValueError(f"variant {variant!r} of the configuration is neither 'paper' nor 'released'")
     released = variant == "released"
     return to_config_dict(
-        TrainConfig(
+        schema.TrainConfig(
             recipe="r1_router",
             steps=0,  # 15 passes: 315
-            model=ModelConfig(
+            model=schema.ModelConfig(
                 path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
             ),
             # Four chips share the heads, as Qwen2.5-VL-7B has 4 key/value heads.
-            mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
-            engine=EngineConfig(rows=1024, max_length=6144, segment=64, layout="tensor"),
-            agent=AgentConfig(max_searches=3, k=5, max_turn_tokens=2048, answer_tokens=128, instruct=True),
+            mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
+            engine=schema.EngineConfig(rows=1024, max_length=6144, segment=64, layout="tensor"),
+            agent=schema.AgentConfig(max_searches=3, k=5, max_turn_tokens=2048, answer_tokens=128, instruct=True),
             knowledge={
-                "text": KnowledgeConfig(source="corpus.jsonl", encoder="BAAI/bge-m3"),
-                "text_image": KnowledgeConfig(kind="text_image", directory="kb/captions"),
-                "table": KnowledgeConfig(source="tables.jsonl", kind="dense_table", encoder="BAAI/bge-m3"),
+                "text": schema.KnowledgeConfig(source="corpus.jsonl", encoder="BAAI/bge-m3"),
+                "text_image": schema.KnowledgeConfig(kind="text_image", directory="kb/captions"),
+                "table": schema.KnowledgeConfig(source="tables.jsonl", kind="dense_table", encoder="BAAI/bge-m3"),
             },
-            data=DataConfig(
+            data=schema.DataConfig(
                 train="trajectories:grpo_dataset_train_new.jsonl",
                 epochs=15,
                 validation="trajectories:grpo_dataset_valid_new.jsonl",
                 test="2wikimultihopqa_val.jsonl",
             ),
-            rollout=RolloutConfig(examples=_STEPS, samples=5 if released else 8, temperature=1.0),
-            stages={"main": StageConfig(reward=RELEASED_REWARD if released else REWARD)},
-            learner=LearnerConfig(
+            rollout=schema.RolloutConfig(examples=_STEPS, samples=5 if released else 8, temperature=1.0),
+            stages={"main": schema.StageConfig(reward=RELEASED_REWARD if released else REWARD)},
+            learner=schema.LearnerConfig(
                 advantage="grpo",
                 drop_no_signal=False,  # equation 12 averages over them too
                 aggregation="token" if released else "sequence",
-                loss=LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
-                optimizer=OptimizerConfig(
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
+                optimizer=schema.OptimizerConfig(
                     lr=1e-6, weight_decay=0.01, b2=0.999
                 ),  # PyTorch's, as the released trainer leaves it
                 length_buckets=(6144,),
                 micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
                 remat="full",
             ),
-            evaluation=EvaluationConfig(every=_PASS, examples=0, final_examples=1000, normalizer="vqa"),
-            checkpoint=CheckpointConfig(every=_PASS),
+            evaluation=schema.EvaluationConfig(every=_PASS, examples=0, final_examples=1000, normalizer="vqa"),
+            checkpoint=schema.CheckpointConfig(every=_PASS),
         )
     )

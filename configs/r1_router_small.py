@@ -8,32 +8,14 @@ from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import StepExamples
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.r1_router.rewards import REWARD
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    ControlConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-    TurnCreditConfig,
-    WarmStartConfig,
-)
+from routerl_jax.training import config as schema
 from routerl_jax.training.golden import atlas_golden, atlas_questions
 
 ENCODER = "all-MiniLM-L6-v2"
 KNOWLEDGE = {
     **ATLAS_KNOWLEDGE,
-    "text_image": KnowledgeConfig(
+    "text_image": schema.KnowledgeConfig(
         source="atlas/text_image",
         kind="text_image",
         encoder=f"colours+{ENCODER}",
@@ -43,7 +25,7 @@ KNOWLEDGE = {
 }
 K = 2  # passages per search
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 160, 48, 8, 4
-OPTIMIZER = OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
+OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
 TRAIN = {"none": 21, "single": 120, "multi": 150, "visual": 150}  # as many as the paper has: 441
 VALIDATION = {"none": 6, "single": 33, "multi": 40, "visual": 40}  # 119
 ONLINE_EXAMPLES = 9  # questions a step: 72 attempts of some 70 to 80 tokens are about Step-GRPO's 384 chats of 14
@@ -91,7 +73,7 @@ def get_config(variant: str = "step_grpo") -> ml_collections.ConfigDict:
     return to_config_dict(_online(run) if variant == "online" else run)
 
 
-def _online(run: TrainConfig) -> TrainConfig:
+def _online(run: schema.TrainConfig) -> schema.TrainConfig:
     rewards = {
         "r1_router.turn_route": {"encoder": ENCODER},
         "r1_router.turn_answer": {},
@@ -106,18 +88,18 @@ def _online(run: TrainConfig) -> TrainConfig:
             validation="configs.r1_router_small:validation_questions",
         ),
         rollout=dataclasses.replace(run.rollout, examples=ONLINE_EXAMPLES),
-        stages={"main": StageConfig(reward=rewards)},
+        stages={"main": schema.StageConfig(reward=rewards)},
         controls={},
-        learner=dataclasses.replace(run.learner, credit="turn", turn=TurnCreditConfig(discount=0.0)),
+        learner=dataclasses.replace(run.learner, credit="turn", turn=schema.TurnCreditConfig(discount=0.0)),
         evaluation=dataclasses.replace(run.evaluation, names=names),
     )
 
 
-def _step_grpo() -> TrainConfig:
-    return TrainConfig(
+def _step_grpo() -> schema.TrainConfig:
+    return schema.TrainConfig(
         recipe="r1_router",
         steps=STEPS,
-        model=ModelConfig(
+        model=schema.ModelConfig(
             path="atlas-warm-start",
             sight={
                 "depth": 2,
@@ -129,20 +111,21 @@ def _step_grpo() -> TrainConfig:
                 "max_pixels": 8 * 28 * 28,  # a flag is eight tokens
             },
         ),
-        mesh=MeshConfig(cpu_devices=2),
-        engine=EngineConfig(rows=256, max_length=384),
-        agent=AgentConfig(max_searches=3, k=K, max_turn_tokens=64, answer_tokens=24),
+        mesh=schema.MeshConfig(cpu_devices=2),
+        engine=schema.EngineConfig(rows=256, max_length=384),
+        agent=schema.AgentConfig(max_searches=3, k=K, max_turn_tokens=64, answer_tokens=24),
         knowledge=KNOWLEDGE,
-        data=DataConfig(
+        data=schema.DataConfig(
             train="configs.r1_router_small:golden_train",
             validation="configs.r1_router_small:golden_validation",
             test="configs.r1_router_small:test_questions",
         ),
-        rollout=RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
-        stages={"main": StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
+        rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
+        stages={"main": schema.StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
         controls={
-            "sft": ControlConfig(
-                supervised=WarmStartConfig(  # sees each golden step as often as Step-GRPO does, which attempts it 8 times
+            "sft": schema.ControlConfig(
+                # sees each golden step as often as Step-GRPO does, which attempts it 8 times
+                supervised=schema.WarmStartConfig(
                     demonstrations="configs.r1_router_small:golden_train",
                     steps=STEPS * MINIBATCHES // SAMPLES,
                     examples=EXAMPLES * SAMPLES // MINIBATCHES,
@@ -150,17 +133,17 @@ def _step_grpo() -> TrainConfig:
                 )
             )
         },
-        learner=LearnerConfig(
+        learner=schema.LearnerConfig(
             advantage="grpo",
             std_floor=0.1,
             minibatches=MINIBATCHES,
             aggregation="token",
-            loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
+            loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
             optimizer=OPTIMIZER,
             length_buckets=(160, 512),
             micro_tokens=2560,
         ),
-        evaluation=EvaluationConfig(
+        evaluation=schema.EvaluationConfig(
             every=20,
             examples=0,
             final_examples=0,
@@ -173,10 +156,10 @@ def _step_grpo() -> TrainConfig:
                 "full_budget_random": "step_grpo_fixed_three_random",
             },
         ),
-        checkpoint=CheckpointConfig(every=20),
-        warm_start=WarmStartConfig(
+        checkpoint=schema.CheckpointConfig(every=20),
+        warm_start=schema.WarmStartConfig(
             steps=200,
-            optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+            optimizer=schema.OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
             examples=48,
             hit=0.6,
             drills=0.1,

@@ -7,7 +7,7 @@ import ml_collections
 from configs.r1_searcher_qwen25_7b import searcher_run
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.recipes.r1_searcher import LLAMA_STAGE_1, LLAMA_STAGE_2
-from routerl_jax.training.config import StageConfig, TrainConfig
+from routerl_jax.training import config as schema
 
 
 def get_config(variant: str = "released") -> ml_collections.ConfigDict:
@@ -38,18 +38,18 @@ def get_config(variant: str = "released") -> ml_collections.ConfigDict:
     return to_config_dict(run if variant == "paper" else _released(run))
 
 
-def _released(run: TrainConfig) -> TrainConfig:
+def _released(run: schema.TrainConfig) -> schema.TrainConfig:
     return dataclasses.replace(
         run,
         rollout=dataclasses.replace(run.rollout, examples=65),
         stages={
-            "stage1": StageConfig(
+            "stage1": schema.StageConfig(
                 start=0,
                 reward=LLAMA_STAGE_1,
                 data={"train": "stage_1.jsonl"},
                 rollout={"examples": 15},
                 learner={"advantage": "grpo"},
             ),
-            "stage2": StageConfig(after="stage1", reward=LLAMA_STAGE_2, restart=True),
+            "stage2": schema.StageConfig(after="stage1", reward=LLAMA_STAGE_2, restart=True),
         },
     )

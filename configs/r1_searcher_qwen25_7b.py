@@ -5,8 +5,6 @@ import dataclasses
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.r1_searcher import (
     BASE_PROMPT,
     EVALUATION_K,
@@ -17,20 +15,7 @@ from routerl_jax.recipes.r1_searcher import (
     TRAIN_K,
     stage_2,
 )
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-)
+from routerl_jax.training import config as schema
 
 
 def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
@@ -53,19 +38,19 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     if variant != "released":
         return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", variant))
     run = searcher_run("Qwen/Qwen2.5-7B")
-    return to_config_dict(dataclasses.replace(run, stages={"stage2": StageConfig(reward=RELEASED_STAGE_2)}))
+    return to_config_dict(dataclasses.replace(run, stages={"stage2": schema.StageConfig(reward=RELEASED_STAGE_2)}))
 
 
-def searcher_run(path: str, variant: str = "paper") -> TrainConfig:
+def searcher_run(path: str, variant: str = "paper") -> schema.TrainConfig:
     """The run, with another model of that size if you like; `variant`: "paper", "grpo", or another metric of the answer."""
     grpo = variant == "grpo"
-    return TrainConfig(
+    return schema.TrainConfig(
         steps=0,  # one pass in each stage: 6 and 128 steps over 350 and 8,148 questions
-        model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
+        model=schema.ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
         # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
-        engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
-        agent=AgentConfig(
+        mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
+        engine=schema.EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
+        agent=schema.AgentConfig(
             grammar="r1_searcher",
             max_searches=MAX_SEARCHES,
             k=TRAIN_K,
@@ -75,31 +60,37 @@ def searcher_run(path: str, variant: str = "paper") -> TrainConfig:
             prompt=BASE_PROMPT,
             prompt_suffix=PROMPT_SUFFIX,
         ),
-        knowledge={"text": KnowledgeConfig(source="corpus.jsonl", kind="dense_text", encoder="BAAI/bge-large-en-v1.5")},
-        data=DataConfig(
+        knowledge={
+            "text": schema.KnowledgeConfig(source="corpus.jsonl", kind="dense_text", encoder="BAAI/bge-large-en-v1.5")
+        },
+        data=schema.DataConfig(
             train="stage_2.jsonl",
             epochs=1,
             validation="2wiki_500.jsonl",
             test="hotpotqa_500.jsonl",
         ),
-        rollout=RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
+        rollout=schema.RolloutConfig(examples=64, samples=16, temperature=1.0, top_p=0.95),
         stages={
-            "stage1": StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
-            "stage2": StageConfig(after="stage1", reward=stage_2("f1" if variant in ("paper", "grpo") else variant)),
+            "stage1": schema.StageConfig(start=0, reward=STAGE_1, data={"train": "stage_1.jsonl"}),
+            "stage2": schema.StageConfig(
+                after="stage1", reward=stage_2("f1" if variant in ("paper", "grpo") else variant)
+            ),
         },
-        learner=LearnerConfig(
+        learner=schema.LearnerConfig(
             advantage="grpo" if grpo else "reinforce_pp_baseline",
             drop_no_signal=False,  # the released code whitens over groups of equal rewards, and trains on them
             minibatches=4,
             aggregation="sequence",
-            loss=LossConfig(clip_low=0.2, clip_high=0.2),
-            optimizer=OptimizerConfig(lr=2e-6, weight_decay=0.0),
+            loss=schema.LossConfig(clip_low=0.2, clip_high=0.2),
+            optimizer=schema.OptimizerConfig(lr=2e-6, weight_decay=0.0),
             # Short conversations share rows. One bucket compiles in a third of the time of three, and what attention computes
             # between conversations of a row in vain is no more than a twentieth of the work at 7 billion parameters.
             length_buckets=(4096,),
             micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
             remat="full",
         ),
-        evaluation=EvaluationConfig(every=20, examples=128, final_examples=0, k=EVALUATION_K, normalizer="r1_searcher"),
-        checkpoint=CheckpointConfig(every=20),
+        evaluation=schema.EvaluationConfig(
+            every=20, examples=128, final_examples=0, k=EVALUATION_K, normalizer="r1_searcher"
+        ),
+        checkpoint=schema.CheckpointConfig(every=20),
     )

@@ -3,24 +3,8 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.r1_searcher import PROMPT_SUFFIX, STAGE_1, stage_2
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-    WarmStartConfig,
-)
+from routerl_jax.training import config as schema
 
 STAGE_2_STARTS = 10
 
@@ -37,39 +21,41 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
     read; the protocol's marks are plain text to it, twelve tokens and more each.
     """
     return to_config_dict(
-        TrainConfig(
+        schema.TrainConfig(
             steps=36,
-            model=ModelConfig(path="atlas-warm-start"),
-            mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=64, max_length=512),
-            agent=AgentConfig(grammar="r1_searcher_answer", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
-            knowledge={"atlas": KnowledgeConfig(source="atlas/all")},
-            data=DataConfig(
+            model=schema.ModelConfig(path="atlas-warm-start"),
+            mesh=schema.MeshConfig(cpu_devices=2),
+            engine=schema.EngineConfig(rows=64, max_length=512),
+            agent=schema.AgentConfig(grammar="r1_searcher_answer", max_searches=3, k=2, prompt_suffix=PROMPT_SUFFIX),
+            knowledge={"atlas": schema.KnowledgeConfig(source="atlas/all")},
+            data=schema.DataConfig(
                 train="atlas/train/single+multi",
                 validation="atlas/validation/single+multi",
                 test="atlas/test/single+multi",
             ),
-            rollout=RolloutConfig(examples=8, samples=8),
+            rollout=schema.RolloutConfig(examples=8, samples=8),
             stages={
-                "stage1": StageConfig(start=0, reward=STAGE_1),
-                "stage2": StageConfig(start=STAGE_2_STARTS, reward=stage_2(metric)),
+                "stage1": schema.StageConfig(start=0, reward=STAGE_1),
+                "stage2": schema.StageConfig(start=STAGE_2_STARTS, reward=stage_2(metric)),
             },
-            learner=LearnerConfig(
+            learner=schema.LearnerConfig(
                 advantage="reinforce_pp_baseline",
                 drop_no_signal=False,  # as released; without these groups one seed of three learnt a single search for all
                 minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.01),
-                optimizer=OptimizerConfig(
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.01),
+                optimizer=schema.OptimizerConfig(
                     lr=5e-4, schedule="linear", warmup=8, decay_to=0.2, weight_decay=0.0, b2=0.99
                 ),
                 length_buckets=(256, 512),
                 micro_tokens=2048,
             ),
-            evaluation=EvaluationConfig(every=12, examples=64, final_examples=256, normalizer="r1_searcher"),
-            checkpoint=CheckpointConfig(every=6),
-            warm_start=WarmStartConfig(
+            evaluation=schema.EvaluationConfig(every=12, examples=64, final_examples=256, normalizer="r1_searcher"),
+            checkpoint=schema.CheckpointConfig(every=6),
+            warm_start=schema.WarmStartConfig(
                 steps=200,
-                optimizer=OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0),
+                optimizer=schema.OptimizerConfig(
+                    lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0
+                ),
                 examples=32,
                 hit=0.95,
                 persistence=0.0,

@@ -5,24 +5,8 @@ import dataclasses
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.routerag import STAGE_1, STAGE_2, STAGE_2_SECONDS
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    ControlConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-)
+from routerl_jax.training import config as schema
 
 _UPDATES = 10  # per step, as released: 1,280 conversations in mini-batches of 128
 _PAPER_UPDATES = 2  # 256 questions in mini-batches of 128
@@ -50,17 +34,17 @@ def get_config(variant: str = "stable") -> ml_collections.ConfigDict:
     return to_config_dict(routerag_run("Qwen/Qwen2.5-3B-Instruct", "facebook/contriever", tensor=2, variant=variant))
 
 
-def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainConfig:
+def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> schema.TrainConfig:
     """The run, with another model of that size if you like; `tensor` chips share the heads."""
     if variant not in ("stable", "paper", "released"):
         raise ValueError(f"variant {variant!r} of the configuration: expected stable, paper or released")
     steps, paper, released, stable = 40, variant == "paper", variant == "released", variant == "stable"
-    run = TrainConfig(
+    run = schema.TrainConfig(
         steps=steps,
-        model=ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=tensor, layout="fsdp+tensor"),
-        engine=EngineConfig(rows=1280, max_length=4096, segment=64, layout="tensor"),
-        agent=AgentConfig(
+        model=schema.ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
+        mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=tensor, layout="fsdp+tensor"),
+        engine=schema.EngineConfig(rows=1280, max_length=4096, segment=64, layout="tensor"),
+        agent=schema.AgentConfig(
             grammar="routerag",
             max_searches=4,
             k=3,
@@ -70,24 +54,24 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainCon
             instruct=True,
         ),
         knowledge={
-            "passage": KnowledgeConfig(source="corpus.jsonl", encoder=encoder),
-            "graph": KnowledgeConfig(kind="graph", encoder=encoder, directory="kb/graph"),
-            "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+            "passage": schema.KnowledgeConfig(source="corpus.jsonl", encoder=encoder),
+            "graph": schema.KnowledgeConfig(kind="graph", encoder=encoder, directory="kb/graph"),
+            "graph_passage": schema.KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
         },
-        data=DataConfig(train="train.parquet", validation="dev.parquet", test="test.jsonl"),
-        rollout=RolloutConfig(examples=256, samples=5, temperature=1.0, top_p=0.95 if released else 1.0),
+        data=schema.DataConfig(train="train.parquet", validation="dev.parquet", test="test.jsonl"),
+        rollout=schema.RolloutConfig(examples=256, samples=5, temperature=1.0, top_p=0.95 if released else 1.0),
         stages={
-            "stage1": StageConfig(start=0, reward=STAGE_1),
-            "stage2": StageConfig(start=20, reward=STAGE_2 if stable else STAGE_2_SECONDS),
+            "stage1": schema.StageConfig(start=0, reward=STAGE_1),
+            "stage2": schema.StageConfig(start=20, reward=STAGE_2 if stable else STAGE_2_SECONDS),
         },
-        controls={"stage1_only": ControlConfig(without="stage2")},
-        learner=LearnerConfig(
+        controls={"stage1_only": schema.ControlConfig(without="stage2")},
+        learner=schema.LearnerConfig(
             advantage="grpo",
             std_floor=0.1 if stable else 0.0,  # or noise decides where all answers are right and cost alike
             drop_no_signal=stable,  # where groups without a signal are kept, KL and entropy act on them too
             minibatches=_PAPER_UPDATES if paper else _UPDATES,
             aggregation="sequence" if paper else "token",
-            loss=LossConfig(
+            loss=schema.LossConfig(
                 ratio="sequence" if paper else "token",
                 clip_low=0.2,
                 clip_high=0.2,
@@ -95,7 +79,7 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainCon
                 kl_coef=0.001,
                 entropy_coef=0.0 if paper else 0.001,
             ),
-            optimizer=OptimizerConfig(
+            optimizer=schema.OptimizerConfig(
                 lr=1e-6,
                 weight_decay=0.01,
                 b2=0.999,  # PyTorch's, as the released code leaves it
@@ -105,7 +89,7 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> TrainCon
             micro_tokens=64 * 4096,  # of 256 chips, one long row for each group of four
             remat="full",
         ),
-        evaluation=EvaluationConfig(every=10, examples=100, final_examples=1000),
-        checkpoint=CheckpointConfig(every=10),
+        evaluation=schema.EvaluationConfig(every=10, examples=100, final_examples=1000),
+        checkpoint=schema.CheckpointConfig(every=10),
     )
     return dataclasses.replace(run, steps=39) if released else run  # its loop ends one short

@@ -3,30 +3,14 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.routerag import STAGE_1
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    ControlConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-    WarmStartConfig,
-)
+from routerl_jax.training import config as schema
 
 # One corpus, three ways to search it: the nearest passages (a query costs 1), a graph of its facts (2), both (3).
 KNOWLEDGE = {
-    "passage": KnowledgeConfig(source="atlas/all"),
-    "graph": KnowledgeConfig(source="atlas/all", kind="graph", settings={"walk": {"link_facts": 1}}),
-    "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+    "passage": schema.KnowledgeConfig(source="atlas/all"),
+    "graph": schema.KnowledgeConfig(source="atlas/all", kind="graph", settings={"walk": {"link_facts": 1}}),
+    "graph_passage": schema.KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
 }
 
 # T is fixed at twice what the dearest episode costs, three searches of both. One taken from the step's own costs (scale="p95")
@@ -48,25 +32,25 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/routerag_small.py:{scale} is neither fixed nor p95")
     efficiency = {"weight": 1.0, "by": "cost", "scale": SCALES[scale]}
     return to_config_dict(
-        TrainConfig(
+        schema.TrainConfig(
             steps=48,
-            model=ModelConfig(path="atlas-warm-start"),
-            mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=128, max_length=512),
-            agent=AgentConfig(grammar="routerag_answer", max_searches=3, k=2),
+            model=schema.ModelConfig(path="atlas-warm-start"),
+            mesh=schema.MeshConfig(cpu_devices=2),
+            engine=schema.EngineConfig(rows=128, max_length=512),
+            agent=schema.AgentConfig(grammar="routerag_answer", max_searches=3, k=2),
             knowledge=KNOWLEDGE,
-            rollout=RolloutConfig(examples=32, samples=8),
+            rollout=schema.RolloutConfig(examples=32, samples=8),
             stages={
-                "stage1": StageConfig(start=0, reward=STAGE_1),
-                "stage2": StageConfig(start=24, reward={"em": 1.0, "routerag.efficiency": efficiency}),
+                "stage1": schema.StageConfig(start=0, reward=STAGE_1),
+                "stage2": schema.StageConfig(start=24, reward={"em": 1.0, "routerag.efficiency": efficiency}),
             },
-            controls={"stage1_only": ControlConfig(without="stage2")},
-            learner=LearnerConfig(
+            controls={"stage1_only": schema.ControlConfig(without="stage2")},
+            learner=schema.LearnerConfig(
                 advantage="grpo",
                 std_floor=0.5,  # where all answers are right, costs alone differ: they shall weigh less than answers
                 minibatches=4,
-                loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
-                optimizer=OptimizerConfig(
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
+                optimizer=schema.OptimizerConfig(
                     lr=3e-4,  # with 8e-4 stage 1 forgot a tenth of its answers on the way
                     schedule="linear",
                     warmup=8,
@@ -77,13 +61,15 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
                 length_buckets=(256, 640),  # a few demonstrations are longer than conversations may be
                 micro_tokens=2560,
             ),
-            evaluation=EvaluationConfig(
+            evaluation=schema.EvaluationConfig(
                 every=24, examples=64, final_examples=400, baselines=False
             ),  # launch.analyze has them
-            checkpoint=CheckpointConfig(every=12),
-            warm_start=WarmStartConfig(
+            checkpoint=schema.CheckpointConfig(every=12),
+            warm_start=schema.WarmStartConfig(
                 steps=120,  # the tags are plain text to the shipped tokenizer; with fewer, every third sampled turn had a slip
-                optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+                optimizer=schema.OptimizerConfig(
+                    lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0
+                ),
                 examples=20,
                 hit=0.8,
                 drills=0.2,

@@ -3,23 +3,8 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes import search_r1
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    MeshConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-)
+from routerl_jax.training import config as schema
 
 STEPS = 500
 UPDATES = 10  # a step: 2,560 episodes in mini-batches of 256
@@ -39,13 +24,13 @@ def get_config() -> ml_collections.ConfigDict:
     been compiled for v5e:8x8 (docs/accelerators.md) and not been run: no step time, no result.
     """
     return to_config_dict(
-        TrainConfig(
+        schema.TrainConfig(
             steps=STEPS,
-            model=ModelConfig(path="Qwen/Qwen2.5-3B", dtype="float32", compute_dtype="bfloat16"),
+            model=schema.ModelConfig(path="Qwen/Qwen2.5-3B", dtype="float32", compute_dtype="bfloat16"),
             # Qwen2.5-3B has 2 key/value heads: two chips share them.
-            mesh=MeshConfig(data=1, fsdp=-1, tensor=2, layout="fsdp+tensor"),
-            engine=EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
-            agent=AgentConfig(
+            mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=2, layout="fsdp+tensor"),
+            engine=schema.EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
+            agent=schema.AgentConfig(
                 grammar="search_r1",
                 max_searches=search_r1.MAX_SEARCHES,
                 k=search_r1.PASSAGES,
@@ -55,25 +40,29 @@ def get_config() -> ml_collections.ConfigDict:
                 instruct=True,
             ),
             knowledge={
-                "wiki": KnowledgeConfig(
+                "wiki": schema.KnowledgeConfig(
                     source="http://127.0.0.1:8000/retrieve", encoder="intfloat/e5-base-v2", index="exact"
                 )
             },
             # The paper validates on test questions, and some of them stand in the training set (launch.check_data).
-            data=DataConfig(train="train.parquet", validation="test.parquet", test="test.parquet", overlap="warn"),
-            rollout=RolloutConfig(examples=512, samples=5, temperature=1.0),
-            stages={"main": StageConfig(reward=dict(search_r1.REWARD))},
-            learner=LearnerConfig(
+            data=schema.DataConfig(
+                train="train.parquet", validation="test.parquet", test="test.parquet", overlap="warn"
+            ),
+            rollout=schema.RolloutConfig(examples=512, samples=5, temperature=1.0),
+            stages={"main": schema.StageConfig(reward=dict(search_r1.REWARD))},
+            learner=schema.LearnerConfig(
                 advantage="grpo",
                 drop_no_signal=False,
                 minibatches=UPDATES,
-                loss=LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.001, entropy_coef=0.001),
-                optimizer=OptimizerConfig(lr=1e-6, warmup=round(0.285 * STEPS * UPDATES), weight_decay=0.01, b2=0.999),
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.001, entropy_coef=0.001),
+                optimizer=schema.OptimizerConfig(
+                    lr=1e-6, warmup=round(0.285 * STEPS * UPDATES), weight_decay=0.01, b2=0.999
+                ),
                 length_buckets=(4096,),
                 micro_tokens=64 * 4096,
                 remat="full",
             ),
-            evaluation=EvaluationConfig(every=50, examples=128, final_examples=2000, normalizer="search_r1"),
-            checkpoint=CheckpointConfig(every=50),
+            evaluation=schema.EvaluationConfig(every=50, examples=128, final_examples=2000, normalizer="search_r1"),
+            checkpoint=schema.CheckpointConfig(every=50),
         )
     )

@@ -6,23 +6,8 @@ from collections.abc import Mapping
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes import r1_searcher, routerag, search_r1
-from routerl_jax.training.config import (
-    AgentConfig,
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    KnowledgeConfig,
-    LearnerConfig,
-    ModelConfig,
-    RolloutConfig,
-    StageConfig,
-    TrainConfig,
-    WarmStartConfig,
-)
+from routerl_jax.training import config as schema
 
 
 def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
@@ -47,14 +32,14 @@ def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
     return to_config_dict(run)
 
 
-def _on_one_gpu() -> TrainConfig:
-    return TrainConfig(
+def _on_one_gpu() -> schema.TrainConfig:
+    return schema.TrainConfig(
         steps=200,
-        model=ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
-        engine=EngineConfig(rows=256, max_length=1280),
-        agent=AgentConfig(grammar="search_r1", max_searches=3, k=2, max_turn_tokens=128, answer_tokens=32),
-        knowledge={"text": KnowledgeConfig(source="corpus.jsonl")},
-        data=DataConfig(
+        model=schema.ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
+        engine=schema.EngineConfig(rows=256, max_length=1280),
+        agent=schema.AgentConfig(grammar="search_r1", max_searches=3, k=2, max_turn_tokens=128, answer_tokens=32),
+        knowledge={"text": schema.KnowledgeConfig(source="corpus.jsonl")},
+        data=schema.DataConfig(
             train="questions.jsonl",
             validation="",
             test="",
@@ -62,83 +47,83 @@ def _on_one_gpu() -> TrainConfig:
             validation_range=(400, 456),
             test_range=(456, 556),
         ),
-        rollout=RolloutConfig(examples=32, samples=8),
-        learner=LearnerConfig(
+        rollout=schema.RolloutConfig(examples=32, samples=8),
+        learner=schema.LearnerConfig(
             advantage="grpo",
             minibatches=4,
-            loss=LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.001),
-            optimizer=OptimizerConfig(lr=1e-5, warmup=10, weight_decay=0.0),
+            loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.001),
+            optimizer=schema.OptimizerConfig(lr=1e-5, warmup=10, weight_decay=0.0),
             length_buckets=(640, 1280),
             micro_tokens=32 * 1280,
             remat="full",
         ),
-        evaluation=EvaluationConfig(every=20, examples=56, final_examples=0),
-        checkpoint=CheckpointConfig(every=20),
-        warm_start=WarmStartConfig(
+        evaluation=schema.EvaluationConfig(every=20, examples=56, final_examples=0),
+        checkpoint=schema.CheckpointConfig(every=20),
+        warm_start=schema.WarmStartConfig(
             steps=80,
             demonstrations="annotated",
             examples=8,
-            optimizer=OptimizerConfig(lr=1e-4, schedule="cosine", warmup=8, decay_to=0.1, weight_decay=0.0),
+            optimizer=schema.OptimizerConfig(lr=1e-4, schedule="cosine", warmup=8, decay_to=0.1, weight_decay=0.0),
         ),
     )
 
 
-def _on_two_cores() -> TrainConfig:
+def _on_two_cores() -> schema.TrainConfig:
     """The same, smaller: it shows the direction, no more."""
     run = _on_one_gpu()
     return dataclasses.replace(
         run,
         steps=12,
         model=dataclasses.replace(run.model, compute_dtype="float32"),
-        engine=EngineConfig(rows=16, max_length=1280),
+        engine=schema.EngineConfig(rows=16, max_length=1280),
         data=dataclasses.replace(run.data, test_range=(456, 504)),
-        rollout=RolloutConfig(examples=8, samples=4, temperature=0.8),
+        rollout=schema.RolloutConfig(examples=8, samples=4, temperature=0.8),
         learner=dataclasses.replace(
             run.learner,
             minibatches=1,
             micro_tokens=1280,
             remat="none",
             loss=dataclasses.replace(run.learner.loss, kl_coef=0.0),  # a reference takes a sixth of a step
-            optimizer=OptimizerConfig(lr=2e-5, warmup=2, weight_decay=0.0),
+            optimizer=schema.OptimizerConfig(lr=2e-5, warmup=2, weight_decay=0.0),
         ),
-        evaluation=EvaluationConfig(every=0, final_examples=0, stages=False),
-        checkpoint=CheckpointConfig(every=4),
+        evaluation=schema.EvaluationConfig(every=0, final_examples=0, stages=False),
+        checkpoint=schema.CheckpointConfig(every=4),
         warm_start=dataclasses.replace(run.warm_start, steps=30, examples=6),
     )
 
 
-def _r1_searcher(run: TrainConfig) -> TrainConfig:
+def _r1_searcher(run: schema.TrainConfig) -> schema.TrainConfig:
     """A tenth of the steps for searching, two at least, the rest for F1."""
     return dataclasses.replace(
         run,
         agent=dataclasses.replace(run.agent, grammar="r1_searcher_answer", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
         stages={
-            "stage1": StageConfig(start=0, reward=r1_searcher.STAGE_1),
-            "stage2": StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
+            "stage1": schema.StageConfig(start=0, reward=r1_searcher.STAGE_1),
+            "stage2": schema.StageConfig(start=max(2, run.steps // 10), reward=r1_searcher.STAGE_2),
         },
         learner=dataclasses.replace(run.learner, advantage="reinforce_pp_baseline"),
         evaluation=dataclasses.replace(run.evaluation, normalizer="r1_searcher"),
     )
 
 
-def _search_r1(run: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(run, stages={"main": StageConfig(reward=dict(search_r1.REWARD))})
+def _search_r1(run: schema.TrainConfig) -> schema.TrainConfig:
+    return dataclasses.replace(run, stages={"main": schema.StageConfig(reward=dict(search_r1.REWARD))})
 
 
-def _routerag(run: TrainConfig) -> TrainConfig:
+def _routerag(run: schema.TrainConfig) -> schema.TrainConfig:
     """Half of the steps for exact match, half for cost as well."""
-    knowledge: Mapping[str, KnowledgeConfig] = {
-        "passage": KnowledgeConfig(source="corpus.jsonl"),
-        "graph": KnowledgeConfig(source="corpus.jsonl", kind="graph"),
-        "graph_passage": KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
+    knowledge: Mapping[str, schema.KnowledgeConfig] = {
+        "passage": schema.KnowledgeConfig(source="corpus.jsonl"),
+        "graph": schema.KnowledgeConfig(source="corpus.jsonl", kind="graph"),
+        "graph_passage": schema.KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
     }
     return dataclasses.replace(
         run,
         agent=dataclasses.replace(run.agent, grammar="routerag_answer"),
         knowledge=knowledge,
         stages={
-            "stage1": StageConfig(start=0, reward=routerag.STAGE_1),
-            "stage2": StageConfig(start=run.steps // 2, reward=routerag.STAGE_2),
+            "stage1": schema.StageConfig(start=0, reward=routerag.STAGE_1),
+            "stage2": schema.StageConfig(start=run.steps // 2, reward=routerag.STAGE_2),
         },
         learner=dataclasses.replace(run.learner, std_floor=0.1),
     )

@@ -25,9 +25,8 @@ class AttemptConfig:
     k: Size = 5  # passages per search
     candidates: Size = 1  # most retrievers that a sub-question may name; all are searched, and all are gold
     attempts: Size = 4  # per question, until one is right (keep="first") or in any case (keep="shortest")
-    keep: Literal["first", "shortest"] = (
-        "first"  # of the right attempts: the first, or the one with the fewest searches
-    )
+    # of the right attempts: the first, or the one with the fewest searches
+    keep: Literal["first", "shortest"] = "first"
     shots: Count = 4  # most worked chats before each (curation.shots); the paper has 8
     retries: Count = 2  # further replies asked for where one can't be read
     temperature: NonNegative = 1.0

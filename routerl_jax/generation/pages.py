@@ -28,9 +28,8 @@ _LANES = 128  # the kernel's head width is a multiple of this
 _MOST_PAGES, _LEAST_PAGE = 16, 128
 _BLOCK = 512  # cached positions per step of the kernel's loop
 _DECODE_QUERIES = 8  # per block; a decoding row fills one of them, but fewer than 8 don't fill the matrix unit's rows
-_EXTEND_QUERY_HEADS = (
-    256  # queries x heads per block of an extension: fills the matrix unit; compile time grows with it
-)
+# queries x heads per block of an extension: fills the matrix unit; compile time grows with it
+_EXTEND_QUERY_HEADS = 256
 _VMEM = (
     32 * 2**20
 )  # bytes; the default of 16 MiB is less than 32 heads in float32 take. v5e and v5p have more than this

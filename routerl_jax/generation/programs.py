@@ -65,9 +65,8 @@ class DecodeInputs:
     temperature: Float[Host, "D A"]
     top_p: Float[Host, "D A"]
     top_k: Int[Host, "D A"]
-    given: Int[Host, "D A S"] | None = (
-        None  # tokens that are taken instead of drawn ones, -1 elsewhere; None: there are none
-    )
+    # tokens that are taken instead of drawn ones, -1 elsewhere; None: there are none
+    given: Int[Host, "D A S"] | None = None
 
 
 @functools.partial(

@@ -75,9 +75,8 @@ class Bm25Config:
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    passage_words: Count = (
-        0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
-    )
+    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
     words: Words = dataclasses.field(default_factory=Words)
     overwrite: bool = False  # replace a knowledge base that is at the same place already

@@ -79,12 +79,10 @@ class BuildConfig:
     # "auto": "scann" where it is installed, "exact" elsewhere
     index: str = AUTO
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
-    recall_target: PositiveFraction = (
-        1.0  # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
-    )
-    passage_words: Count = (
-        0  # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
-    )
+    # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
+    recall_target: PositiveFraction = 1.0
+    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
     rows_per_passage: Size = 1  # only for tables: up to so many rows become one passage
     table_budget: Size = 200  # only for tables: tokens of a passage; rows that are longer become several passages

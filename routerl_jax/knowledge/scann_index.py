@@ -51,9 +51,8 @@ class ScannSettings:
     reorder: Count = 0  # candidates that are scored exactly after hashing (10 k if that is more); 0: as above
     reorder_dtype: str = "float32"  # of the vectors that it keeps for that: "float32", "bfloat16" or "int8"
     numbers_per_code: Count = 0  # of a vector that share a 4-bit code; 0: 2 up to 512 numbers, 4 beyond
-    soar_lambda: NonNegative = (
-        1.5  # SOAR: each vector is put in two leaves; how much their errors must differ in direction
-    )
+    # SOAR: each vector is put in two leaves; how much their errors must differ in direction
+    soar_lambda: NonNegative = 1.5
     threshold: NonNegative = 0.2  # anisotropic quantisation: inner products above this count, errors in them weigh more
 
     def __post_init__(self) -> None:

@@ -28,9 +28,8 @@ class LossConfig:
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
-    min_entropy: NonNegative = (
-        0.0  # nats; below it a token takes part in the KL but not in the policy gradient (decisions only)
-    )
+    # nats; below it a token takes part in the KL but not in the policy gradient (decisions only)
+    min_entropy: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         POLICY_LOSSES.get(self.kind)  # raises ValueError for an unknown one

@@ -212,9 +212,8 @@ class EncoderConfig:
     norm_eps: float = 1e-12
     init_scale: float = 0.02
     pad_id: int = 0
-    pooling: str = (
-        "mean"  # mean (over the mask), cls (the first token) or pooler (BERT's tanh layer on the first token)
-    )
+    # mean (over the mask), cls (the first token) or pooler (BERT's tanh layer on the first token)
+    pooling: str = "mean"
     normalize: bool = True  # unit length embeddings
     text_length: int | None = None  # tokens of a text that `embed` reads; None: max_length
     prompts: Prompts = Prompts()

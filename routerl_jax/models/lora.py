@@ -57,9 +57,8 @@ class LoraConfig:
 
     rank: Count = 0  # 0: no adapter, all weights are trained
     alpha: Positive = 16.0  # the adapter counts alpha / rank
-    modules: str = (
-        "q|k|v|o|gate|up|down"  # regular expression: which matrices of a block get one; empty: those of rules
-    )
+    # regular expression: which matrices of a block get one; empty: those of rules
+    modules: str = "q|k|v|o|gate|up|down"
     rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)  # exceptions by any name; the first counts
     dtype: str = "float32"  # of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype

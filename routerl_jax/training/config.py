@@ -9,6 +9,8 @@ from typing import Any, Literal
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
+from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
@@ -36,8 +38,10 @@ __all__ = [
     "ForkCreditConfig",
     "KnowledgeConfig",
     "LearnerConfig",
+    "LossConfig",
     "MeshConfig",
     "ModelConfig",
+    "OptimizerConfig",
     "RolloutConfig",
     "StageConfig",
     "TrainConfig",
@@ -71,9 +75,8 @@ class StageConfig:
 
     start: Count = 0  # first step
     after: str = ""  # the stage with data.epochs at whose end it begins, in the place of `start`
-    restart: bool = (
-        False  # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
-    )
+    # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
+    restart: bool = False
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -14,9 +14,8 @@ from routerl_jax.training.setup import evaluation_examples, open_examples
 
 _NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
 
-_FEW = (
-    0.01  # of the evaluation questions, whose names may be as alike as "Congo" and "Democratic Republic of the Congo"
-)
+# of the evaluation questions, whose names may be as alike as "Congo" and "Democratic Republic of the Congo"
+_FEW = 0.01
 
 
 def check_overlap(config: TrainConfig) -> None:

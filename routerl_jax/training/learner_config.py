@@ -29,25 +29,22 @@ class LearnerConfig:
     credit: str = "episode"
     turn: TurnCreditConfig = TurnCreditConfig()
     forks: ForkCreditConfig = ForkCreditConfig()
-    std_floor: NonNegative = (
-        0.0  # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
-    )
+    # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    std_floor: NonNegative = 0.0
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
     minibatches: Size = 1  # updates per step
     aggregation: Aggregation = "token"
     loss: LossConfig = LossConfig()
     reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, taken from the reward ..
-    reward_kl: Literal["episode", "token"] = (
-        "episode"  # .. of the episode, or of each token (and so of those before it)
-    )
+    # .. of the episode, or of each token (and so of those before it)
+    reward_kl: Literal["episode", "token"] = "episode"
     importance_cap: NonNegative = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
-    share_prefixes: bool = (
-        False  # prompts and histories that sequences have in common are computed once (learning.prefixes)
-    )
+    # prompts and histories that sequences have in common are computed once (learning.prefixes)
+    share_prefixes: bool = False
     remat: Remat = "none"
 
     def __post_init__(self) -> None:

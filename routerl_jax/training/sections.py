@@ -63,9 +63,8 @@ class EngineConfig:
     segment: Size = 32  # decode steps per device call
     leave_fraction: BelowOne = 0.5  # a call returns when no more than this share of its rows still decodes
     layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
-    lora: Literal["merged", "adapter"] = (
-        "merged"  # with an adapter: added to the weights after every update, or beside them
-    )
+    # with an adapter: added to the weights after every update, or beside them
+    lora: Literal["merged", "adapter"] = "merged"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,8 @@ class AgentConfig:
     k: Size = 2  # passages per search
     on_invalid: Literal["remind", "end"] = "remind"  # recipe "search", after a turn without query or answer
     max_turn_tokens: Size = 64
-    max_observation_tokens: Count = (
-        0  # of what a search shows: whole passages, or the first's beginning; 0: all that fit
-    )
+    # of what a search shows: whole passages, or the first's beginning; 0: all that fit
+    max_observation_tokens: Count = 0
     answer_tokens: Size = 24  # room kept for the last turn
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
@@ -121,9 +119,8 @@ class DataConfig:
     test_range: tuple[Count, ...] = ()
     # passes over the training questions, in the place of config.steps, which is then 0, and of the next stage's start; 0: none
     epochs: Count = 0
-    overlap: Literal["error", "warn", "ignore"] = (
-        "error"  # when validation or test questions stand in training, word for word
-    )
+    # when validation or test questions stand in training, word for word
+    overlap: Literal["error", "warn", "ignore"] = "error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,9 +135,8 @@ class RolloutConfig:
     top_k: Count = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: Positive = 60.0  # seconds
-    forks: Count = (
-        0  # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
-    )
+    # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
+    forks: Count = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

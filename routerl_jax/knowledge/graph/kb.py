@@ -47,9 +47,8 @@ class WalkSettings:
 
     link_facts: Size = 5  # facts nearest to the query
     link_phrases: Size = 5  # of their phrases, those with the largest weights
-    phrase_weights: PhraseWeights = (
-        "average"  # "released": as RouteRAG's code, where a phrase's last fact overwrites others
-    )
+    # "released": as RouteRAG's code, where a phrase's last fact overwrites others
+    phrase_weights: PhraseWeights = "average"
     passage_weight: float = 0.05  # of the dense scores of passages (0..1) beside those of facts
     damping: BelowOne = 0.5  # probability of walking on
     tolerance: float = 1e-6  # of the ranks; below 2e-7 they are computed in float64

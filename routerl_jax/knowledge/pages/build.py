@@ -62,9 +62,8 @@ class PagesConfig:
     pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
     pooled: Count = 0  # pooled vectors of a page; 0: by the number of pages
     candidates: Count = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
-    recall_target: PositiveFraction = (
-        0.95  # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
-    )
+    # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
+    recall_target: PositiveFraction = 0.95
     questions: str = ""  # rows with `question` to measure recall with (.jsonl, .json); default: vectors of the pages
     check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
     embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere

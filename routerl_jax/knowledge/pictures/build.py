@@ -47,9 +47,8 @@ class PicturesConfig:
     corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.corpus)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    encoder: str = (
-        "openai/clip-vit-large-patch14"  # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
-    )
+    # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
+    encoder: str = "openai/clip-vit-large-patch14"
     instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
     image_instruction: str = ""  # only for text_image: put before queries with a picture
     index: str = AUTO  # as in knowledge.build

@@ -9,9 +9,8 @@ from PIL import Image
 _SIDE = 16
 BYTES = _SIDE * _SIDE // 8 + 3
 _STEP = 2  # levels of 255; smaller ones are noise of compression
-_MOST_BITS = (
-    16  # of 256 that may differ: of 182 real pictures, halved JPEG copies differ in 14 at most, others in 33 at least
-)
+# of 256 that may differ: of 182 real pictures, halved JPEG copies differ in 14 at most, others in 33 at least
+_MOST_BITS = 16
 _MOST_COLOUR = 12  # of 255, that a mean may differ by
 
 

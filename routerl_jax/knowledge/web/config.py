@@ -107,9 +107,8 @@ class WebConfig:
     upload: UploadConfig = dataclasses.field(default_factory=UploadConfig)
     pages: Size = 5  # passages of a query at most; further URLs are tried until so many succeed
     snippets: Literal["never", "fallback", "only"] = "never"  # search snippets: in place of pages that fail, or of all
-    deadline: Positive = (
-        45.0  # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
-    )
+    # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
+    deadline: Positive = 45.0
     failures: Literal["raise", "empty"] = "raise"  # a query of which nothing could be found for an error
     cost: NonNegative = 1.0  # of a query, in units of one dense search
 
