@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rules
 
@@ -23,15 +22,6 @@ class Architecture(Protocol):
 
     @property
     def model_type(self) -> str: ...
-
-
-class Pretrained(Protocol):
-    """What every model class offers to import and export: its whole configuration and, where it has one, its tokenizer."""
-
-    tokenizer: Tokenizer | None
-
-    @property
-    def architecture(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -463,8 +463,3 @@ def real_questions(split: Split) -> list[Question]:
         if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
     ]
     return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
-
-
-def as_json(question: Question) -> dict[str, Any]:
-    """A question as plain data."""
-    return dataclasses.asdict(question)
