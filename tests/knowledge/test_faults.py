@@ -29,7 +29,7 @@ def test_two_processes(tmp_path: pathlib.Path) -> None:
     parts = [result["embedded"] for result in results]
     assert [len(part) for part in parts] == [4 * 32 - 24, 3 * 32]  # 7 shards of 32, the last of 8, dealt out in turn
     assert len({*parts[0], *parts[1]}) == 200
-    assert [result["report"]["embedded"] for result in results] == [104, 96]
+    assert [result["report"]["numbers"]["embedded"] for result in results] == [104, 96]
     assert all(result["report"]["recall"] == 1.0 for result in results)
     build_from_passages(
         make_passages(200),

@@ -134,7 +134,9 @@ def test_damage(built: pathlib.Path, tmp_path: pathlib.Path, case: str) -> None:
     damage(kb)
     with pytest.raises(ValueError) as caught:
         Store(kb)
-    for part in [*expected, str(kb), f"python -m launch.build_kb --config=configs/build_kb.py '--workdir={kb}'"]:
+    # where no knowledge base is, none is advised to be built over what there is
+    where = "--workdir=DIR" if case == "no manifest" else f"'--workdir={kb}'"
+    for part in [*expected, str(kb), f"python -m launch.build_kb --config=configs/build_kb.py {where}"]:
         assert part in str(caught.value)
 
 

@@ -153,8 +153,11 @@ def test_who_was_taken_over_stops(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
 
     def be_taken_over() -> None:
         with alone(tmp_path / "run"):
-            (tmp_path / "run" / ".lock").write_text(json.dumps({"host": "elsewhere", "process": 7, "token": "other"}))
-            time.sleep(60)
+            record = json.dumps({"host": "elsewhere", "process": 7, "token": "other"}).ljust(2000).encode()
+            file = os.open(tmp_path / "run" / ".lock", os.O_WRONLY)
+            for _ in range(3000):  # the other's heart beats, too: one beat may be overwritten
+                os.pwrite(file, record, 0)
+                time.sleep(0.02)
 
     with pytest.raises(ValueError, match="run was taken over by process 7 on elsewhere"):
         be_taken_over()
