@@ -33,6 +33,7 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
     efficiency = {"weight": 1.0, "by": "cost", "scale": SCALES[scale]}
     return to_config_dict(
         schema.TrainConfig(
+            recipe="routerag",
             steps=48,
             model=schema.ModelConfig(path="atlas-warm-start"),
             mesh=schema.MeshConfig(cpu_devices=2),
