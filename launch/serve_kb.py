@@ -32,7 +32,6 @@ _OVERRIDES = ("host", "port", "token_file", "max_batch", "max_wait_ms", "max_que
 
 
 def define_flags() -> None:
-    """Defines this program's flags."""
     from routerl_jax.knowledge.serving.config import ServeConfig
 
     default = ServeConfig()
