@@ -11,12 +11,21 @@ SEED ?= 0
 WORKERS := --numprocesses=2 --dist=loadgroup --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
-.PHONY: quickstart test test-all lint warm-start clean
+.PHONY: quickstart check test test-all lint warm-start clean
 
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=$(RUN) --config.seed=$(SEED) \
 		$(if $(wildcard $(RUN)/config.json),--resume)
+
+# The core in three minutes: rewards, agents, recipes, credit, losses and updates, the engine, the direction of imports.
+CORE := $(addprefix tests/,core rewards agents recipes data llms evaluation invariants/test_imports.py test_docs.py \
+	training/test_config.py training/test_credit.py training/test_metrics.py learning/test_losses.py learning/test_learner.py \
+	generation/test_engine.py)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(CORE)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"

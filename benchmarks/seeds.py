@@ -6,14 +6,15 @@ python -m benchmarks.seeds --config=configs/quickstart.py --run=8 --isa=native,A
 python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
 python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden runs/golden-seed1 --pair=online:step_grpo
 
-With --run, seeds 0, 1, .. are run one after the other, each as every --isa, in WORKDIR/SEED-ISA. What has finished is left
-alone, what has begun is gone on with. --keep writes what the tables and the picture need of every finished run into a file,
-from which another sitting, or machine, goes on.
+With --run, seeds 0, 1, .. are run, each as every --isa, in WORKDIR/SEED-ISA, one after the other or --at-once. What has
+finished is left alone, what has begun is gone on with. --keep writes what the tables and the picture need of every finished run
+into a file, from which another sitting, or machine, goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
@@ -33,13 +34,15 @@ from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
 from routerl_jax.training.writer import read_metrics
 
-# (key, heading, scale, whether more is better)
-_COLUMNS = (
+Column = tuple[str, str, float, bool]  # key, heading, scale, whether more is better
+_COLUMNS: tuple[Column, ...] = (
     ("em", "EM %", 100, True),
     ("f1", "F1 %", 100, True),
+    ("f1_recall", "F1-recall %", 100, True),
     ("cover_em", "CEM %", 100, True),
     ("routing_accuracy", "routing %", 100, True),
     ("searches_per_question", "searches", 1, False),
+    ("retrieval_cost", "cost", 1, False),
     ("repeated_search_rate", "repeated %", 100, False),
     ("valid_search_share", "episodes with a valid search %", 100, True),
     ("invalid_action_rate", "invalid %", 100, False),
@@ -77,8 +80,13 @@ def main() -> None:
     parser.add_argument("--run", type=int, default=0, help="this many seeds")
     parser.add_argument("--isa", default=NATIVE, help="comma-separated: native, or XLA's --xla_cpu_max_isa")
     parser.add_argument("--workdir", type=pathlib.Path, help="directory of the runs")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs that share the machine (its times are longer then)"
+    )
     parser.add_argument("--set", action="append", default=[], help="another flag of launch.train: config.steps=4")
     parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
+    known = ",".join(key for key, *_ in _COLUMNS)
+    parser.add_argument("--columns", default=known, help=f"comma-separated, of {known}")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file of the learning curves")
     parser.add_argument(
         "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
@@ -89,33 +97,46 @@ def main() -> None:
     given = parser.parse_args()
     if bool(given.run) != bool(given.config and given.workdir):
         parser.error("--run, --config and --workdir go together")
+    if unknown := set(given.columns.split(",")) - set(known.split(",")):
+        parser.error(f"--columns: {', '.join(sorted(unknown))} is none of {known}")
+    if given.at_once < 1:
+        parser.error(f"--at-once={given.at_once}: at least one")
+    columns = [column for name in given.columns.split(",") for column in _COLUMNS if column[0] == name]
     against = given.against or given.workdirs
     if len(against) != len(given.workdirs):
         parser.error(
             f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
         )
     runs = _kept(given.keep) + [finished(workdir) for workdir in given.workdirs]
-    for seed in range(given.run):
-        for isa in given.isa.split(","):
-            if any((run.seed, run.isa) == (seed, isa) for run in runs):
-                continue
-            workdir = given.workdir / f"{seed}-{isa}"
-            train(given.config, workdir, seed=seed, isa=isa, flags=given.set)
-            runs.append(finished(workdir, isa))
-            _check(runs, given.keep)
-            if given.keep:
-                _keep(runs, given.keep)
+    there = {(run.seed, run.isa) for run in runs}
+    asked = [(seed, isa) for seed in range(given.run) for isa in given.isa.split(",") if (seed, isa) not in there]
+    with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
+        try:
+            for made in concurrent.futures.as_completed([pool.submit(_made, given, *one) for one in asked]):
+                runs.append(made.result())
+                _check(runs, given.keep)
+                if given.keep:
+                    _keep(runs, given.keep)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     if not runs:
         parser.error("name finished runs, or give --config, --run and --workdir")
     _check(runs, given.keep)
     runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
-    print(tables(runs))
+    print(tables(runs, columns))
     if given.picture:
         curves(runs, given.picture)
     if given.against:
-        print(tables([finished(workdir) for workdir in given.against]))
+        print(tables([finished(workdir) for workdir in given.against], columns))
     if given.pair:
         _pairs(given.workdirs, against, [tuple(pair.partition(":")[::2]) for pair in given.pair])
+
+
+def _made(given: argparse.Namespace, seed: int, isa: str) -> Run:
+    workdir = given.workdir / f"{seed}-{isa}"
+    train(given.config, workdir, seed=seed, isa=isa, flags=given.set)
+    return finished(workdir, isa)
 
 
 def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
@@ -149,11 +170,11 @@ def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
     )
 
 
-def tables(runs: Sequence[Run]) -> str:
+def tables(runs: Sequence[Run], columns: Sequence[Column] = _COLUMNS) -> str:
     """Markdown: every agent's mean and worst over the runs, what they took, and the trained policy run by run."""
     agents = runs[0].agents
     columns = [
-        column for column in _COLUMNS if all(column[0] in run.agents.get(agent, {}) for agent in agents for run in runs)
+        column for column in columns if all(column[0] in run.agents.get(agent, {}) for agent in agents for run in runs)
     ]
     lines = [f"Mean and worst of {len(runs)} runs." if len(runs) > 1 else "One run.", ""]
     lines += _head(["agent", *(heading for _, heading, *_ in columns)])

@@ -58,9 +58,8 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 drop_no_signal=False,  # equation 12 averages over them too
                 aggregation="token" if released else "sequence",
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
-                optimizer=schema.OptimizerConfig(
-                    lr=1e-6, weight_decay=0.01, b2=0.999
-                ),  # PyTorch's, as the released trainer leaves it
+                # b2 is PyTorch's, as the released trainer leaves it
+                optimizer=schema.OptimizerConfig(lr=1e-6, weight_decay=0.01, b2=0.999),
                 length_buckets=(6144,),
                 micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
                 remat="full",

@@ -45,13 +45,13 @@ def searcher_run(path: str, variant: str = "paper") -> schema.TrainConfig:
     """The run, with another model of that size if you like; `variant`: "paper", "grpo", or another metric of the answer."""
     grpo = variant == "grpo"
     return schema.TrainConfig(
+        recipe="r1_searcher",
         steps=0,  # one pass in each stage: 6 and 128 steps over 350 and 8,148 questions
         model=schema.ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
         # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
         mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
         engine=schema.EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
         agent=schema.AgentConfig(
-            grammar="r1_searcher",
             max_searches=MAX_SEARCHES,
             k=TRAIN_K,
             on_invalid="end",  # as the released rollout

@@ -22,6 +22,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
     """
     return to_config_dict(
         schema.TrainConfig(
+            recipe="r1_searcher",
             steps=36,
             model=schema.ModelConfig(path="atlas-warm-start"),
             mesh=schema.MeshConfig(cpu_devices=2),

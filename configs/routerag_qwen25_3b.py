@@ -40,12 +40,12 @@ def routerag_run(path: str, encoder: str, tensor: int, variant: str) -> schema.T
         raise ValueError(f"variant {variant!r} of the configuration: expected stable, paper or released")
     steps, paper, released, stable = 40, variant == "paper", variant == "released", variant == "stable"
     run = schema.TrainConfig(
+        recipe="routerag",
         steps=steps,
         model=schema.ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
         mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=tensor, layout="fsdp+tensor"),
         engine=schema.EngineConfig(rows=1280, max_length=4096, segment=64, layout="tensor"),
         agent=schema.AgentConfig(
-            grammar="routerag",
             max_searches=4,
             k=3,
             max_turn_tokens=500,

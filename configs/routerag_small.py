@@ -33,6 +33,7 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
     efficiency = {"weight": 1.0, "by": "cost", "scale": SCALES[scale]}
     return to_config_dict(
         schema.TrainConfig(
+            recipe="routerag",
             steps=48,
             model=schema.ModelConfig(path="atlas-warm-start"),
             mesh=schema.MeshConfig(cpu_devices=2),
@@ -50,20 +51,15 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
                 std_floor=0.5,  # where all answers are right, costs alone differ: they shall weigh less than answers
                 minibatches=4,
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.1, min_entropy=0.2),
+                # with lr=8e-4 stage 1 forgot a tenth of its answers on the way
                 optimizer=schema.OptimizerConfig(
-                    lr=3e-4,  # with 8e-4 stage 1 forgot a tenth of its answers on the way
-                    schedule="linear",
-                    warmup=8,
-                    decay_to=0.5,
-                    weight_decay=0.0,
-                    b2=0.99,
+                    lr=3e-4, schedule="linear", warmup=8, decay_to=0.5, weight_decay=0.0, b2=0.99
                 ),
                 length_buckets=(256, 640),  # a few demonstrations are longer than conversations may be
                 micro_tokens=2560,
             ),
-            evaluation=schema.EvaluationConfig(
-                every=24, examples=64, final_examples=400, baselines=False
-            ),  # launch.analyze has them
+            # launch.analyze has the baselines
+            evaluation=schema.EvaluationConfig(every=24, examples=64, final_examples=400, baselines=False),
             checkpoint=schema.CheckpointConfig(every=12),
             warm_start=schema.WarmStartConfig(
                 steps=120,  # the tags are plain text to the shipped tokenizer; with fewer, every third sampled turn had a slip

@@ -25,13 +25,13 @@ def get_config() -> ml_collections.ConfigDict:
     """
     return to_config_dict(
         schema.TrainConfig(
+            recipe="search_r1",
             steps=STEPS,
             model=schema.ModelConfig(path="Qwen/Qwen2.5-3B", dtype="float32", compute_dtype="bfloat16"),
             # Qwen2.5-3B has 2 key/value heads: two chips share them.
             mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=2, layout="fsdp+tensor"),
             engine=schema.EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
             agent=schema.AgentConfig(
-                grammar="search_r1",
                 max_searches=search_r1.MAX_SEARCHES,
                 k=search_r1.PASSAGES,
                 max_turn_tokens=500,

@@ -34,10 +34,11 @@ def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
 
 def _on_one_gpu() -> schema.TrainConfig:
     return schema.TrainConfig(
+        recipe="search_r1",
         steps=200,
         model=schema.ModelConfig(path="SmolLM2-135M-Instruct", dtype="float32", compute_dtype="bfloat16"),
         engine=schema.EngineConfig(rows=256, max_length=1280),
-        agent=schema.AgentConfig(grammar="search_r1", max_searches=3, k=2, max_turn_tokens=128, answer_tokens=32),
+        agent=schema.AgentConfig(max_searches=3, k=2, max_turn_tokens=128, answer_tokens=32),
         knowledge={"text": schema.KnowledgeConfig(source="corpus.jsonl")},
         data=schema.DataConfig(
             train="questions.jsonl",
@@ -96,6 +97,7 @@ def _r1_searcher(run: schema.TrainConfig) -> schema.TrainConfig:
     """A tenth of the steps for searching, two at least, the rest for F1."""
     return dataclasses.replace(
         run,
+        recipe="r1_searcher",
         agent=dataclasses.replace(run.agent, grammar="r1_searcher_answer", prompt_suffix=r1_searcher.PROMPT_SUFFIX),
         stages={
             "stage1": schema.StageConfig(start=0, reward=r1_searcher.STAGE_1),
@@ -119,6 +121,7 @@ def _routerag(run: schema.TrainConfig) -> schema.TrainConfig:
     }
     return dataclasses.replace(
         run,
+        recipe="routerag",
         agent=dataclasses.replace(run.agent, grammar="routerag_answer"),
         knowledge=knowledge,
         stages={

@@ -14,11 +14,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launch.command import start
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -28,7 +29,6 @@ _TITLES = {"em": "EM", "cover_em": "CEM", "substring_em": "SubEM", "f1": "F1", "
 
 
 def define_flags() -> None:
-    """Defines this program's flags; not at import, so that programs with flags of the same name can be imported too."""
     flags.DEFINE_string("predictions", None, "The .jsonl or .jsonl.gz file to score.", required=True)
     flags.DEFINE_string("normalizer", "search_r1", f"How answers are normalised: {', '.join(NORMALIZERS)}.")
     flags.DEFINE_list("group", [], "Fields to report by as well as overall, such as dataset,model.")
@@ -51,14 +51,9 @@ def table(overall: scoring.Report, groups: Mapping[str, scoring.Report], caption
     return result
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"launch.score: unexpected argument {argv[1]!r}; give the file as --predictions={argv[1]}")
-    try:
-        NORMALIZERS.get(FLAGS.normalizer)
-        rows = scoring.read_predictions(FLAGS.predictions, FLAGS.group)
-    except ValueError as error:
-        sys.exit(f"launch.score: {error}")
+def main(_: Sequence[str]) -> None:
+    NORMALIZERS.get(FLAGS.normalizer)
+    rows = scoring.read_predictions(FLAGS.predictions, FLAGS.group)
     scores = scoring.score_rows(rows, FLAGS.normalizer, progress=True)
     overall, groups = scoring.summarize(scores), scoring.summarize_groups(rows, scores)
     if FLAGS.json:
@@ -72,5 +67,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    start(main, define_flags)

@@ -32,15 +32,17 @@ _OVERRIDES = ("host", "port", "token_file", "max_batch", "max_wait_ms", "max_que
 
 
 def define_flags() -> None:
-    """Defines this program's flags."""
+    from routerl_jax.knowledge.serving.config import ServeConfig
+
+    default = ServeConfig()
     config_flags.DEFINE_config_file("config", None, "configs/serve_kb.py; keys as --config.key=value.")
     flags.DEFINE_multi_string("kb", [], "NAME=DIRECTORY, or NAME:MODE=DIRECTORY; may be repeated.")
-    flags.DEFINE_string("host", None, "Interface to listen at (127.0.0.1).")
-    flags.DEFINE_integer("port", None, "Port (8000); 0 takes a free one.")
+    flags.DEFINE_string("host", None, f"Interface to listen at ({default.host}).")
+    flags.DEFINE_integer("port", None, f"Port ({default.port}); 0 takes a free one.")
     flags.DEFINE_string("token_file", None, "File with the token that clients must give.")
-    flags.DEFINE_integer("max_batch", None, "Queries in one call of a knowledge base (128).")
-    flags.DEFINE_float("max_wait_ms", None, "How long an idle knowledge base waits for further queries (0).")
-    flags.DEFINE_integer("max_queue", None, "Queries that may wait; more are refused (4096).")
+    flags.DEFINE_integer("max_batch", None, f"Queries in one call of a knowledge base ({default.max_batch}).")
+    flags.DEFINE_float("max_wait_ms", None, f"How long an idle knowledge base waits ({default.max_wait_ms:g}).")
+    flags.DEFINE_integer("max_queue", None, f"Queries that may wait; more are refused ({default.max_queue}).")
     flags.DEFINE_enum("mcp", None, ["off", "http", "stdio"], "Offer the knowledge bases as MCP tools.")
     for name in ("token_file", "max_batch", "max_wait_ms", "max_queue"):
         flags.DEFINE_alias(name.replace("_", "-"), name)
@@ -55,7 +57,7 @@ def main(_: Sequence[str]) -> None:
     if config.mcp == "stdio":
         from routerl_jax.knowledge.serving.mcp import serve_stdio
 
-        serve_stdio(served, limits=config.limits)
+        serve_stdio(served, config)
     else:
         serve(served, config)
 

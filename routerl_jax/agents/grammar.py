@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Action, Call, Passage
@@ -52,11 +51,9 @@ class Grammar(abc.ABC):
 
     Attributes:
       tools: names of the knowledge bases that the policy may call.
-      headline: the metrics by which its paper judges (evaluation.metrics.ANSWER), which lead tables.
     """
 
     tools: tuple[str, ...]
-    headline: ClassVar[tuple[str, ...]] = ("em",)
 
     # --- what the policy writes ---
 

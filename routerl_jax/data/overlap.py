@@ -110,9 +110,8 @@ class _Index:
         in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *asked]), minlength=kinds)
         self._weights = np.log1p((len(sizes) + len(asked)) / np.maximum(in_train + in_test, 1))
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        self._totals = np.bincount(
-            owners, self._weights[flat], minlength=len(sizes)
-        )  # weight of each training question
+        # weight of each training question
+        self._totals = np.bincount(owners, self._weights[flat], minlength=len(sizes))
         self._postings = owners[np.argsort(flat, kind="stable")]  # questions by shingle, in ascending order
         self._bounds = np.concatenate([[0], np.cumsum(in_train)])
         self._flat = []

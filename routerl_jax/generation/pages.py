@@ -30,9 +30,8 @@ _BLOCK = 512  # cached positions per step of the kernel's loop
 _DECODE_QUERIES = 8  # per block; a decoding row fills one of them, but fewer than 8 don't fill the matrix unit's rows
 # queries x heads per block of an extension: fills the matrix unit; compile time grows with it
 _EXTEND_QUERY_HEADS = 256
-_VMEM = (
-    32 * 2**20
-)  # bytes; the default of 16 MiB is less than 32 heads in float32 take. v5e and v5p have more than this
+# bytes; the default of 16 MiB is less than 32 heads in float32 take. v5e and v5p have more than this
+_VMEM = 32 * 2**20
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["pages"], meta_fields=["config", "mesh"])

@@ -87,9 +87,8 @@ def changes(config: Any) -> dict[str, Any]:
 
     The kind is among them, unless it is dense_text."""
     kind = {} if config.kind == _UNSAID else {"kind": config.kind}
-    unsaid = (
-        ("index",) if _any_index(config) and config.index == "scann" else ()
-    )  # as AUTO; the manifest's `index` tells
+    # scann is as AUTO; the manifest's `index` tells
+    unsaid = ("index",) if _any_index(config) and config.index == "scann" else ()
     return kind | _changes(config, type(config)(), "", ("kind", *unsaid, *_PASSING))
 
 

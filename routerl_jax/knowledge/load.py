@@ -14,6 +14,7 @@ from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
 from routerl_jax.knowledge.hybrid import HybridKB, is_url
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.kinds import KB_KINDS
+from routerl_jax.knowledge.pages.kb import TEXTS
 from routerl_jax.knowledge.store import Manifest, Store
 
 
@@ -95,11 +96,13 @@ def check_kb(
     Raises:
       ValueError: names the key that differs, or as `load_kb`.
     """
-    manifest = Manifest.read(pathlib.Path(directory).expanduser())
+    place = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(place)
+    searched = Manifest.read(place / TEXTS) if manifest.kind == "ocr" else manifest
     found = {
         "kind": manifest.kind,
-        "encoder": manifest.embedding.encoder if manifest.embedding else "",
-        "index": str(manifest.index.get("backend", "")),
+        "encoder": searched.embedding.encoder if searched.embedding else "",
+        "index": str(searched.index.get("backend", "")),
         "source": manifest.corpus or "passages in memory",
     }
     for key, value in said.items():

@@ -68,9 +68,8 @@ class Manifest:
     count: int  # passages of the main part: without those added since, with those deleted since
     corpus: str  # the file it was built from; empty: from passages in memory
     corpus_sha256: str
-    config: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # dotted keys of the build that were not defaults
+    # dotted keys of the build that were not defaults
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     created: str  # UTC, ISO 8601
     embedding: Embedding | None = None
     # its `backend`, and the settings to load it with

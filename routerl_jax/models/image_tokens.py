@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import os
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from routerl_jax.models.config import VisionLanguageConfig
-from routerl_jax.models.images import ImageProcessor, ImageSource
+from routerl_jax.models.images import ImageProcessor, ImageSource, is_data
 from routerl_jax.models.mrope import mrope_positions
 from routerl_jax.models.patches import ImagePatches
 
 _TEXT = -1  # some id that marks no image
-_KEPT_BYTES = 2**30  # of processed pictures; a page of four megapixels takes 100 MB
+_KEPT_BYTES = 2**30  # of processed pictures and what they are told apart by; a page of four megapixels takes 100 MB
 
 
 class ImageTokens:
@@ -29,8 +30,8 @@ class ImageTokens:
     def __init__(self, config: VisionLanguageConfig, processor: ImageProcessor) -> None:
         self.config = config
         self.processor = processor
-        self._processed: collections.OrderedDict[int, tuple[ImageSource, ImagePatches]] = collections.OrderedDict()
-        self._bytes = 0  # of the patches among them
+        self._processed: collections.OrderedDict[Hashable, tuple[ImageSource, ImagePatches]] = collections.OrderedDict()
+        self._bytes = 0  # that they take
 
     @property
     def marker(self) -> list[int]:
@@ -38,22 +39,24 @@ class ImageTokens:
         return [self.config.vision_start_id, self.config.image_id, self.config.vision_end_id]
 
     def process(self, source: ImageSource | ImagePatches, name: str | None = None) -> ImagePatches:
-        """Patches of a picture. The last ones are kept, so that a group of samples processes its picture once.
+        """Patches of a picture. The last ones are kept, so that a group of samples processes its picture once, and a knowledge
+        base may give the same one again and again.
 
-        Pictures are told apart by identity: change a copy, not one that has been used.
+        Encoded pictures are told apart by content, files by path, size and time of change, arrays and PIL images by identity:
+        change a copy, not one that has been used.
 
         Raises:
           ValueError: it can't be used; names it.
         """
         if isinstance(source, ImagePatches):
             return source
-        key = id(source)  # which stays its own for as long as it is kept here
+        key = _identity(source)
         if key not in self._processed:
             image = self.processor(source, name=name)
             self._processed[key] = source, image
-            self._bytes += image.patches.nbytes
+            self._bytes += _size(source, image)
             while len(self._processed) > 1 and self._bytes > _KEPT_BYTES:
-                self._bytes -= self._processed.popitem(last=False)[1][1].patches.nbytes
+                self._bytes -= _size(*self._processed.popitem(last=False)[1])
         self._processed.move_to_end(key)
         return self._processed[key][1]
 
@@ -128,3 +131,22 @@ class ImageTokens:
             merge=self.config.vision.merge,
             start=start,
         )
+
+
+def _identity(source: ImageSource) -> Hashable:
+    """What tells a picture from others: equal encoded pictures are the same, wherever they come from."""
+    if isinstance(source, bytes | bytearray):
+        return bytes(source)
+    if isinstance(source, str | os.PathLike):
+        if is_data(source):
+            return source
+        try:
+            stat = os.stat(source)
+        except OSError:
+            return os.fspath(source)  # whoever reads it says what is wrong
+        return os.fspath(source), stat.st_size, stat.st_mtime_ns
+    return id(source)  # which stays its own for as long as the picture is kept
+
+
+def _size(source: ImageSource, image: ImagePatches) -> int:
+    return image.patches.nbytes + (len(source) if isinstance(source, bytes | bytearray | str) else 0)

@@ -69,7 +69,7 @@ def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "imag
     Raises:
       ValueError: no such file, or a URI of another form; names the picture.
     """
-    if isinstance(source, str) and _is_data(source):
+    if isinstance(source, str) and is_data(source):
         head, comma, data = source.partition(",")
         try:
             if not comma or not head.endswith(";base64"):
@@ -335,12 +335,13 @@ def _channels(
 def _name(source: ImageSource, name: str | None) -> str:
     if name is not None:
         return name
-    if isinstance(source, (str, os.PathLike)) and not _is_data(source):
+    if isinstance(source, (str, os.PathLike)) and not is_data(source):
         return os.fspath(source)
     return "image"
 
 
-def _is_data(source: str | os.PathLike) -> bool:
+def is_data(source: str | os.PathLike) -> bool:
+    """Whether it is a picture itself, in a `data:` URI, and no path."""
     return isinstance(source, str) and source.startswith("data:")
 
 

@@ -9,10 +9,8 @@ import pathlib
 import sys
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
-_PCI, _GOOGLE = (
-    pathlib.Path("/sys/bus/pci/devices"),
-    "0x1ae0",
-)  # devices and their vendor, where JAX, too, looks for TPUs
+# devices and their vendor, where JAX, too, looks for TPUs
+_PCI, _GOOGLE = pathlib.Path("/sys/bus/pci/devices"), "0x1ae0"
 
 
 def tune_process() -> None:

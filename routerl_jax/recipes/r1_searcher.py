@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.search import search_recipe
 from routerl_jax.rewards.garbled import garbled
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
@@ -27,6 +29,8 @@ MAX_SEARCHES = 8  # the ninth stretch of the released rollout is its last: it ma
 TRAIN_K, EVALUATION_K = 3, 5  # documents per search
 PROMPT_SUFFIX = "<think>"  # fed, so that the policy writes no <think> of its own
 
+RECIPES.register("r1_searcher")(search_recipe("r1_searcher", headline=("cover_em",)))  # ACC_R
+
 
 @GRAMMARS.register("r1_searcher")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,6 @@ class R1SearcherGrammar(Grammar):
     The prompt ends with `<think>`. One knowledge base, as a query names none. When the budget is spent the policy writes one
     more turn of its own, in which a query leads nowhere, as in the released code.
     """
-
-    headline: ClassVar[tuple[str, ...]] = ("cover_em",)  # ACC_R
 
     def __post_init__(self) -> None:
         check_one_tool(self)

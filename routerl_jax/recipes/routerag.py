@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices, unshown
 from routerl_jax.core.types import Action, Call, Episode, Passage
+from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.search import search_recipe
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
@@ -36,6 +37,9 @@ _WELL_FORMED = re.compile(
 )
 
 
+RECIPES.register("routerag")(search_recipe("routerag", headline=("em", "f1")))
+
+
 @GRAMMARS.register("routerag")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteRAGGrammar(Grammar):
@@ -45,8 +49,6 @@ class RouteRAGGrammar(Grammar):
     `passage`. When the budget is spent the policy writes one more turn of its own, in which a search leads nowhere, as in
     the released code (the paper's algorithm ends without it). Observations are the same in training and evaluation.
     """
-
-    headline: ClassVar[tuple[str, ...]] = ("em", "f1")
 
     def __post_init__(self) -> None:
         unknown = [tool for tool in self.tools if tool not in TOOLS]

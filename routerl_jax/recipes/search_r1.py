@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, check_one_tool, unshown
 from routerl_jax.core.types import Action, Call, Passage
+from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.search import search_recipe
 
 # One stage (paper, eq. 4): exact match after the `search_r1` normaliser.
 REWARD: Mapping[str, float] = {"em": 1.0}
@@ -20,6 +22,9 @@ PASSAGES = 3  # per search
 
 _CONTENT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 _THINK = rf"<think>{_CONTENT}</think>\s*"
+
+
+RECIPES.register("search_r1")(search_recipe("search_r1"))
 
 
 @GRAMMARS.register("search_r1")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
@@ -15,7 +16,6 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
-    AgentConfig,
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -106,7 +106,7 @@ class TrainConfig:
     """A whole run."""
 
     kind: Literal["rl", "sft"] = "rl"
-    recipe: str = "search"  # recipes.RECIPES
+    recipe: str = "search"  # recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router
     seed: Seed = 0
     steps: Count = 100
     model: ModelConfig = ModelConfig()

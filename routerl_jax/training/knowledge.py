@@ -147,11 +147,17 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
 
 
 def _has(spec: KnowledgeConfig, key: str) -> bool:
-    """Whether a key means something to the kind."""
+    """Whether a key means something to the kind, and to the `retriever` of one that has such (ocr)."""
+    fields = _fields(spec.kind)
+    if "retriever" in fields and "retriever" in spec.settings:
+        fields &= _fields(spec.settings["retriever"])
+    return key in ("source", "kind") or key in fields
+
+
+def _fields(kind: str) -> set[str]:
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    fields = {field.name for field in dataclasses.fields(KB_BUILDERS.get(spec.kind).config)}
-    return key in ("source", "kind") or key in fields
+    return {field.name for field in dataclasses.fields(KB_BUILDERS.get(kind).config)}
 
 
 def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progress: bool) -> None:

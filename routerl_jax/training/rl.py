@@ -152,18 +152,16 @@ class _Training:
                 with clock("canary"):
                     metrics |= canary(self.judged, self.validation, self.engine, self.tools, **self._how())
         metrics |= {f"timing_s/{name}": seconds for name, seconds in clock.seconds.items()}
-        self.run.writer.write(
-            done - 1, metrics
-        )  # before the checkpoint: a run killed in between must not lack this row
+        # before the checkpoint: a run killed in between must not lack this row
+        self.run.writer.write(done - 1, metrics)
         if evaluation.stages and self.stages.ended(done):
             self.keep(stage.name)
         if alarm := self.watch.see(done - 1, stage.name, metrics):
             return alarm
         extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
         self.owed = self.owed or self.run.due(done)
-        fork(
-            self.run, done, **extra
-        )  # before the checkpoint: a sitting that begins from that one comes too late for it
+        # before the checkpoint: a sitting that begins from that one comes too late for it
+        fork(self.run, done, **extra)
         if self.owed and (done == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
                 self.run.save(done, **extra)

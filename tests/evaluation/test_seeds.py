@@ -122,3 +122,21 @@ def test_a_run_that_has_begun_is_resumed(tmp_path: pathlib.Path, monkeypatch: py
     (tmp_path / "results.json").write_text("{}")
     runs.train("configs/quickstart.py", tmp_path, seed=3)
     assert len(commands) == 1
+
+
+def test_runs_share_the_machine_and_columns_are_chosen(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    made = launched(monkeypatch)
+    asked = ["seeds", "--config=configs/quickstart.py", f"--workdir={tmp_path}", "--run=3", "--at-once=2"]
+    monkeypatch.setattr(sys, "argv", [*asked, "--columns=searches_per_question"])
+    seeds.main()
+    assert sorted(made) == [(0, "native"), (1, "native"), (2, "native")]
+    printed = capsys.readouterr().out
+    assert "| after RL | 1.3 (worst 1.4) |" in printed
+    assert "EM" not in printed
+    for wrong, complaint in (("--columns=em,bleu", "bleu is none of em"), ("--at-once=0", "at least one")):
+        monkeypatch.setattr(sys, "argv", [*asked, wrong])
+        with pytest.raises(SystemExit):
+            seeds.main()
+        assert complaint in capsys.readouterr().err

@@ -13,7 +13,7 @@ from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.mcp import McpTool, _passages
 from routerl_jax.knowledge.client.policy import Unavailable
-from routerl_jax.knowledge.serving.app import Served, ServerSettings
+from routerl_jax.knowledge.serving.app import Served
 from routerl_jax.knowledge.serving.mcp import http_app
 from tests.knowledge.mcp_servers import PNG
 from tests.knowledge.serving.servers import EchoKB, search, serving
@@ -99,7 +99,7 @@ def test_many_threads_share_a_connection(url: str) -> None:
 def test_the_token_guards_mcp_too() -> None:
     kb = EchoKB("wiki")
     mcp = http_app([Served("wiki", {"default": kb})])
-    with serving(kb, settings=ServerSettings(token="s3cret"), mcp=mcp) as url:
+    with serving(kb, token="s3cret", mcp=mcp) as url:
         assert McpTool(f"{url}/mcp", token="s3cret").search(["x"], k=1)[0][0].text == "x (0)"
         with pytest.raises(Unavailable):
             McpTool(f"{url}/mcp", token="wrong", timeout=60)

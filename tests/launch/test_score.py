@@ -55,7 +55,11 @@ def test_table(predictions: pathlib.Path) -> None:
         ("{", (), "rows.jsonl, line 1: not JSON"),
         ('{"prediction": "x"}', (), "rows.jsonl, line 1: key 'golden_answers' is missing"),
         ('{"prediction": "x", "golden_answers": "x"}', ("--normalizer=squad",), "unknown normalizer 'squad'"),
-        ('{"prediction": "x", "golden_answers": "x"}', ("more.jsonl",), "--predictions=more.jsonl"),
+        (
+            '{"prediction": "x", "golden_answers": "x"}',
+            ("more.jsonl",),
+            "launch.score: unexpected argument 'more.jsonl'",
+        ),
     ],
 )
 def test_bad_input(tmp_path: pathlib.Path, text: str | None, arguments: tuple[str, ...], message: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from routerl_jax.models import image_tokens
@@ -24,6 +25,7 @@ from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Features
 from routerl_jax.models.families.qwen_vl import vision_language_from_hf, vision_language_rules
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+from routerl_jax.models.images import encoded_image, image_uri
 from routerl_jax.models.lora import LoraConfig, LoraRule, apply_lora
 from routerl_jax.models.patches import concatenate
 from routerl_jax.models.peft import save_adapter
@@ -317,6 +319,33 @@ def test_processed_pictures_are_kept_as_far_as_memory_goes(saved: Any, monkeypat
     assert host.process(second) is not old
     monkeypatch.setattr(image_tokens, "_KEPT_BYTES", size - 1)
     assert host.process(third) is host.process(third)
+
+
+def test_equal_encoded_pictures_are_processed_once(
+    saved: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A knowledge base gives a fresh string for the same page every time."""
+    host = load(saved("qwen2_vl")[1]).image_tokens
+    pictures = [Image.new("RGB", (56, 56), color) for color in ("red", "blue")]
+    red, blue = (encoded_image(picture)[0] for picture in pictures)
+    kept = host.process(red)
+    assert host.process(bytearray(red)) is kept
+    assert host.process(blue) is not kept
+    uris = [image_uri(pictures[0]) for _ in range(2)]
+    assert uris[0] is not uris[1]
+    assert host.process(uris[0]) is host.process(uris[1])
+    path = tmp_path / "page.png"
+    path.write_bytes(red)
+    read = host.process(path)
+    assert host.process(str(path)) is read
+    path.write_bytes(blue)
+    np.testing.assert_array_equal(host.process(path).patches, host.process(blue).patches)
+    with pytest.raises(ValueError, match=r"gone\.png: can't be read"):
+        host.process(tmp_path / "gone.png")
+    monkeypatch.setattr(image_tokens, "_KEPT_BYTES", 0)  # what tells a picture from others takes memory, too
+    held = host.process("data:image/png;base64," + uris[0].partition(",")[2])
+    host.process(image_uri(Image.new("RGB", (56, 56), "green")))
+    assert host.process(uris[0]) is not held
 
 
 def test_bad_prompts(saved: Any) -> None:

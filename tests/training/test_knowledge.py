@@ -1,5 +1,6 @@
 """A run's knowledge bases: one corpus as passages, as a graph of Atlas's facts, and both together."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -10,6 +11,7 @@ from routerl_jax.knowledge.hybrid import HybridKB, reciprocal_rank_fusion
 from routerl_jax.training import config as schema
 from routerl_jax.training import knowledge
 from routerl_jax.training.setup import open_knowledge
+from tests.knowledge import late
 from tests.training.small_run import make_encoder
 
 
@@ -76,6 +78,25 @@ def test_three_ways_to_search_one_corpus(encoder: str, cache: pathlib.Path):
     assert len(built) == 3
     opened(graph=spec(encoder, kind="graph", settings={"walk": {"link_facts": 1}}))
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("kb.json")} == built  # found, not built again
+
+
+def test_pages_by_their_text(encoder: str, cache: pathlib.Path, tmp_path: pathlib.Path):
+    """By words, which have no encoder and no index, and by vectors; what was built in a directory of one's own is opened."""
+    pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed (the extra pages)")
+    late.write_pdf(tmp_path / "documents" / "deck.pdf", ["Hello world", "Revenue of Ghana in 1957"])
+    settings = {"pages": {"text": "layer"}}
+    fields = {"kind": "ocr", "source": str(tmp_path / "documents"), "index": "exact"}
+    words = spec(encoder, **fields, settings=settings | {"retriever": "bm25"})
+    vectors = spec(encoder, **fields, settings=settings, directory=str(tmp_path / "kb"))
+    for _ in range(2):  # built, then found
+        kbs = opened(words=words, vectors=vectors)
+        assert [kb.cost for kb in kbs.values()] == [0.1, 1.0]
+        assert kbs["words"].search(["Ghana"], 2)[0][0].id == "deck.pdf#2"
+        assert {page.id for page in kbs["vectors"].search(["Ghana"], 2)[0]} == {"deck.pdf#1", "deck.pdf#2"}
+    with pytest.raises(ValueError, match=r"vectors.encoder='all-MiniLM-L6-v2', but .* built with another"):
+        opened(vectors=dataclasses.replace(vectors, encoder="all-MiniLM-L6-v2"))
+    with pytest.raises(ValueError, match="retriever='bm25' has no encoder"):
+        opened(words=dataclasses.replace(words, settings={**words.settings, "encoder": encoder}))
 
 
 def test_every_fact_that_a_passage_states_is_a_triple():

@@ -74,9 +74,8 @@ class PageWriter:
                 except ValueError as error:
                     self._problems.handle(error)
                     continue
-                text = (
-                    text.replace("\0", " ").encode("utf-8", "replace").decode()
-                )  # PDFs hold halves of surrogate pairs
+                # PDFs hold halves of surrogate pairs
+                text = text.replace("\0", " ").encode("utf-8", "replace").decode()
                 if not text.strip() and not self._keep_blank:
                     self._blank.append(page.id)
                     continue

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from routerl_jax.core.checked import checked
 from routerl_jax.core.extras import needs
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
-from routerl_jax.knowledge.serving.batching import Batcher
+from routerl_jax.knowledge.serving.batching import BatchConfig, Batcher
 from routerl_jax.knowledge.serving.metrics import Metrics
 from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, invalid, read_request, reply_json
 from routerl_jax.knowledge.timing import TimedResults
@@ -71,14 +72,11 @@ _RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """How requests are batched and bounded; see `Batcher` and `Limits`. `token`: asked of every client, "" for none."""
+@checked
+class ServerSettings(BatchConfig):
+    """How requests are batched, and how each is bounded (`limits`)."""
 
-    max_batch: int = 128
-    max_wait_ms: float = 0.0
-    max_queue: int = 4096
-    limits: Limits = dataclasses.field(default_factory=Limits)
-    token: str = ""
+    limits: Limits = Limits()
 
 
 class Server:
@@ -98,13 +96,7 @@ class Server:
         for one in served:
             for mode, kb in one.modes.items():
                 if id(kb) not in self._batchers:
-                    self._batchers[id(kb)] = Batcher(
-                        kb,
-                        max_batch=settings.max_batch,
-                        max_wait=settings.max_wait_ms / 1000,
-                        max_queue=settings.max_queue,
-                        observer=self.metrics.of_batches(one.name, mode),
-                    )
+                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(one.name, mode))
 
     def named(self, name: str) -> Served:
         """The knowledge base of that name; Refusal 404 if there is none."""
@@ -150,9 +142,13 @@ class Server:
 
 
 def create_app(
-    served: Sequence[Served], settings: ServerSettings | None = None, *, mcp: Starlette | None = None
+    served: Sequence[Served], settings: ServerSettings | None = None, *, token: str = "", mcp: Starlette | None = None
 ) -> Starlette:
-    """The application. `mcp`: an MCP server's, whose routes and lifespan it takes over (`serving.mcp`)."""
+    """The application.
+
+    `token`: asked of every client, "" for none. `mcp`: an MCP server's application, whose routes and lifespan it takes over
+    (`serving.mcp`).
+    """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -185,7 +181,7 @@ def create_app(
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
     if mcp is not None:
         routes += mcp.routes
-    middleware = [Middleware(_TokenCheck, token=server.settings.token)] if server.settings.token else []
+    middleware = [Middleware(_TokenCheck, token=token)] if token else []
     handlers = {404: _no_such_path, 405: _wrong_method}
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
     app.state.server = server

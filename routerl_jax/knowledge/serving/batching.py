@@ -13,11 +13,28 @@ from typing import Protocol
 
 from absl import logging
 
+from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.schema import Refusal
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.knowledge.together import search_together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class BatchConfig:
+    """How the queries of many requests become calls of a knowledge base.
+
+    Attributes:
+      max_batch: queries in one call; a request of more is searched in several.
+      max_wait_ms: how long an idle knowledge base waits for further queries; 0: a lone query never waits.
+      max_queue: queries that may wait per knowledge base; more are refused with 503 and Retry-After.
+    """
+
+    max_batch: Size = 128
+    max_wait_ms: NonNegative = 0.0
+    max_queue: Size = 4096
 
 
 class BatchObserver(Protocol):
@@ -51,34 +68,15 @@ _Piece = tuple[_Request, int, int]  # a request's queries from one place to anot
 class Batcher:
     """Searches of many requests in few calls of one knowledge base, made by one thread.
 
-    A request that finds the knowledge base idle is searched at once, alone, unless `max_wait` says otherwise. What comes
-    meanwhile waits in order of arrival and goes together, up to `max_batch` queries of one k: with another k, the index
-    may find others. So every query finds what it would have found alone.
-
-    Args:
-      kb: what is searched.
-      max_batch: queries in one call; a request of more is searched in several.
-      max_wait: seconds that an idle knowledge base waits for further queries.
-      max_queue: queries that may wait; a request beyond that is refused (503).
-      observer: told of every call.
+    A request that finds the knowledge base idle is searched at once, alone, unless `max_wait_ms` says otherwise. What
+    comes meanwhile waits in order of arrival and goes together, up to `max_batch` queries of one k: with another k, the
+    index may find others. So every query finds what it would have found alone. `observer` is told of every call.
     """
 
     def __init__(
-        self,
-        kb: Searchable,
-        *,
-        max_batch: int = 128,
-        max_wait: float = 0.0,
-        max_queue: int = 4096,
-        observer: BatchObserver | None = None,
+        self, kb: Searchable, config: BatchConfig | None = None, *, observer: BatchObserver | None = None
     ) -> None:
-        if max_batch < 1 or max_queue < 1 or max_wait < 0:
-            raise ValueError(
-                f"max_batch={max_batch}, max_queue={max_queue} must be at least 1, max_wait={max_wait} at least 0"
-            )
-        self.kb = kb
-        self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
-        self._observer = observer
+        self.kb, self._config, self._observer = kb, config or BatchConfig(), observer
         self._requests: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
@@ -99,7 +97,7 @@ class Batcher:
         """
         if not queries:
             return TimedResults([], [])
-        if self.waiting and self.waiting + len(queries) > self._max_queue:
+        if self.waiting and self.waiting + len(queries) > self._config.max_queue:
             raise self._full()
         future: asyncio.Future[TimedResults] = asyncio.get_running_loop().create_future()
         nothing = [[] for _ in queries]
@@ -114,7 +112,7 @@ class Batcher:
 
     def _full(self) -> Refusal:
         seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
-        message = f"{self.waiting} queries are waiting, {self._max_queue} may; try again in {seconds} s"
+        message = f"{self.waiting} queries are waiting, {self._config.max_queue} may; try again in {seconds} s"
         return Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
 
     def _forget(self, request: _Request) -> None:
@@ -147,7 +145,7 @@ class Batcher:
                 idle = True
                 arrived.clear()
                 await arrived.wait()
-            if idle and self._max_wait:
+            if idle and self._config.max_wait_ms:
                 await self._fill(arrived)
             idle = False
             pieces = self._take()
@@ -156,9 +154,9 @@ class Batcher:
             self._tell_queue()
 
     async def _fill(self, arrived: asyncio.Event) -> None:
-        """Waits for a full batch, at most `max_wait`."""
-        until = time.monotonic() + self._max_wait
-        while self.waiting < self._max_batch and (left := until - time.monotonic()) > 0:
+        """Waits for a full batch, at most `max_wait_ms`."""
+        until = time.monotonic() + self._config.max_wait_ms / 1000
+        while self.waiting < self._config.max_batch and (left := until - time.monotonic()) > 0:
             arrived.clear()
             try:
                 await asyncio.wait_for(arrived.wait(), left)
@@ -168,7 +166,7 @@ class Batcher:
     def _take(self) -> list[_Piece]:
         """The longest waiting queries that go in one call; forgets requests whose clients have gone."""
         pieces: list[_Piece] = []
-        room, k, left = self._max_batch, None, collections.deque()
+        room, k, left = self._config.max_batch, None, collections.deque()
         while self._requests:
             request = self._requests.popleft()
             if request.future.done() or not request.waiting:

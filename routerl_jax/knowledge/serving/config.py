@@ -9,28 +9,23 @@ from typing import Literal
 
 from absl import logging
 
-from routerl_jax.core.checked import Count, NonNegative, Size, checked
+from routerl_jax.core.checked import Count, checked
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
-from routerl_jax.knowledge.serving.schema import Limits
 
 _WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled before the first client comes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class ServeConfig:
-    """A server.
+class ServeConfig(ServerSettings):
+    """A server; its other settings are those of `ServerSettings`, `BatchConfig` and `Limits`.
 
     Attributes:
       knowledge_bases: NAME or NAME:MODE -> directory (or URL, which makes this server a gateway). The first name is also
         served at the root; the first mode of a name is its default.
       host, port: to listen at. 0.0.0.0 for all interfaces; set a token then.
       token_file: file with the token that clients must give (`Authorization: Bearer`), "" for none.
-      max_batch: queries in one call of a knowledge base.
-      max_wait_ms: how long an idle knowledge base waits for further queries; 0: a lone query never waits.
-      max_queue: queries that may wait per knowledge base; more are refused with 503 and Retry-After.
-      limits: of one request.
       mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" does that alone, on standard input and
         output, without HTTP.
       warm_up: search a few times before the first client comes, so that nobody waits for compilers.
@@ -42,24 +37,10 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: Count = 8000
     token_file: str = ""
-    max_batch: Size = 128
-    max_wait_ms: NonNegative = 0.0
-    max_queue: Size = 4096
-    limits: Limits = dataclasses.field(default_factory=Limits)
     mcp: Literal["off", "http", "stdio"] = "off"
     warm_up: bool = True
     index: str | None = None
     shutdown_seconds: Count = 30
-
-    def settings(self) -> ServerSettings:
-        """For `create_app`. Raises ValueError if the token can't be read."""
-        return ServerSettings(
-            max_batch=self.max_batch,
-            max_wait_ms=self.max_wait_ms,
-            max_queue=self.max_queue,
-            limits=self.limits,
-            token=read_token(self.token_file),
-        )
 
 
 def read_token(path: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.extras import needs
 from routerl_jax.core.types import Passage, Query
-from routerl_jax.knowledge.serving.app import Served
+from routerl_jax.knowledge.serving.app import Served, ServerSettings
 from routerl_jax.knowledge.serving.batching import Batcher
 from routerl_jax.knowledge.serving.schema import Limits, Refusal, passage_json, read_k, read_query
 
@@ -32,7 +32,7 @@ _OUTPUT = {
 }
 
 
-def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Server[Any]:
+def mcp_server(served: Sequence[Served], settings: ServerSettings | None = None) -> Server[Any]:
     """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
 
     A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
@@ -42,9 +42,10 @@ def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Ser
         from mcp import types
         from mcp.server import Server
 
-    limits = limits or Limits()
+    settings = settings or ServerSettings()
+    limits = settings.limits
     tools = {_tool_name(one.name): one for one in served}
-    batchers = {id(kb): Batcher(kb) for one in served for kb in one.modes.values()}
+    batchers = {id(kb): Batcher(kb, settings) for one in served for kb in one.modes.values()}
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(name, one, limits) for name, one in tools.items()])
@@ -65,9 +66,9 @@ def mcp_server(served: Sequence[Served], *, limits: Limits | None = None) -> Ser
     return Server("routerl_jax", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def serve_stdio(served: Sequence[Served], *, limits: Limits | None = None) -> None:
+def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None) -> None:
     """Serves one client over standard input and output, until it closes them."""
-    server = mcp_server(served, limits=limits)
+    server = mcp_server(served, settings)
     with needs("MCP", "serve"):
         from mcp.server.stdio import stdio_server
 
@@ -78,14 +79,14 @@ def serve_stdio(served: Sequence[Served], *, limits: Limits | None = None) -> No
     asyncio.run(work())
 
 
-def http_app(served: Sequence[Served], *, host: str = "127.0.0.1", limits: Limits | None = None) -> Starlette:
+def http_app(served: Sequence[Served], settings: ServerSettings | None = None, *, host: str = "127.0.0.1") -> Starlette:
     """Streamable HTTP at /mcp; `serving.app.create_app` takes it. Stateless: any replica may answer any request.
 
     On the loopback interface, only requests for that host are answered (DNS rebinding).
     """
-    limits = limits or Limits()
-    return mcp_server(served, limits=limits).streamable_http_app(
-        stateless_http=True, json_response=True, host=host, max_request_body_size=limits.body_bytes
+    settings = settings or ServerSettings()
+    return mcp_server(served, settings).streamable_http_app(
+        stateless_http=True, json_response=True, host=host, max_request_body_size=settings.limits.body_bytes
     )
 
 

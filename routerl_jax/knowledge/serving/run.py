@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from routerl_jax.core.extras import needs
 from routerl_jax.knowledge.serving.app import Served, create_app
-from routerl_jax.knowledge.serving.config import ServeConfig
+from routerl_jax.knowledge.serving.config import ServeConfig, read_token
 
 
 def serve(served: Sequence[Served], config: ServeConfig) -> None:
@@ -20,8 +20,8 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
     if config.mcp == "http":
         from routerl_jax.knowledge.serving.mcp import http_app
 
-        mcp = http_app(served, host=config.host, limits=config.limits)
-    app = create_app(served, config.settings(), mcp=mcp)
+        mcp = http_app(served, config, host=config.host)
+    app = create_app(served, config, token=read_token(config.token_file), mcp=mcp)
     listener = _listen(config.host, config.port)
     port = listener.getsockname()[1]
     print(_greeting(served, config, port), flush=True)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.recipe import RECIPES, Recipe
-from routerl_jax.recipes.search import AgentSettings, StageSettings, stages_of
+from routerl_jax.recipes.search import StageSettings, stages_of
 
 
 @RECIPES.register("r1_router")
-def r1_router(
-    agent: AgentSettings, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str
-) -> Recipe:
+def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 
     Raises:
       ValueError: a grammar, prompt or `on_invalid` of another recipe, `sees` of no knowledge base, or an unknown reward term.
     """
-    if agent.grammar != "r1_router":
+    if agent.grammar not in ("", "r1_router"):
         raise ValueError(
             f"config.agent.grammar={agent.grammar!r}: config.recipe='r1_router' has tags and chats of its own; leave "
-            "grammar='r1_router', or set config.recipe='search'"
+            "it empty, or set config.recipe='search'"
         )
     if agent.prompt:
         raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")

@@ -116,7 +116,7 @@ def test_arguments_that_are_the_servers() -> None:
 
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(EchoKB(), settings=ServerSettings(token="s3cret")) as url:
+    with serving(EchoKB(), token="s3cret") as url:
         with pytest.raises(RequestRefused, match=r"HTTP 401.*ROUTERL_KB_TOKEN"):
             load_kb(url)
         assert load_kb(url, token="s3cret").search(["x"], k=1)[0]

@@ -74,9 +74,11 @@ def running(app: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def serving(*kbs: KnowledgeBase, settings: ServerSettings | None = None, mcp: Any = None) -> Iterator[str]:
+def serving(
+    *kbs: KnowledgeBase, settings: ServerSettings | None = None, token: str = "", mcp: Any = None
+) -> Iterator[str]:
     """The URL of a server of these knowledge bases, each under its name."""
-    with running(create_app([Served(kb.name, {"default": kb}) for kb in kbs], settings, mcp=mcp)) as url:
+    with running(create_app([Served(kb.name, {"default": kb}) for kb in kbs], settings, token=token, mcp=mcp)) as url:
         yield url
 
 

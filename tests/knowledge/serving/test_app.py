@@ -137,7 +137,7 @@ def test_metrics() -> None:
 
 
 def test_a_token_guards_everything_but_health_and_the_page() -> None:
-    with serving(EchoKB(), settings=ServerSettings(token="s3cret")) as url:
+    with serving(EchoKB(), token="s3cret") as url:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
             assert error_of(search(url, {"queries": ["x"]}, headers=headers))[:2] == (401, "unauthorized")
             assert get(f"{url}/metrics", headers=headers).status_code == 401

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from routerl_jax.knowledge.serving.batching import Batcher
+from routerl_jax.knowledge.serving.batching import BatchConfig, Batcher
 from routerl_jax.knowledge.serving.schema import Refusal
 from tests.knowledge.serving.servers import EchoKB
 
@@ -29,14 +29,14 @@ async def while_busy(kb: EchoKB, batcher: Batcher, *requests: tuple[list[str], i
 
 def test_a_lone_request_is_searched_at_once_and_alone() -> None:
     kb = EchoKB()
-    batcher = Batcher(kb, max_batch=64)
+    batcher = Batcher(kb, BatchConfig(max_batch=64))
     assert texts(asyncio.run(batcher.search(["a"], 1))) == ["a (0)"]
     assert kb.calls == [(["a"], 1)]
 
 
 def test_what_waits_goes_together_by_k_and_up_to_max_batch() -> None:
     kb = EchoKB()
-    batcher = Batcher(kb, max_batch=4)
+    batcher = Batcher(kb, BatchConfig(max_batch=4))
     requests = [(["a", "b"], 1), (["c"], 2), (["d", "e", "f"], 1), (["g"], 2)]
     results = asyncio.run(while_busy(kb, batcher, *requests))
     assert [texts(found) for found in results] == [[f"{q} (0)" for q in queries] for queries, _ in requests]
@@ -49,7 +49,7 @@ def test_an_idle_knowledge_base_waits_if_told_to() -> None:
         await asyncio.gather(*(batcher.search([query], 1) for query in "abc"))
 
     kb = EchoKB()
-    batcher = Batcher(kb, max_batch=3, max_wait=20.0)
+    batcher = Batcher(kb, BatchConfig(max_batch=3, max_wait_ms=20_000))
     asyncio.run(asyncio.wait_for(work(), 10))  # full before the wait is over
     assert kb.calls == [(["a", "b", "c"], 1)]
 
@@ -64,7 +64,7 @@ def test_one_bad_query_harms_no_other() -> None:
 
 def test_a_failing_piece_of_a_long_request_fails_it_once() -> None:
     kb = EchoKB()
-    batcher = Batcher(kb, max_batch=2)
+    batcher = Batcher(kb, BatchConfig(max_batch=2))
     results = asyncio.run(while_busy(kb, batcher, (["a", "b", "boom", "c", "d", "e"], 1), (["z"], 1)))
     assert isinstance(results[0], RuntimeError)
     assert texts(results[1]) == ["z (0)"]
@@ -74,7 +74,7 @@ def test_a_failing_piece_of_a_long_request_fails_it_once() -> None:
 
 def test_a_full_queue_refuses_and_says_for_how_long() -> None:
     kb = EchoKB()
-    batcher = Batcher(kb, max_queue=3)
+    batcher = Batcher(kb, BatchConfig(max_queue=3))
     results = asyncio.run(while_busy(kb, batcher, (["a", "b"], 1), (["c", "d"], 1), (["e"], 1)))
     assert isinstance(results[1], Refusal)
     assert (results[1].status, results[1].kind) == (503, "overloaded")
@@ -84,7 +84,7 @@ def test_a_full_queue_refuses_and_says_for_how_long() -> None:
 
 def test_a_request_of_more_than_the_queue_holds_is_taken_when_nothing_waits() -> None:
     kb = EchoKB()
-    assert len(asyncio.run(Batcher(kb, max_queue=2, max_batch=2).search(list("abcde"), 1))) == 5
+    assert len(asyncio.run(Batcher(kb, BatchConfig(max_queue=2, max_batch=2)).search(list("abcde"), 1))) == 5
 
 
 def test_the_queries_of_a_client_that_left_are_not_searched() -> None:

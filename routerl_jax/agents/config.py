@@ -1,0 +1,32 @@
+"""The section `agent` of a run's configuration, of which recipes make their agents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.agents.search_agent import OnInvalid
+from routerl_jax.core.checked import Count, Size, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class AgentConfig:
+    """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
+
+    grammar: str = ""  # agents.grammar.GRAMMARS; empty: the recipe's own
+    max_searches: Count = 3
+    k: Size = 2  # passages per search
+    max_turn_tokens: Size = 64
+    # of what a search shows: whole passages, or the first's beginning; 0: all that fit
+    max_observation_tokens: Count = 0
+    answer_tokens: Size = 24  # room kept for the last turn
+    prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
+    instruct: bool = False  # explain the protocol in the prompt (pretrained models)
+    prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
+    on_invalid: OnInvalid = "remind"  # after a turn without query or answer; not of recipe "r1_router"
+    # recipe "r1_router": knowledge bases that are asked with the question's picture, too; empty: text_image
+    sees: tuple[str, ...] = ()
+    # other fields of the recipe's agent: {"attempts": 2} of r1_router's, or those of an agent of one's own (docs/extending.md)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
