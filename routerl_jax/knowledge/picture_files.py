@@ -67,14 +67,14 @@ class PictureFiles:
             )
 
 
-class Journal:
+class PictureJournal:
     """Which pictures of a build are written: kept through a kill, so that none is made twice. Use as a context manager."""
 
     def __init__(self, path: pathlib.Path, files: PictureFiles) -> None:
         self._path, self._files = path, files
         self._rows: dict[str, int] = {}
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> PictureJournal:
         lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
         whole = [line for line in lines if line.endswith("\n")]  # the last one may have been cut by the kill
         shown: dict[int, str] = {}

@@ -34,7 +34,9 @@ class CachedModel:
         self.name = model.name
         self.settings = dict(model.settings)
         self._model = model
-        self._cache = cache or LayeredCache([SqliteCache(cache_directory() / "llms.sqlite", max_bytes=1 << 60)])
+        if cache is None:
+            cache = LayeredCache([SqliteCache(cache_directory() / "llms.sqlite", max_bytes=None)])
+        self._cache = cache
         self._save_every, self._progress = save_every, progress
 
     def complete(

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import sqlite3
@@ -149,17 +150,22 @@ class SqliteCache(Cache):
 
     Args:
       path: default `cache.sqlite` in $ROUTERL_CACHE (~/.cache/routerl_jax).
-      max_bytes: of all values; above it the least recently used tenth is deleted.
+      max_bytes: of all values; above it the least recently used tenth is deleted. None: all are kept, for answers that cost
+        too much to be asked for twice.
       timeout: seconds to wait while another process writes.
 
-    A file that is no database is put aside (`.damaged-*`, with a warning) and a new one begun: it is only a cache.
+    A file that is no database is put aside (`.damaged-*`, with a warning) and a new one begun: it is only a cache. Where all is
+    to be kept, it is a ValueError.
     """
 
     name = "SQLite"
 
-    def __init__(self, path: str | os.PathLike[str] = "", *, max_bytes: int = 4 << 30, timeout: float = 10.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] = "", *, max_bytes: int | None = 4 << 30, timeout: float = 10.0
+    ) -> None:
         self.path = pathlib.Path(path).expanduser() if path else cache_directory() / "cache.sqlite"
-        self._max_bytes, self._timeout = max_bytes, timeout
+        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._timeout = timeout
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -170,6 +176,8 @@ class SqliteCache(Cache):
             except sqlite3.OperationalError:  # locked, read-only, no space: the file is not to blame
                 raise
             except sqlite3.DatabaseError as error:
+                if max_bytes is None:
+                    raise ValueError(f"{self.path} is no cache ({error}): move it away, or name another") from error
                 self._put_aside(error)
                 self._connection()
 

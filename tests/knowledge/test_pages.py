@@ -24,7 +24,7 @@ from routerl_jax.knowledge.pages.documents import Page, Problems, Reader, docume
 from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
 from routerl_jax.knowledge.pages.ocr import Ocr
 from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter
-from routerl_jax.knowledge.picture_files import Journal, PictureFiles
+from routerl_jax.knowledge.picture_files import PictureFiles, PictureJournal
 from routerl_jax.models.late_interaction import max_similarity
 from tests.knowledge import killed_pages, late
 from tests.knowledge.helpers import files_of, write_jsonl
@@ -192,15 +192,15 @@ def test_a_journal_trusts_no_picture_that_was_written_over(tmp_path: pathlib.Pat
             raise KeyboardInterrupt
 
     files, path = PictureFiles(tmp_path), tmp_path / "journal"
-    with Journal(path, files) as journal:
+    with PictureJournal(path, files) as journal:
         for row, name in enumerate("abc"):
             journal.write(name, row, name.encode())
-    with pytest.raises(KeyboardInterrupt), Journal(path, Dying(tmp_path)) as journal:
+    with pytest.raises(KeyboardInterrupt), PictureJournal(path, Dying(tmp_path)) as journal:
         journal.write("new", 1, b"new")
-    with Journal(path, files) as journal:
+    with PictureJournal(path, files) as journal:
         assert [journal.row(name) for name in ("a", "b", "c", "new")] == [0, None, 2, None]
         journal.write("b", 2, b"b")
-    with Journal(path, files) as journal:
+    with PictureJournal(path, files) as journal:
         assert [journal.row(name) for name in ("a", "b", "c", "new")] == [0, 2, None, None]
 
 

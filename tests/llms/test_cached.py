@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.cached import CachedModel
-from routerl_jax.remote.cache import LayeredCache, SqliteCache
+from routerl_jax.remote.cache import LayeredCache, MemoryCache, SqliteCache
 
 
 class Counting:
@@ -72,6 +72,8 @@ def test_a_killed_call_has_saved_what_it_had(tmp_path):
 
 def test_default_place(tmp_path, monkeypatch):
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path))
+    CachedModel(Counting(), MemoryCache()).complete(say("a"))  # an empty cache is one
+    assert not (tmp_path / "llms.sqlite").exists()
     CachedModel(Counting()).complete(say("a"))
     assert (tmp_path / "llms.sqlite").is_file()
 

@@ -124,6 +124,15 @@ def test_a_damaged_file_is_put_aside(tmp_path):
     assert len(list(tmp_path.glob("cache.sqlite.damaged-*"))) == 1
 
 
+def test_what_is_to_be_kept_is_neither_thrown_out_nor_put_aside(tmp_path):
+    cache = SqliteCache(tmp_path / "cache.sqlite", max_bytes=None)
+    cache.set_many({f"{i}": b"x" * 5_000 for i in range(60)})
+    assert len(cache.get_many([str(i) for i in range(60)])) == 60
+    (tmp_path / "text.sqlite").write_bytes(b"this is no database " * 1000)
+    with pytest.raises(ValueError, match=r"text\.sqlite is no cache .*: move it away"):
+        SqliteCache(tmp_path / "text.sqlite", max_bytes=None)
+
+
 def test_default_place(tmp_path, monkeypatch):
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "here"))
     cache = open_cache()

@@ -45,7 +45,7 @@ from routerl_jax.knowledge.corpus import (
 )
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
 from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.extraction import ExtractionCache, Extractor, ModelExtractor
+from routerl_jax.knowledge.graph.extraction import ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
@@ -66,8 +66,10 @@ from routerl_jax.knowledge.store import (
 from routerl_jax.knowledge.writer import Part, StoreWriter
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.load import chat_model
+from routerl_jax.remote.cache import SqliteCache
 
 TRIPLES = "triples.jsonl.gz"
+Extract = Callable[[Sequence[Passage]], list[Extraction]]
 
 _SLICE = 2048  # passages whose triples are extracted, and texts that are embedded, between two looks at the progress
 _LISTED = 20  # failures that a report names
@@ -232,16 +234,13 @@ def _extract(
     progress: bool,
 ) -> dict[str, Any]:
     """Writes the triples of all passages; returns counts, and the first failures."""
-    extract, close = _extractor(config, writer.directory, llm)
-    if known is not None:
-        extract = _remembering(extract, known)
     isolated = dropped = used = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    with contextlib.ExitStack() as stack:
-        stack.callback(close)
-        whole = stack.enter_context(whole_file(writer.scratch / TRIPLES))
+    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as whole:
+        if known is not None:
+            extract = _remembering(extract, known)
         with (
             gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
@@ -276,9 +275,7 @@ def _extract(
 _NOTHING = Extraction()
 
 
-def _remembering(
-    extract: Callable[[Sequence[Passage]], list[Extraction]], known: Known
-) -> Callable[[Sequence[Passage]], list[Extraction]]:
+def _remembering(extract: Extract, known: Known) -> Extract:
     """Extracts only from the passages of which nothing is known."""
 
     def extract_new(passages: Sequence[Passage]) -> list[Extraction]:
@@ -289,19 +286,19 @@ def _remembering(
     return extract_new
 
 
-def _extractor(
-    config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None
-) -> tuple[Callable[[Sequence[Passage]], list[Extraction]], Callable[[], None]]:
-    """What turns passages into extractions, and what to call at the end."""
+@contextlib.contextmanager
+def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None) -> Iterator[Extract]:
+    """What turns passages into extractions."""
     if config.extractor == "given":
         given = GivenTriples(config.triples)
-        return lambda passages: [given.of(passage) or _NOTHING for passage in passages], lambda: None
-    if config.extractor == "rules":
-        return RuleExtractor().extract, lambda: None
-    assert llm is not None  # `_build` saw to it
-    cache = ExtractionCache(directory.with_name(f"{directory.name}.extractions.sqlite"))
-    extractor: Extractor = ModelExtractor(llm, cache, entities_first=config.entities_first)
-    return extractor.extract, cache.close
+        yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
+    elif config.extractor == "rules":
+        yield RuleExtractor().extract
+    else:
+        assert llm is not None  # `_build` saw to it
+        path = directory.with_name(f"{directory.name}.extractions.sqlite")
+        with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
+            yield ModelExtractor(llm, cache, entities_first=config.entities_first).extract
 
 
 def _read_triples(path: pathlib.Path) -> Iterator[list[Triple]]:

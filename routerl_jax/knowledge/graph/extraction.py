@@ -6,13 +6,10 @@ answer can't be used is asked once more; then it is a failure with a reason, and
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
-import pathlib
-import sqlite3
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -23,9 +20,9 @@ from routerl_jax.knowledge.graph.triples import (
     checked_entities,
     checked_triples,
     passage_text,
-    to_row,
 )
 from routerl_jax.llms.base import ChatModel, Completion
+from routerl_jax.remote.cache import Cache, cache_key
 
 PROMPTS = 1  # version of the prompts below; another one makes other answers
 
@@ -34,61 +31,11 @@ _BATCH = 64  # passages between two writes to the cache
 _SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
 
 
-class Extractor(Protocol):
-    """Whatever finds triples in passages."""
-
-    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
-        """One extraction per passage, in order; failures have `error` set."""
-        ...
-
-
-class ExtractionCache:
-    """Extractions on disk (SQLite), by a digest of all they depend on. Safe to use from several threads.
-
-    Raises:
-      ValueError: the file is something else.
-    """
-
-    def __init__(self, path: str | pathlib.Path) -> None:
-        self.path = pathlib.Path(path).expanduser()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS extraction (key TEXT PRIMARY KEY, row TEXT NOT NULL) WITHOUT ROWID"
-            )
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path} is no cache of extractions ({error}). Delete it, or name another") from error
-
-    def get(self, keys: Sequence[str]) -> dict[str, Extraction]:
-        """What is known of the keys."""
-        found = {}
-        with self._lock:
-            for start in range(0, len(keys), 500):
-                some = list(keys[start : start + 500])
-                query = f"SELECT key, row FROM extraction WHERE key IN ({','.join('?' * len(some))})"
-                found |= dict(self._file.execute(query, some))
-        return {key: _from_json(row) for key, row in found.items()}
-
-    def put(self, items: Mapping[str, Extraction]) -> None:
-        """Keeps extractions; they are on disk when this returns."""
-        rows = [(key, json.dumps(to_row("", value) | {"dropped": value.dropped})) for key, value in items.items()]
-        with self._lock, self._file:
-            self._file.executemany("INSERT OR REPLACE INTO extraction VALUES (?, ?)", rows)
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            self._file.close()
-
-
 class ModelExtractor:
     """Asks a chat model, and keeps what it says.
 
     Args:
-      cache: where; None keeps nothing.
+      cache: where, under a digest of all that an extraction depends on; None keeps nothing.
       entities_first: two calls a passage, as HippoRAG (entities, then triples between them); False: triples at once.
       max_tokens: of an answer. One that is cut off there is used as far as it is whole.
       max_characters: of a passage; what is beyond is not read.
@@ -97,7 +44,7 @@ class ModelExtractor:
     def __init__(
         self,
         model: ChatModel,
-        cache: ExtractionCache | None = None,
+        cache: Cache | None = None,
         *,
         entities_first: bool = True,
         max_tokens: int = 1024,
@@ -111,7 +58,8 @@ class ModelExtractor:
         texts = [passage_text(passage)[: self.max_characters] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
-        known = self.cache.get(list(distinct)) if self.cache else {}
+        kept = self.cache.get_many(list(distinct)) if self.cache is not None else {}
+        known = {key: _read(value) for key, value in kept.items()}
         missing = [key for key in distinct if key not in known]
         with tqdm(
             total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
@@ -119,17 +67,15 @@ class ModelExtractor:
             for start in range(0, len(missing), _BATCH):
                 some = missing[start : start + _BATCH]
                 fresh = dict(zip(some, self._ask([distinct[key] for key in some])))
-                if self.cache:
-                    self.cache.put({key: value for key, value in fresh.items() if value.error is None})
+                if self.cache is not None:
+                    self.cache.set_many({key: _write(value) for key, value in fresh.items() if value.error is None})
                 known |= fresh
                 bar.update(len(some))
         return [known[key] for key in keys]
 
     def _key(self, text: str) -> str:
-        parts = [PROMPTS, self.model.name, self.entities_first, self.max_tokens, text]
-        if self.model.settings:
-            parts.append(dict(self.model.settings))
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        settings = dict(self.model.settings)
+        return cache_key("triples", PROMPTS, self.model.name, settings, self.entities_first, self.max_tokens, text)
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
         found = self._attempt(texts, 0.0)
@@ -209,8 +155,12 @@ def _start(text: str) -> str:
     return repr(text[:80]) if text.strip() else "an empty answer"
 
 
-def _from_json(row: str) -> Extraction:
-    fields = json.loads(row)
+def _write(extraction: Extraction) -> bytes:
+    return json.dumps(dataclasses.asdict(extraction)).encode()
+
+
+def _read(value: bytes) -> Extraction:
+    fields = json.loads(value)
     triples = tuple((s, p, o) for s, p, o in fields["triples"])
     return Extraction(entities=tuple(fields["entities"]), triples=triples, dropped=fields["dropped"])
 

@@ -17,7 +17,7 @@ from routerl_jax.core.checked import Range, checked
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
 from routerl_jax.knowledge.pages.ocr import Ocr
-from routerl_jax.knowledge.picture_files import Journal, PictureFiles, PictureFormat
+from routerl_jax.knowledge.picture_files import PictureFiles, PictureFormat, PictureJournal
 from routerl_jax.knowledge.writer import StoreWriter
 
 Text = Literal["none", "layer", "ocr", "either"]
@@ -64,7 +64,7 @@ class PageWriter:
         """
         row = 0
         bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
-        with bar, Journal(self._journal, self._files) as journal:
+        with bar, PictureJournal(self._journal, self._files) as journal:
             for page, made in self._in_order(journal):
                 bar.update()
                 try:
@@ -91,7 +91,7 @@ class PageWriter:
         skipped = {"damaged": self._problems.skipped, "blank": self._blank}
         (self._scratch / SKIPPED).write_text(json.dumps(skipped, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
-    def _in_order(self, journal: Journal) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
+    def _in_order(self, journal: PictureJournal) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
         """Pages with what becomes of them, a few of which are under way at a time."""
         workers = os.cpu_count() or 1
         waiting: collections.deque[tuple[Page, Future[tuple[bytes, str]]]] = collections.deque()

@@ -24,7 +24,7 @@ from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_plac
 from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
-from routerl_jax.knowledge.picture_files import PICTURES, Journal, PictureFiles, PictureFormat, smaller
+from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles, PictureFormat, PictureJournal, smaller
 from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_pictures
 from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.likeness import BYTES, fingerprint
@@ -169,7 +169,7 @@ class _Build:
     def _passages(self, bar: tqdm) -> Iterator[Passage]:
         """Passages in order; their pictures are written on the way."""
         problems, row = Problems(self._config.on_error), 0
-        with Journal(self._writer.progress / _JOURNAL, self._files) as journal:
+        with PictureJournal(self._writer.progress / _JOURNAL, self._files) as journal:
             for entry in read_pictures(self._config.corpus, problems):
                 bar.update()
                 try:
@@ -183,7 +183,7 @@ class _Build:
             raise ValueError(f"{self._config.corpus}: none of its {len(problems.skipped)} rows can be used")
         (self._writer.scratch / _SKIPPED).write_text(json.dumps(problems.skipped, ensure_ascii=False), "utf-8")
 
-    def _keep(self, row: int, entry: Entry, journal: Journal) -> None:
+    def _keep(self, row: int, entry: Entry, journal: PictureJournal) -> None:
         if entry.image is None:
             if self._config.kind == "reverse_image":
                 raise ValueError("no picture, which a reverse image search is about; fill in 'image' or remove the row")

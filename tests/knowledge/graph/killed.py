@@ -21,7 +21,8 @@ from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.graph import build as build_module
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.extraction import ExtractionCache, ModelExtractor
+from routerl_jax.knowledge.graph.extraction import ModelExtractor
+from routerl_jax.remote.cache import SqliteCache
 from tests.knowledge.graph.helpers import Scripted
 from tests.knowledge.helpers import HashEncoder, make_passages
 
@@ -50,7 +51,7 @@ def model(directory: pathlib.Path, at: int) -> Scripted:
 
 
 def extract(directory: pathlib.Path, at: int) -> None:
-    cache = ExtractionCache(directory / "cache.sqlite")
+    cache = SqliteCache(directory / "cache.sqlite", max_bytes=None)
     ModelExtractor(model(directory, at), cache, entities_first=False).extract(make_passages(PASSAGES))
 
 

@@ -1,12 +1,13 @@
 """Extraction by a chat model: calls, failures, and a cache that survives a kill."""
 
+import contextlib
 import pathlib
 import signal
+import sqlite3
 
-import pytest
-
-from routerl_jax.knowledge.graph.extraction import ExtractionCache, ModelExtractor, failures
+from routerl_jax.knowledge.graph.extraction import ModelExtractor, failures
 from routerl_jax.llms.base import Completion
+from routerl_jax.remote.cache import MemoryCache, SqliteCache
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, knowing
 from tests.programs import finish, start
 
@@ -33,7 +34,7 @@ def test_one_call_a_passage() -> None:
     assert model.asked == [f"{p.title}\n{p.text}" for p in PASSAGES[:2]]
 
 
-def test_failures_are_asked_once_more_then_listed_and_not_kept(tmp_path: pathlib.Path) -> None:
+def test_failures_are_asked_once_more_then_listed_and_not_kept() -> None:
     def answer(messages):
         text = messages[-1].content
         if text.startswith("London"):
@@ -42,7 +43,7 @@ def test_failures_are_asked_once_more_then_listed_and_not_kept(tmp_path: pathlib
             return "I would rather not."
         return knowing(messages)
 
-    cache = ExtractionCache(tmp_path / "cache.sqlite")
+    cache = MemoryCache()
     model = Scripted(answer)
     found = ModelExtractor(model, cache).extract(PASSAGES)
     assert failures(PASSAGES, found) == {
@@ -57,8 +58,8 @@ def test_failures_are_asked_once_more_then_listed_and_not_kept(tmp_path: pathlib
     assert {text.partition("\n")[0] for text in again.asked} == {"Jedburgh", "London"}
 
 
-def test_cache_depends_on_model_prompts_and_text(tmp_path: pathlib.Path) -> None:
-    cache = ExtractionCache(tmp_path / "deep" / "cache.sqlite")
+def test_cache_depends_on_model_prompts_and_text() -> None:
+    cache = MemoryCache()
     ModelExtractor(Scripted(knowing), cache).extract(PASSAGES)
     known = Scripted(knowing)
     ModelExtractor(known, cache).extract(PASSAGES[::-1] + PASSAGES)
@@ -72,10 +73,18 @@ def test_cache_depends_on_model_prompts_and_text(tmp_path: pathlib.Path) -> None
         seeded.settings = {"seed": 1}
         ModelExtractor(seeded, cache).extract(PASSAGES)
         assert len(seeded.asked) == count
-    cache.close()
-    (tmp_path / "text.sqlite").write_text("this is no database, but it is long enough to be looked at as one" * 20)
-    with pytest.raises(ValueError, match=r"text\.sqlite is no cache of extractions"):
-        ExtractionCache(tmp_path / "text.sqlite")
+
+
+def test_cache_of_an_earlier_version_is_taken_over(tmp_path: pathlib.Path) -> None:
+    """Its answers are asked for again."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "cache.sqlite")) as file, file:
+        file.execute("CREATE TABLE extraction (key TEXT PRIMARY KEY, row TEXT NOT NULL) WITHOUT ROWID")
+    for asked in (2 * len(PASSAGES), 0):
+        model = Scripted(knowing)
+        with contextlib.closing(SqliteCache(tmp_path / "cache.sqlite", max_bytes=None)) as cache:
+            found = ModelExtractor(model, cache).extract(PASSAGES)
+        assert [as_lists(extraction.triples) for extraction in found] == list(TRIPLES.values())
+        assert len(model.asked) == asked
 
 
 def test_resume_after_kill(tmp_path: pathlib.Path) -> None:
