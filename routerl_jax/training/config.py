@@ -62,6 +62,11 @@ STAGED = {
 }
 
 
+def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changed settings with tuples for lists: what JSON makes of a configuration is equal to it."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class StageConfig:
@@ -84,20 +89,25 @@ class StageConfig:
     learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for section in ("data", "rollout", "learner"):  # what JSON makes of a configuration is equal to it
-            changes = getattr(self, section).items()
-            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in changes}
-            object.__setattr__(self, section, plain)
+        for section in ("data", "rollout", "learner"):
+            object.__setattr__(self, section, _plain(getattr(self, section)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig:
     """A second run for comparison, from the policy that the main one started from: without one of its stages, from the step at
-    which that begins (its steps are the stage's before it, those of the first the second's), or with supervised learning in the
-    place of all of them."""
+    which that begins (its steps are the stage's before it, those of the first the second's); over all steps with other stages,
+    other training questions, or both; or with supervised learning in the place of all of them."""
 
     without: str = ""  # the stage's name
+    stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=dict)  # in the place of the run's
+    data: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # in the place of config.data's: train, train_range
     supervised: WarmStartConfig = WarmStartConfig()  # where `steps` > 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", _plain(self.data))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,11 +255,15 @@ class TrainConfig:
     def _check_controls(self) -> None:
         """Controls differ from the run in what they say, and in nothing else."""
         for name, control in self.controls.items():
-            if bool(control.without) == bool(control.supervised.steps):
+            ways = [control.without, control.stages or control.data, control.supervised.steps]
+            if sum(map(bool, ways)) != 1:
                 raise ValueError(
-                    f"config.controls.{name}: give either `without`, a stage, or `supervised` with steps above 0"
+                    f"config.controls.{name}: give one of `without`, a stage; `stages` or `data`, or both; `supervised` with "
+                    "steps above 0"
                 )
-            if control.supervised.steps:
+            if ways[1]:
+                self.otherwise(name)
+            if not control.without:
                 continue
             if control.without not in self.stages:
                 raise ValueError(
@@ -273,6 +287,27 @@ class TrainConfig:
                     "minibatches), so it would be longer or shorter than in the main run; take "
                     "config.learner.optimizer.schedule='constant'"
                 )
+
+    def otherwise(self, name: str) -> TrainConfig:
+        """The run with a control's stages and training questions in the place of its own.
+
+        Raises:
+          ValueError: it changes what a control may not change, or to what doesn't go together.
+        """
+        control, path = self.controls[name], f"config.controls.{name}"
+        for key in control.data:
+            if key not in ("train", "train_range"):
+                raise ValueError(unknown_key(f"{path}.data", key, ("train", "train_range")))
+        for stage, settings in control.stages.items():
+            if settings.after or settings.data.get("epochs"):
+                raise ValueError(
+                    f"{path}.stages.{stage}: a control takes as many steps as the run; give `start`, and no `after` or epochs"
+                )
+        try:
+            data = override(self.data, control.data, f"{path}.data")
+            return dataclasses.replace(self, controls={}, data=data, stages=control.stages or self.stages)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def neighbour(self, name: str) -> str:
         """The stage that has the steps of another in a run without it: the one before it, of the first one the second."""

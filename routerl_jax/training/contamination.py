@@ -55,13 +55,17 @@ def check_overlap(config: TrainConfig) -> None:
 
 
 def _trained_on(config: TrainConfig) -> Iterator[Example]:
-    """The training questions of every stage, and of what is shown before it or instead; those that are shared once."""
+    """The training questions of every stage, of controls too, and of what is shown before or instead; shared ones once."""
     supervised = (config.warm_start, *(control.supervised for control in config.controls.values()))
     shown = dict.fromkeys(settings.demonstrations for settings in supervised if settings.steps)
     for source in shown:
         if source not in ("atlas", "annotated"):  # invented questions, and those of config.data
             yield from shown_questions(source)
-    data = [config.in_stage(name).data for name in config.stages]
+    runs = [
+        config,
+        *(config.otherwise(name) for name, control in config.controls.items() if control.stages or control.data),
+    ]
+    data = [run.in_stage(name).data for run in runs for name in run.stages]
     if "annotated" in shown:
         data.append(config.data)
     for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):

@@ -1,9 +1,9 @@
-"""Controls: what would have become of the run without a stage, or with supervised learning instead?
+"""Controls: what would have become of the run without a stage, with other rewards or questions, or with supervised learning?
 
 A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage
 began: it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage
-tells the two apart. Without the first stage, or with supervised learning, it begins where the main run began. All are evaluated
-as that is.
+tells the two apart. All others (without the first stage, with stages or questions of its own, supervised) begin where the main
+run began. All are evaluated as that is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,24 @@ from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, headline
+from routerl_jax.training.stages import Stages
 from routerl_jax.training.warm_start import started
 
 
 def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:
     """The workdir of a run's control."""
     return workdir / "controls" / name
+
+
+def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
+    """Raises ValueError if a control's own stages or questions can't be used, as long as the main run has not begun."""
+    for name, control in config.controls.items():
+        if control.stages or control.data:
+            changed = control_config(config, workdir, name)
+            try:
+                Stages(changed, build_recipe(changed))
+            except ValueError as error:
+                raise ValueError(f"config.controls.{name}: {error}") from error
 
 
 def fork(run: Run, done: int, **extra: Any) -> None:
@@ -76,20 +88,21 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without the stage, or with a supervised phase alone, from the policy that
-    the main run started from."""
+    """The configuration of a control: the main run's without the stage, with other stages or questions, or with a supervised
+    phase alone, from the policy that the main run started from."""
     control = config.controls[name]
     found = dataclasses.replace(
-        config,
+        config.otherwise(name),
         model=started(config, workdir.resolve()).model,
         warm_start=control.supervised,
-        controls={},
         evaluation=dataclasses.replace(
             config.evaluation, before=False, stages=False, baselines=False, names={"trained": name}
         ),
     )
     if control.supervised.steps:
         return dataclasses.replace(found, steps=0)
+    if not control.without:
+        return found
     stages = {key: stage for key, stage in config.stages.items() if key != control.without}
     if not config.stages[control.without].start:
         heir = config.neighbour(control.without)

@@ -25,7 +25,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
-from routerl_jax.training.controls import fork, run_controls
+from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.judging import check_names, judging_questions, keep_table, kept_tables
@@ -93,6 +93,7 @@ class _Training:
             self.recipe = build_recipe(config)
             self.judged = evaluated_agent(config, self.recipe)
             check_names(config, self.judged)
+            check_controls(config, workdir)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             self.validation, self.test = judging_questions(config)
         with self.clock("warm_start"):

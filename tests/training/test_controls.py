@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -96,6 +97,58 @@ def test_a_control_without_the_first_stage_is_the_second_one_alone(
         np.testing.assert_array_equal(tensor, weights(control)[name])
     assert results["agents"]["second_only"] == plain["agents"]["trained"]
     assert results["comparisons"].keys() == {"second_only"}
+
+
+def test_a_control_with_other_rewards_and_questions_begins_where_the_run_began(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    shorter = {"main": schema.StageConfig(reward={f"{__name__}:length": -1.0})}
+    control = schema.ControlConfig(stages=shorter, data={"train_range": (4, 16)})
+    config = small_config(tmp_path / "home", controls={"shorter": control})
+    assert from_config_dict(schema.TrainConfig, json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    results = rl.train_rl(config, tmp_path / "run")
+    data = dataclasses.replace(config.data, train_range=(4, 16))
+    plain = rl.train_rl(dataclasses.replace(config, controls={}, stages=shorter, data=data), tmp_path / "plain")
+    alone = tmp_path / "run" / "controls" / "shorter"
+    assert [(row["step"], row["stage"]) for row in untimed_rows(alone)] == [(0, "main"), (1, "main")]
+    assert untimed_rows(alone) == untimed_rows(tmp_path / "plain")
+    for name, tensor in weights(tmp_path / "plain").items():
+        np.testing.assert_array_equal(tensor, weights(alone)[name])
+    assert results["agents"]["shorter"] == plain["agents"]["trained"]
+    assert results["comparisons"].keys() == {"shorter"}
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        ({"data": {"test": "x"}}, r"config.controls.c.data.test"),
+        ({"stages": {"main": schema.StageConfig(data={"test": "x"})}}, r"config.controls.c: .*config.stages.main.data"),
+        ({"stages": {"main": schema.StageConfig(data={"epochs": 2})}}, r"c.stages.main: a control takes as many steps"),
+        ({"data": {"train": "x"}, "without": "first"}, r"config.controls.c: give one of `without`"),
+        ({}, r"config.controls.c: give one of `without`"),
+    ],
+)
+def test_what_a_control_may_change(tmp_path: pathlib.Path, control: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        small_config(tmp_path, controls={"c": schema.ControlConfig(**control)})
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        ({"stages": {"main": schema.StageConfig(reward={"bleu": 1.0})}}, r"config.controls.c: .*'bleu'"),
+        ({"data": {"train": "gone.jsonl"}}, r"gone.jsonl"),
+        ({"data": {"train_range": (0, 1)}}, r"1 examples, fewer than config.rollout.examples=2"),
+    ],
+)
+def test_a_control_is_looked_at_before_the_run_begins(
+    tmp_path: pathlib.Path, control: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rl, "build_policy", lambda *_: pytest.fail("the run has begun"))
+    config = small_config(tmp_path / "home", controls={"c": schema.ControlConfig(**control)})
+    with pytest.raises(ValueError, match=message):
+        rl.train_rl(config, tmp_path / "run")
 
 
 def test_of_several_stages_any_may_be_left_out(tmp_path: pathlib.Path):
