@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,10 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import (
     BuildReport,
-    Source,
     changes,
     corpus_source,
     digest_of,
     is_built,
-    passages_source,
     report,
     stamp,
 )
@@ -156,17 +154,6 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
         return read_corpus(path, split=split_of(config.passage_words, config.least_words))
 
     source = corpus_source(config.corpus, "the file or directory of passages", read, check=corpus_files)
-    return _build(config, directory, source, progress)
-
-
-def build_bm25_from_passages(
-    passages: Sequence[Passage], config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True
-) -> BuildReport:
-    """As `build_bm25`, from passages in memory (`config.corpus` stays empty)."""
-    return _build(config, directory, passages_source(passages, config.corpus), progress)
-
-
-def _build(config: Bm25Config, directory: str | pathlib.Path, source: Source, progress: bool) -> BuildReport:
     config.words.tokenizer()  # says what is missing before anything is written
     clock = Clock()
     fingerprint = digest_of([FORMAT, source.digest, changes(config)])

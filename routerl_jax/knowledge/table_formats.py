@@ -14,8 +14,6 @@ from typing import Protocol
 
 from routerl_jax.core.types import Passage
 
-MARKERS = ("[Title]", "[Section title]", "[Caption]", "[Table name]", "[Header]", "[Rows]", "[Row]", "[sep]")
-
 _Pieces = list[tuple[str, str]]  # columns and cells, or parts of cells, of one row
 
 

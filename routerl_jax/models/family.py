@@ -8,20 +8,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rules
 
 Role = Literal["decoder", "encoder"]
-
-
-class Architecture(Protocol):
-    """A model's configuration: a frozen dataclass that says of which family it is."""
-
-    @property
-    def model_type(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.core.tokenizer import Tokenizer
@@ -183,13 +183,6 @@ class LateInteraction(Embedder):
             *(tokens, mask, positions, index),
             *(stacked.patches.astype(self.backbone.compute_dtype), stacked.positions, stacked.segments, stacked.slots),
         )
-
-
-def max_similarity(
-    queries: Sequence[Float32[np.ndarray, "n E"]], pages: Sequence[Float32[np.ndarray, "m E"]]
-) -> Float32[np.ndarray, "Q P"]:
-    """Late-interaction scores of all queries for all pages: sums of best matches (arXiv 2004.12832, equation 3)."""
-    return np.asarray([[(query @ page.T).max(axis=1).sum() for page in pages] for query in queries], np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
-from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
 from routerl_jax.rewards.garbled import garbled
@@ -308,69 +308,3 @@ def stage_2(metric: str) -> Reward:
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
     return {**STAGE_2, "r1_searcher.answer": {"metric": metric, "signed": metric in ("em", "cover_em")}}
-
-
-# --- released rollouts ---------------------------------------------------------------------------------------------------
-
-_SHOWN = re.compile(rf"(\n\n{re.escape(BEGIN_DOCUMENTS)}\n.*?{re.escape(END_DOCUMENTS)}\n\n)", re.DOTALL)
-
-
-def split_transcript(text: str) -> list[tuple[str, bool]]:
-    """A rollout that was kept as one text (the paper's released ones), as stretches, and whether the policy wrote them.
-
-    Only blocks of documents in the very form in which they are injected count as such.
-    """
-    return [(stretch, i % 2 == 0) for i, stretch in enumerate(_SHOWN.split(text)) if stretch]
-
-
-def read_transcript(example: Example, text: str, grammar: R1SearcherGrammar) -> Episode:
-    """A rollout that was kept as one text, as an episode without tokens: to score, to show, to demonstrate."""
-    turns: list[Turn] = []
-    for stretch, own in split_transcript(text):
-        if own or not turns:
-            reason = "stop" if stretch.endswith(grammar.stops) else "eos"
-            turn = Turn(text=stretch, stop_reason=reason, tokens=0, action=grammar.parse(stretch))
-            turn.well_formed = grammar.well_formed(stretch)
-            turns.append(turn)
-            continue
-        last = turns[-1]
-        last.observation += stretch
-        if last.action is not None and last.action.kind == "search":
-            call = Call(tool=last.action.tool, query=last.action.query, passages=read_documents(stretch))
-            last.calls.append(call)
-    final = turns[-1].action if turns else None
-    return Episode(
-        example=example,
-        sample=0,
-        answer=final.answer if final is not None and final.kind == "answer" else None,
-        turns=turns,
-        sequences=[],
-    )
-
-
-def read_documents(shown: str) -> tuple[Passage, ...]:
-    """The passages of a block of documents, ids "1", "2", ...
-
-    Read are `Title: .. Text: ..`, as `R1SearcherGrammar.observation` writes them, also in the quotes of a table of separated
-    values, and KILT's title and text with three spaces between, as released rollouts have them.
-    """
-    body = shown.strip().removeprefix(BEGIN_DOCUMENTS).removesuffix(END_DOCUMENTS)
-    passages: list[Passage] = []
-    found = re.search(r"^\(1\)", body, re.MULTILINE)
-    while found is not None:
-        number = len(passages) + 1
-        following = re.compile(rf"^\({number + 1}\)", re.MULTILINE).search(body, found.end())
-        passages.append(_read_document(str(number), body[found.end() : following.start() if following else len(body)]))
-        found = following
-    return tuple(passages)
-
-
-def _read_document(name: str, entry: str) -> Passage:
-    entry = entry.strip()
-    if entry.startswith('"Title: '):
-        entry = entry.removeprefix('"').removesuffix('"').replace('""', '"')
-    if entry.startswith("Title: "):
-        title, _, text = entry.removeprefix("Title: ").partition(" Text: ")
-    else:
-        title, _, text = entry.partition("   ")
-    return Passage(id=name, title=title.strip(), text=text.strip())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 
 
 class HashEncoder:
@@ -64,6 +65,14 @@ def clustered(n: int, dim: int, seed: int = 0, noise: float = 0.3) -> np.ndarray
 def write_jsonl(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> pathlib.Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def build_words(passages: Sequence[Passage], directory: pathlib.Path, config: Bm25Config | None = None) -> None:
+    """A BM25 knowledge base of passages; their file stays beside it."""
+    rows = [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    corpus = write_jsonl(directory.with_name(f"{directory.name}.jsonl"), rows)
+    build_bm25(dataclasses.replace(config or Bm25Config(), corpus=str(corpus)), directory, progress=False)
 
 
 def files_of(directory: pathlib.Path) -> dict[str, bytes]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 import zlib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float32
 from PIL import Image
 
 from routerl_jax.models.config import Prompts
@@ -82,3 +84,10 @@ def write_pdf(path: pathlib.Path, pages: list[str]) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(file)
     return path
+
+
+def max_similarity(
+    queries: Sequence[Float32[np.ndarray, "n E"]], pages: Sequence[Float32[np.ndarray, "m E"]]
+) -> Float32[np.ndarray, "Q P"]:
+    """Late-interaction scores of all queries for all pages: sums of best matches (arXiv 2004.12832, equation 3)."""
+    return np.asarray([[(query @ page.T).max(axis=1).sum() for page in pages] for query in queries], np.float32)

@@ -11,9 +11,9 @@ import pytest
 
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.bm25 import Bm25Config, Bm25KB, Words, build_bm25, build_bm25_from_passages
+from routerl_jax.knowledge.bm25 import Bm25Config, Bm25KB, Words, build_bm25
 from routerl_jax.knowledge.load import load_kb
-from tests.knowledge.helpers import make_passages, write_jsonl
+from tests.knowledge.helpers import build_words, make_passages, write_jsonl
 
 PLAIN = Words(stemmer="", stopwords="", k1=0.9, b=0.4)
 TEXTS = ["the cat sat", "the cat and the other cat", "dogs bark", "a dog barks at the cat", "nothing here to see"]
@@ -41,7 +41,7 @@ def by_hand(query: str, words: Words) -> dict[str, float]:
 
 @pytest.mark.parametrize("query", ["cat", "The cat barks, the CAT!", "bark dogs", "zebra", "!"])
 def test_formula(tmp_path: pathlib.Path, query: str) -> None:
-    build_bm25_from_passages(passages(), Bm25Config(words=PLAIN), tmp_path / "kb", progress=False)
+    build_words(passages(), tmp_path / "kb", Bm25Config(words=PLAIN))
     kb = load_kb(tmp_path / "kb")
     expected = by_hand(query, PLAIN)
     found = kb.search([query], 10)[0]
@@ -53,7 +53,7 @@ def test_formula(tmp_path: pathlib.Path, query: str) -> None:
 
 def test_stems_stopwords_and_ties(tmp_path: pathlib.Path) -> None:
     same = [Passage(id=str(i), title="Dogs", text="barking") for i in range(5)]
-    build_bm25_from_passages([*passages(), *same], Bm25Config(), tmp_path / "kb", progress=False)
+    build_words([*passages(), *same], tmp_path / "kb")
     kb = load_kb(tmp_path / "kb")
     assert isinstance(kb, Bm25KB)
     assert kb.cost < 1

@@ -7,11 +7,10 @@ import pytest
 
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25_from_passages
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.hybrid import HybridConfig, HybridKB, build_hybrid, reciprocal_rank_fusion
 from routerl_jax.knowledge.load import load_kb
-from tests.knowledge.helpers import HashEncoder, make_passages
+from tests.knowledge.helpers import HashEncoder, build_words, make_passages
 
 
 def passages(names: str) -> list[Passage]:
@@ -71,7 +70,7 @@ def test_directories(tmp_path: pathlib.Path) -> None:
     """Dense and BM25 of one corpus; the fused ranking is that of its members' own; all may be moved together."""
     corpus, encoder = make_passages(50), HashEncoder()
     build_from_passages(corpus, BuildConfig(), tmp_path / "a" / "dense", progress=False, encoder=encoder)
-    build_bm25_from_passages(corpus, Bm25Config(), tmp_path / "a" / "words", progress=False)
+    build_words(corpus, tmp_path / "a" / "words")
     config = HybridConfig(members=(str(tmp_path / "a" / "dense"), str(tmp_path / "a" / "words")), weights=(1.0, 0.5))
     report = build_hybrid(config, tmp_path / "a" / "both")
     assert report.notes["members"] == "../dense, ../words"

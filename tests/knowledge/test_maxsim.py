@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import ml_dtypes
@@ -16,10 +16,10 @@ from routerl_jax.knowledge.index import ExactIndex
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
 from routerl_jax.knowledge.pages.maxsim import MaxSim, maxsim, padded_length
 from routerl_jax.knowledge.pages.pooling import pool
-from routerl_jax.knowledge.pages.ragged import PRECISIONS, Precision, Ragged, RaggedWriter, decode, encode
-from routerl_jax.models.late_interaction import max_similarity
+from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter, decode, encode
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.helpers import InMemory
+from tests.knowledge.late import max_similarity
 
 RNG = np.random.default_rng(0)
 
@@ -97,7 +97,7 @@ def test_what_is_no_page() -> None:
         MaxSim([])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_vectors_on_disk(tmp_path: pathlib.Path, precision: Precision) -> None:
     pages = [unit(n, 24) for n in (3, 1, 700, 40, 5, 9)]
     ragged = write(tmp_path, pages, precision)

@@ -25,7 +25,6 @@ from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
 from routerl_jax.knowledge.pages.ocr import Ocr
 from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureJournal
-from routerl_jax.models.late_interaction import max_similarity
 from tests.knowledge import killed_pages, late
 from tests.knowledge.helpers import files_of, write_jsonl
 from tests.programs import finish, start
@@ -132,7 +131,7 @@ def test_a_knowledge_base_of_pages(corpus: pathlib.Path, tmp_path: pathlib.Path)
     assert results[2] == []
     embedded = late.model().embed(queries[:2], kind="query")
     pictures = [tmp_path / "kb" / "pictures" / "0000" / f"{row:08d}.jpg" for row in range(15)]
-    expected = max_similarity(embedded, late.model().embed(pictures, batch_size=1))
+    expected = late.max_similarity(embedded, late.model().embed(pictures, batch_size=1))
     for found, scores in zip(results, expected):
         order = np.argsort(-scores)[:4]
         assert [passage.image for passage in found] == [str(pictures[row].resolve()) for row in order]

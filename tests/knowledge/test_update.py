@@ -19,7 +19,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge import update as update_module
 from routerl_jax.knowledge import writer as writer_module
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25, build_bm25_from_passages
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.exact_index import ExactIndex
@@ -28,7 +28,7 @@ from routerl_jax.knowledge.store import Manifest, Store
 from routerl_jax.knowledge.update import add, delete, read_added, update
 from routerl_jax.knowledge.updated_index import UpdatedIndex
 from routerl_jax.knowledge.writer import StoreWriter
-from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages, write_jsonl
+from tests.knowledge.helpers import HashEncoder, InMemory, build_words, clustered, make_passages, write_jsonl
 
 ENCODER = HashEncoder()
 HOW: dict[str, Any] = {"mesh": None, "index": None, "encoder": ENCODER}
@@ -40,7 +40,7 @@ def new(*numbers: int) -> list[Passage]:
 
 def build(kind: str, passages: list[Passage], directory: pathlib.Path) -> KnowledgeBase:
     if kind == "bm25":
-        build_bm25_from_passages(passages, Bm25Config(name="kb"), directory, progress=False)
+        build_words(passages, directory, Bm25Config(name="kb"))
         return load_kb(directory)
     build_from_passages(passages, BuildConfig(name="kb", index=kind), directory, progress=False, encoder=ENCODER)
     return load_kb(directory, encoder=ENCODER)

@@ -5,15 +5,14 @@ import pathlib
 
 import pytest
 
-from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25_from_passages
 from routerl_jax.knowledge.load import load_kb
-from tests.knowledge.helpers import make_passages, write_jsonl
+from tests.knowledge.helpers import build_words, make_passages, write_jsonl
 from tests.programs import launch_here, refusal
 
 
 @pytest.fixture
 def kb(tmp_path: pathlib.Path) -> pathlib.Path:
-    build_bm25_from_passages(make_passages(10), Bm25Config(), tmp_path / "kb", progress=False)
+    build_words(make_passages(10), tmp_path / "kb")
     return tmp_path / "kb"
 
 

@@ -21,8 +21,9 @@ from flax import nnx
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
-from routerl_jax.models.late_interaction import LateInteraction, max_similarity
+from routerl_jax.models.late_interaction import LateInteraction
 from routerl_jax.parallel.mesh import make_mesh
+from tests.knowledge.late import max_similarity
 from tests.models.families import randomize
 from tests.models.test_vision_language import _CLASSES, _TEXT, _TOWERS, hf_inputs
 

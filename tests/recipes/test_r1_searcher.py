@@ -18,6 +18,7 @@ from routerl_jax.models.pretrained import resolve
 from routerl_jax.recipes import r1_searcher as recipe
 from routerl_jax.rewards.terms import RewardFunction
 from tests.recipes import traces
+from tests.recipes.transcripts import read_transcript, split_transcript
 
 GRAMMAR = recipe.R1SearcherGrammar(tools=("wiki",))
 Rows = list[dict[str, Any]]
@@ -33,7 +34,7 @@ def rows(request: pytest.FixtureRequest, shared_data: Callable[[str], Any]) -> R
 
 def episode(row: dict[str, Any], text: str | None = None) -> Episode:
     example = Example(id=row["id"], question=row["question"], answers=tuple(row["golden_answers"]))
-    return recipe.read_transcript(example, row["trace"] if text is None else text, GRAMMAR)
+    return read_transcript(example, row["trace"] if text is None else text, GRAMMAR)
 
 
 # --- protocol ------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def test_exactly_what_was_retrieved_is_untrained(rows: Rows) -> None:
         prompt = tokenizer.encode("Question: who?\n<think>")
         for row in rows:
             text = row["trace"]
-            sequence = demonstrated(prompt, recipe.split_transcript(text), tokenizer)
+            sequence = demonstrated(prompt, split_transcript(text), tokenizer)
             written = sequence.loss_mask[len(prompt) :]
             ids = sequence.tokens[len(prompt) :]
             assert not sequence.loss_mask[: len(prompt)].any()

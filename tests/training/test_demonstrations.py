@@ -13,13 +13,14 @@ from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.evaluation.records import episode_of, episode_record, write_records
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.recipes.r1_searcher import R1SearcherGrammar, read_transcript
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
 from tests.recipes import traces
+from tests.recipes.transcripts import read_transcript
 from tests.training.small_run import make_sft_config
 
 GRAMMAR = R1SearcherGrammar(tools=("text",))

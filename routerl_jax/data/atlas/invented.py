@@ -27,8 +27,6 @@ _MONTHS = (
 )
 # Facts whose values are names: their syllables make new names.
 _NAMED = ("anthem", "peak", "capital", "discoverer")
-# Facts whose values are ordinary words: drawn from real entities of the training split, one at a time or recombined.
-_WORDED = ("holiday", "emblem", "export", "crop", "currency", "partner")
 
 
 def invented_world(seed: int, countries: int = 8, elements: int = 4) -> list[Entity]:

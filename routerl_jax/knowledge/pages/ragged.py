@@ -12,7 +12,7 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +22,6 @@ from routerl_jax.knowledge.store import StoredArray, create_array, open_array
 from routerl_jax.knowledge.writer import finish
 
 Precision = Literal["float32", "bfloat16", "int8"]
-PRECISIONS = get_args(Precision)
 _SHARD_BYTES, _CHUNK_BYTES = 2**25, 2**16
 _SCALE = 4  # bytes after an int8 vector: its largest absolute value, float32, little-endian
 
