@@ -245,11 +245,18 @@ class TrainConfig:
     def _check_watch(self) -> None:
         """What is watched is measured."""
         watched = {*self.watch.least, *self.watch.most, *self.watch.falls, *self.watch.drops}
-        for prefix, setting in (("validation/", "every"), ("canary/", "every"), ("canary/", "canary")):
+        for prefix, kind, settings in (
+            ("validation/", "rl", ("every",)),
+            ("canary/", "rl", ("every", "canary")),
+            ("held_out/", "sft", ("every",)),
+        ):
             name = next((name for name in sorted(watched) if name.startswith(prefix)), "")
-            if name and not getattr(self.evaluation, setting):
+            if name and self.kind != kind:
+                raise ValueError(f"config.watch bounds {name}, which no run of kind={self.kind!r} measures")
+            missing = next((setting for setting in settings if not getattr(self.evaluation, setting)), "")
+            if name and missing:
                 raise ValueError(
-                    f"config.watch bounds {name}, which is never measured: set config.evaluation.{setting}"
+                    f"config.watch bounds {name}, which is never measured: set config.evaluation.{missing}"
                 )
 
     def _check_controls(self) -> None:

@@ -155,8 +155,8 @@ class CheckpointConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WatchConfig:
-    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl; validation/* and
-    canary/* count where they are measured, every config.evaluation.every steps."""
+    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl; validation/*,
+    canary/* and held_out/* count where they are measured, every config.evaluation.every steps."""
 
     patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})

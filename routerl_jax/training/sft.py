@@ -30,6 +30,7 @@ from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
+from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
 _VOCABULARY_EXAMPLES = 6000
@@ -43,6 +44,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       The last metrics, held-out negative log-likelihood per token included.
 
     Raises:
+      RunStopped: the run went wrong (config.watch); its checkpoints are from before.
       ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
     """
     with alone_as_job(workdir):
@@ -60,6 +62,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
+    watch, owed = Watch(config.watch), False
+    if run.restored:
+        watch.restore(run.restored["watch"])
     fitting = _Fitting(agent, model, config)
     batch_size = config.warm_start.examples
     metrics: dict[str, float] = {}
@@ -86,7 +91,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             others = token_weights(fed, config.learner.aggregation, config.engine.max_length)
             weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
-        metrics, _ = run.learner.update(batch)
+        learned, _ = run.learner.update(batch)
+        metrics = {f"actor/{name}": value for name, value in learned.items()}
         if len(sequences) < batch_size:
             metrics["perf/left_out"] = batch_size - len(sequences)
         tokens_seen += sum(len(s) for s in sequences)
@@ -97,8 +103,15 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             if multihost.is_main():
                 tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         run.writer.write(step, metrics)
-        if run.due(done):
-            _save(run, done)
+        alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
+        if not alarm and owed and (done == config.steps or not watch.worried):
+            try:
+                run.save(done, watch=watch.state())
+            except NotFinite as error:
+                alarm = Alarm(step, error.metric, str(error))
+            owed = False
+        if alarm:
+            raise RunStopped(_stopped(run, alarm))
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
@@ -106,16 +119,14 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     return metrics
 
 
-def _save(run: Run, done: int) -> None:
-    try:
-        run.save(done)
-    except NotFinite as error:
-        kept = run.checkpoints.latest()
-        left = "no checkpoint" if kept is None else f"the checkpoint of update {kept}"
-        raise ValueError(
-            f"stopped after update {done}: {error}. {run.workdir} holds {left} and no policy; start again in another "
-            "--workdir with a smaller lr"
-        ) from error
+def _stopped(run: Run, alarm: Alarm) -> str:
+    run.finish(export=False)
+    kept = run.checkpoints.latest()
+    left = "no checkpoint" if kept is None else f"the checkpoint of update {kept}"
+    return (
+        f"stopped after update {alarm.step + 1}: {alarm.complaint}. {run.workdir} holds {left} and no policy: start again in "
+        "another --workdir with a smaller lr, or loosen config.watch and --resume"
+    )
 
 
 def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:

@@ -8,7 +8,7 @@ import json
 import pathlib
 
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig
+from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
 
@@ -66,6 +66,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
+        watch=WatchConfig(patience=config.watch.patience),  # its bounds are of rollouts
         log=config.log,
         warm_start=dataclasses.replace(config.warm_start, steps=0),
     )

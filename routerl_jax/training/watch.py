@@ -27,8 +27,9 @@ _SOMETIMES = (
     "rollout/routing_accuracy",
     "rollout/searches/",
 )
-_MEASURED = ("validation/", "canary/")  # .. and those of steps that validate
-_LEARNED = "ratio/mean"  # is of every step that has trained on a token
+_MEASURED = ("validation/", "canary/", "held_out/")  # .. and those of steps that validate
+_LEARNED = "actor/loss"  # is of every step that has trained on a token
+_USUAL = WatchConfig()  # whose metrics there are, in one kind of run or the other
 
 
 class RunStopped(RuntimeError):
@@ -59,7 +60,8 @@ class Watch:
         self._recent: dict[str, list[float]] = {}
         self._best: dict[str, float] = {}
         self._bad: dict[str, int] = {}  # of each metric, bad values since the last good one
-        self._awaited = {*config.least, *config.most, *self._followed}  # that no step has had
+        usual = {*_USUAL.least, *_USUAL.most, *_USUAL.falls}
+        self._awaited = {*config.least, *config.most, *self._followed} - usual  # that no step has had
 
     @property
     def worried(self) -> bool:

@@ -139,7 +139,7 @@ def test_an_agent_of_one_s_own_has_baselines_a_supervised_start_evaluation_and_s
     found = [len(call["passages"]) for record in records for turn in record["turns"] for call in turn["calls"]]
     assert max(found) == 2  # config.evaluation.k
     supervised = json.loads((workdir / "warm_start" / "metrics.jsonl").read_text().splitlines()[0])
-    assert supervised["loss"] > 0
+    assert supervised["actor/loss"] > 0
     output = fine(launch("evaluate", f"--workdir={workdir}", "--agents=trained,random_kb", "--json"))
     assert json.loads(output)["agents"]["trained"] == agents["trained"]
 

@@ -19,9 +19,10 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.workdir import alone
 from routerl_jax.training import sft
-from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, RolloutConfig
+from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, RolloutConfig, WatchConfig
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.watch import RunStopped
 from routerl_jax.training.writer import read_metrics
 from tests import tiny
 from tests.training.small_run import STEPS, make_sft_config
@@ -104,7 +105,7 @@ def test_the_temperature_of_rollouts_is_none_of_its_business(
     config = make_sft_config(rollout=RolloutConfig(temperature=0.3), steps=1, evaluation=EvaluationConfig(every=0))
     last = sft.train_sft(config, tmp_path / "run")
     first = json.loads(metric_lines(whole[0])[0])
-    assert last["loss"] == first["loss"]
+    assert last["actor/loss"] == first["actor/loss"]
 
 
 def test_a_killed_run_continues_bit_for_bit(
@@ -132,7 +133,7 @@ def test_a_killed_run_continues_bit_for_bit(
     assert_same_run(whole[0], workdir)
     results = json.loads((workdir / "results.json").read_text())
     assert results == {"sft": last, "seed": config.seed}
-    assert {"held_out/nll", "held_out/drill_nll", "loss"} <= last.keys()
+    assert {"held_out/nll", "held_out/drill_nll", "actor/loss"} <= last.keys()
     # Killed once more, after the last checkpoint: there is nothing left to train, and the results are the same.
     (workdir / "results.json").unlink()
     sft.train_sft(config, workdir, resume=True)
@@ -155,13 +156,43 @@ def test_weights_that_are_no_numbers_are_neither_kept_nor_exported(tmp_path: pat
     """The loss of the last update is that of the weights before it, and fine; its step is larger than float32 goes."""
     learner = LearnerConfig(optimizer=OptimizerConfig(lr=3e38, weight_decay=3e38))
     with pytest.raises(
-        ValueError, match=r"after update 1: some weights .* are NaN or infinite.*holds no checkpoint and"
+        RunStopped, match=r"after update 1: some weights .* are NaN or infinite.*holds no checkpoint and"
     ):
         sft.train_sft(make_sft_config(steps=1, learner=learner), tmp_path / "run")
     (row,) = read_metrics(tmp_path / "run")
-    assert np.isfinite(row["loss"])
+    assert np.isfinite(row["actor/loss"])
     assert not (tmp_path / "run" / "policy").exists()
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()] == []
+
+
+def test_a_run_that_goes_wrong_stops_with_its_last_good_checkpoint(tmp_path: pathlib.Path) -> None:
+    """The gradient's norm is above 0 from the first update on. Loosened, the run goes on to its end."""
+    watch = WatchConfig(patience=2, least={}, most={"actor/grad_norm": 0.0}, falls={})
+    config, workdir = make_sft_config(steps=3), tmp_path / "run"
+    with pytest.raises(
+        RunStopped, match=r"after update 2: actor/grad_norm is .* 2 bad values in a row.*no checkpoint and"
+    ):
+        sft.train_sft(dataclasses.replace(config, watch=watch), workdir)
+    assert len(read_metrics(workdir)) == 2
+    assert not (workdir / "policy").exists()
+    falling = dataclasses.replace(
+        watch, most={"held_out/nll": 0.0}
+    )  # is measured after the second and the third update
+    with pytest.raises(
+        RunStopped, match=r"after update 3: held_out/nll is .* the checkpoint of update 1 and no policy"
+    ):
+        sft.train_sft(dataclasses.replace(config, watch=falling), workdir, resume=True)
+    sft.train_sft(config, workdir, resume=True)
+    assert [row["step"] for row in read_metrics(workdir)] == [0, 1, 2]
+    assert (workdir / "policy").is_dir()
+
+
+def test_what_no_supervised_run_measures_is_not_watched(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"bounds validation/em, which no run of kind='sft' measures"):
+        make_sft_config(watch=WatchConfig(least={"validation/em": 0.5}))
+    config = make_sft_config(steps=1, watch=WatchConfig(most={"actor/grad_nrom": 5.0}))
+    with pytest.raises(ValueError, match=r"no such metric; did you mean actor/grad_norm\?"):
+        sft.train_sft(config, tmp_path / "run")
 
 
 def test_what_was_refused_may_be_mended_in_the_same_workdir(tmp_path: pathlib.Path) -> None:

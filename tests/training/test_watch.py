@@ -108,7 +108,7 @@ def test_what_is_no_longer_watched_is_forgotten() -> None:
 
 
 def test_a_name_that_is_no_metric_is_refused_once_there_are_others_of_its_kind() -> None:
-    learned = {"ratio/mean": 1.0, "ratio/effective_sample_share": 0.9}
+    learned = {"actor/loss": 1.0, "ratio/effective_sample_share": 0.9}
     config = WatchConfig(least={"ratio/efective_sample_share": 0.1, "validation/em_": 0.1}, most={}, falls={})
     watch = Watch(config)
     assert watch.see(0, "one", {"reward/total": 0.0}) is None  # a step without signal
