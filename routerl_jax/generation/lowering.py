@@ -28,7 +28,7 @@ def lower_programs(
     *,
     rows: int,
     max_length: int,
-    segment: int = 32,
+    segment: int,
     layout: str = "tensor",
     prompt_rows: int | None = None,
     prompt_tokens: int = 512,

@@ -385,13 +385,13 @@ class LayeredCache(Cache):
             logging.info("the cache in %s works again", self.layers[number].name)
 
 
-def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "", *, entries: int = 65_536) -> LayeredCache:
+def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "") -> LayeredCache:
     """The usual cache: memory, then SQLite, then Redis where there is a URL.
 
     Args:
       path: of the SQLite file; "" is the default one, None is none.
     """
-    layers: list[Cache] = [MemoryCache(entries)]
+    layers: list[Cache] = [MemoryCache()]
     if path is not None:
         try:
             layers.append(SqliteCache(path))
