@@ -6,10 +6,11 @@ ask, nobody polls, and one round trip to Redis is enough.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -18,23 +19,12 @@ from routerl_jax.remote.cache import connect_redis, redis_place
 _MANY_KEYS = 10_000  # full buckets are forgotten above this
 
 
-class RateLimiter(Protocol):
+class RateLimiter(abc.ABC):
     """Lets `rate` tokens a second pass for every key, and `burst` at once after a pause. Safe to use from several threads."""
 
+    @abc.abstractmethod
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
         """Takes n tokens and returns the seconds until they may be used; None, and takes none, if that is over `timeout`."""
-        ...
-
-    def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
-        """Waits for n tokens; False, at once, if they can't be had within `timeout` seconds."""
-        ...
-
-
-class _Waiting:
-    """`acquire` by `reserve` and sleep."""
-
-    def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        raise NotImplementedError
 
     def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
         """Waits for n tokens; False, at once, if they can't be had within `timeout` seconds."""
@@ -52,7 +42,7 @@ async def acquire_async(limiter: RateLimiter, key: str, n: float = 1, timeout: f
     return wait is not None
 
 
-class LocalRateLimiter(_Waiting):
+class LocalRateLimiter(RateLimiter):
     """Token buckets in this process.
 
     Args:
@@ -107,7 +97,7 @@ return math.ceil(wait * 1e6)
 """
 
 
-class RedisRateLimiter(_Waiting):
+class RedisRateLimiter(RateLimiter):
     """Token buckets in Redis, one limit for all processes and machines; the server's clock counts.
 
     While Redis is gone, each process holds itself to `fallback` (default: a bucket of its own with the whole rate), which is

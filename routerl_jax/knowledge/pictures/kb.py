@@ -12,8 +12,8 @@ from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
-from routerl_jax.knowledge.dense import QueryCache, open_index
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.dense import QueryCache, open_index, query_encoder, stored_embedding
+from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.likeness import alike
@@ -47,19 +47,10 @@ class PictureKB(KnowledgeBase):
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Self:
         """Opens a built store with its encoder and index, or the given ones."""
-        embedding = store.manifest.embedding
-        if embedding is None:
-            raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
-        chosen = encoder or embedding.encoder
-        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        model = query_encoder(store, encoder, mesh)
         if not isinstance(model, PictureEmbedder):
-            raise ValueError(f"{chosen!r} reads no pictures, which {store.directory} is searched with")
-        found = encoder_digest(model)
-        if found and embedding.digest and found != embedding.digest:
-            raise ValueError(
-                f"the encoder {chosen!r} is not what {store.directory} was built with: its weights or tokenizer have another "
-                f"digest than kb.json says. {store.hint}"
-            )
+            name = encoder or stored_embedding(store).encoder
+            raise ValueError(f"{name!r} reads no pictures, which {store.directory} is searched with")
         return cls(store, model, open_index(store, index, mesh))
 
     def __len__(self) -> int:

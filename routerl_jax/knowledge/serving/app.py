@@ -54,6 +54,13 @@ class Served:
         if not self.modes:
             raise ValueError(f"knowledge base {self.name!r} has no modes")
 
+    def mode(self, name: str | None) -> tuple[str, Searchable]:
+        """The mode of that name, or the default; Refusal 400 if there is none."""
+        name = name or next(iter(self.modes))
+        if name not in self.modes:
+            raise Refusal(400, "unknown_mode", f"{self.name!r} has no mode {name!r}; it has: {', '.join(self.modes)}")
+        return name, self.modes[name]
+
     def describe(self) -> dict[str, Any]:
         """What `/v1/kbs` says."""
         modes = {}
@@ -109,11 +116,7 @@ class Server:
 
     async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, TimedResults]:
         """The mode that was searched, what was, and what it found. Raises Refusal."""
-        mode = request.mode or next(iter(served.modes))
-        if mode not in served.modes:
-            known = ", ".join(served.modes)
-            raise Refusal(400, "unknown_mode", f"{served.name!r} has no mode {mode!r}; it has: {known}")
-        kb = served.modes[mode]
+        mode, kb = served.mode(request.mode)
         try:
             return mode, kb, await self._batchers[id(kb)].search(request.queries, request.k)
         except Refusal:
