@@ -81,8 +81,12 @@ class OpenAIModel:
         sample: int = 0,
     ) -> list[Completion]:
         """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings."""
-        work = self._complete_all(conversations, max_tokens, temperature, schema, sample)
-        return shared_loop().run(work)
+
+        async def ask_all() -> list[Completion]:
+            options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
+            return await asyncio.gather(*(self.complete_async(one, **options, sample=sample) for one in conversations))
+
+        return shared_loop().run(ask_all())
 
     async def complete_async(
         self,
@@ -133,17 +137,6 @@ class OpenAIModel:
     async def _turn(self) -> bool:
         assert self._limiter is not None
         return await acquire_async(self._limiter, self._url)
-
-    async def _complete_all(
-        self, conversations: Sequence[Sequence[Message]], max_tokens: int, temperature: float, schema: Any, sample: int
-    ) -> list[Completion]:
-        work = (
-            self.complete_async(
-                conversation, max_tokens=max_tokens, temperature=temperature, schema=schema, sample=sample
-            )
-            for conversation in conversations
-        )
-        return await asyncio.gather(*work)
 
     async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
         """One request, in the dialect that the server understands."""

@@ -269,6 +269,7 @@ def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
 
 async def _body(request: Request, limits: Limits) -> Any:
     """The request's JSON. Raises Refusal."""
+    import orjson
     from starlette.requests import ClientDisconnect
 
     parts, size = [], 0
@@ -282,7 +283,7 @@ async def _body(request: Request, limits: Limits) -> Any:
     except ClientDisconnect as error:
         raise Refusal(499, "client_gone", "the client closed the connection") from error
     try:
-        return _loads(b"".join(parts))
+        return orjson.loads(b"".join(parts))
     except ValueError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
 
@@ -374,12 +375,6 @@ def _reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = N
     from starlette.responses import Response
 
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
-
-
-def _loads(data: bytes) -> Any:
-    import orjson
-
-    return orjson.loads(data)
 
 
 def _dumps(value: Any) -> bytes:
