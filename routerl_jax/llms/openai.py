@@ -10,6 +10,7 @@ from typing import Any
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
+from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.schemas import with_schema
 from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import shared_loop
@@ -49,9 +50,9 @@ class OpenAIModel:
         base_url: str,
         *,
         api_key_env: str = "",
-        concurrency: int = 32,
-        timeout: float = 120.0,
-        retries: int = 4,
+        concurrency: int = ChatModelConfig.concurrency,
+        timeout: float = ChatModelConfig.timeout,
+        retries: int = ChatModelConfig.retries,
         extra: Mapping[str, Any] | None = None,
         limiter: RateLimiter | None = None,
         backoff: float = 0.5,

@@ -18,6 +18,7 @@ from routerl_jax.core.checked import (
     checked,
 )
 from routerl_jax.core.patience import USUAL
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -188,9 +189,9 @@ class WarmStartConfig:
     )
     least: float = 2.0  # .. come to at least this
     examples: Size = 64  # per step
-    invented: Fraction = 0.7  # atlas: share from invented worlds
-    hit: Fraction = 0.6  # atlas: chance that a demonstrated search finds what it looks for
-    persistence: Fraction = 0.8  # atlas: chance to search again after a miss
+    invented: Fraction = DemonstrationSource.invented  # atlas: share from invented worlds
+    hit: Fraction = DemonstrationSource.hit  # atlas: chance that a demonstrated search finds what it looks for
+    persistence: Fraction = DemonstrationSource.persistence  # atlas: chance to search again after a miss
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write
