@@ -18,6 +18,7 @@ from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, 
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.atlas.golden import golden_trajectory
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.questions import Hop, Question, real_questions
 from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import golden_steps
@@ -27,8 +28,8 @@ SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
 
 @pytest.fixture(scope="module")
-def questions() -> dict[str, list[world.Question]]:
-    return {split: world.real_questions(split) for split in SPLITS}
+def questions() -> dict[str, list[Question]]:
+    return {split: real_questions(split) for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def records() -> list[world.Record]:
     [("train", 437, 3076, 1788, 1472), ("validation", 95, 654, 237, 164), ("test", 221, 1458, 759, 621)],
 )
 def test_number_of_questions_of_every_kind(
-    questions: dict[str, list[world.Question]], split: str, none: int, single: int, multi: int, crossing: int
+    questions: dict[str, list[Question]], split: str, none: int, single: int, multi: int, crossing: int
 ) -> None:
     kinds = collections.Counter(question.kind for question in questions[split])
     assert kinds == {"none": none, "single": single, "multi": multi}
@@ -50,21 +51,19 @@ def test_number_of_questions_of_every_kind(
     assert sum(len({hop.kb for hop in q.hops}) > 1 for q in questions[split]) == crossing  # need two knowledge bases
 
 
-def test_ids_are_unique(questions: dict[str, list[world.Question]]) -> None:
+def test_ids_are_unique(questions: dict[str, list[Question]]) -> None:
     ids = [question.id for split in SPLITS for question in questions[split]]
     assert len(ids) == len(set(ids))
 
 
-def test_splits_share_no_entity(questions: dict[str, list[world.Question]]) -> None:
+def test_splits_share_no_entity(questions: dict[str, list[Question]]) -> None:
     names = {split: {name for question in questions[split] for name in question.entities} for split in SPLITS}
     assert not names["train"] & names["test"]
     assert not names["train"] & names["validation"]
     assert not names["validation"] & names["test"]
 
 
-def test_every_answer_is_in_its_gold_passage(
-    questions: dict[str, list[world.Question]], records: list[world.Record]
-) -> None:
+def test_every_answer_is_in_its_gold_passage(questions: dict[str, list[Question]], records: list[world.Record]) -> None:
     passages = {record.passage.id: record for record in records}
     for question in (question for split in SPLITS for question in questions[split]):
         for hop in question.hops:
@@ -77,7 +76,7 @@ def test_every_answer_is_in_its_gold_passage(
 
 
 def test_wrong_knowledge_bases_do_not_hold_the_answer(
-    questions: dict[str, list[world.Question]], records: list[world.Record]
+    questions: dict[str, list[Question]], records: list[world.Record]
 ) -> None:
     """For the last hop's entity, no passage of another knowledge base contains the answer."""
     about = collections.defaultdict(list)
@@ -90,13 +89,13 @@ def test_wrong_knowledge_bases_do_not_hold_the_answer(
         assert not any(question.answer in text for text in elsewhere), question
 
 
-def test_multi_hop_questions_hide_their_entity(questions: dict[str, list[world.Question]]) -> None:
+def test_multi_hop_questions_hide_their_entity(questions: dict[str, list[Question]]) -> None:
     for question in (question for split in SPLITS for question in questions[split] if question.kind == "multi"):
         assert question.hops[0].value not in question.text or len(question.hops[0].value) < 5, question
         assert question.hops[0].value in question.hops[1].query  # the second step needs what the first found
 
 
-def test_backward_questions_are_unambiguous(questions: dict[str, list[world.Question]]) -> None:
+def test_backward_questions_are_unambiguous(questions: dict[str, list[Question]]) -> None:
     """ "The country whose capital is X": one entity only."""
     found = collections.defaultdict(set)
     for question in (question for split in SPLITS for question in questions[split]):
@@ -107,7 +106,7 @@ def test_backward_questions_are_unambiguous(questions: dict[str, list[world.Ques
     assert all(len(values) == 1 for values in found.values())
 
 
-def test_builder_reads_the_same_questions(questions: dict[str, list[world.Question]]) -> None:
+def test_builder_reads_the_same_questions(questions: dict[str, list[Question]]) -> None:
     """tensorflow-datasets' array_record files, read without TensorFlow, hold what the world makes."""
     source = open_dataset("atlas/validation")
     assert isinstance(source, AtlasExamples)
@@ -119,7 +118,7 @@ def test_builder_reads_the_same_questions(questions: dict[str, list[world.Questi
         assert example.metadata["kind"] == question.kind
 
 
-def test_questions_of_some_kinds(questions: dict[str, list[world.Question]]) -> None:
+def test_questions_of_some_kinds(questions: dict[str, list[Question]]) -> None:
     source = open_dataset("atlas/validation/single+multi")
     wanted = [question.id for question in questions["validation"] if question.kind != "none"]
     assert [source[i].id for i in range(len(source))] == wanted
@@ -173,10 +172,10 @@ def test_demonstrations_show_no_routing(monkeypatch: pytest.MonkeyPatch) -> None
     The knowledge base is uniform given where the fact lies and, from the second search on, given the one searched before
     and its success; success has chance `hit` given where the fact lies and which knowledge base is searched.
     """
-    asked: list[world.Hop] = []
+    asked: list[Hop] = []
     retrieve = Scene.retrieve
 
-    def recorded(self: Scene, hop: world.Hop, *arguments: Any) -> tuple[Passage, ...]:
+    def recorded(self: Scene, hop: Hop, *arguments: Any) -> tuple[Passage, ...]:
         asked.append(hop)
         return retrieve(self, hop, *arguments)
 
@@ -284,7 +283,7 @@ def test_the_usual_questions_are_those_of_before_there_were_pictures() -> None:
 @pytest.mark.parametrize(
     ("split", "single", "double"), [("train", 218, 424), ("validation", 44, 86), ("test", 120, 214)]
 )
-def test_visual_questions(split: str, single: int, double: int, questions: dict[str, list[world.Question]]) -> None:
+def test_visual_questions(split: str, single: int, double: int, questions: dict[str, list[Question]]) -> None:
     source = open_dataset(f"atlas/{split}/visual")
     assert isinstance(source, AtlasExamples)
     examples = [source[i] for i in range(len(source))]

@@ -12,6 +12,7 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.training import data  # noqa: F401 - grain's flags would else go with those of the first refusal
 from routerl_jax.training.config import KnowledgeConfig
@@ -62,7 +63,7 @@ def small(**changes):
 @pytest.fixture
 def mine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a file of a stranger's, beside questions and passages, in a directory that Python finds; returns its path."""
-    questions = [question for question in world.real_questions("train") if question.hops][:8]
+    questions = [question for question in real_questions("train") if question.hops][:8]
     rows = [{"id": q.id, "question": q.text, "golden_answers": [q.answer]} for q in questions]
     write_rows(tmp_path / "questions.jsonl", rows)
     for name in ("text", "table"):

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -34,7 +35,7 @@ QUESTIONS = 22
 def make_inputs(home: pathlib.Path) -> None:
     """Questions, a corpus of some twenty passages per knowledge base (the gold ones among them), and an encoder."""
     home.mkdir(parents=True, exist_ok=True)
-    questions = [question for question in world.real_questions("train") if question.hops][:QUESTIONS]
+    questions = [question for question in real_questions("train") if question.hops][:QUESTIONS]
     gold = {hop.passage_id for question in questions for hop in question.hops}
     rows = [{"id": q.id, "question": q.text, "golden_answers": [q.answer]} for q in questions]
     rows[5]["question"] = "Why " * 300  # longer than a conversation

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from routerl_jax.core.rows import Place
-from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.evaluation.trajectory import render
 from routerl_jax.knowledge import encoders
@@ -26,7 +26,7 @@ def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: p
     monkeypatch.setattr(encoders, "local_mesh", lambda mesh: single_device_mesh())
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
     whole = make_config(tmp_path / "home")
-    questions = {question.id: question for question in world.real_questions("train")}
+    questions = {question.id: question for question in real_questions("train")}
     path = pathlib.Path(whole.data.train)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:

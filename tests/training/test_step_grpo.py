@@ -12,6 +12,7 @@ import pytest
 from configs import r1_router_qwen25_vl_7b
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas.questions import Question, real_questions
 from routerl_jax.data.trajectories import (
     AnswerStep,
     Document,
@@ -35,7 +36,7 @@ from tests.data.trajectories import CAPITAL, RIVER, write
 from tests.training.small_run import make_config, make_sft_config
 
 
-def atlas_trajectory(question: world.Question) -> Trajectory:
+def atlas_trajectory(question: Question) -> Trajectory:
     """A question's gold path as a golden trajectory."""
     passages = {passage.id: passage for passage in world.passages_of(question.hops[0].kb)}
     hop = question.hops[0]
@@ -55,7 +56,7 @@ def atlas_trajectory(question: world.Question) -> Trajectory:
 @pytest.fixture(scope="module")
 def trajectories(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("golden") / "golden.jsonl"
-    chosen = [question for question in world.real_questions("train") if len(question.hops) == 1][30:40]
+    chosen = [question for question in real_questions("train") if len(question.hops) == 1][30:40]
     write_trajectories(path, map(atlas_trajectory, chosen))
     return path
 

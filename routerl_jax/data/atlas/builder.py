@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import extract, flags, visual, world
+from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.models.pretrained import cache_directory
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
@@ -45,14 +46,14 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
                     "path": tfds.features.Text(),  # JSON list of hops: kb, passage_id, query, value
                 }
             ),
-            disable_shuffling=True,  # world.real_questions has shuffled them already, the same way everywhere
+            disable_shuffling=True,  # real_questions has shuffled them already, the same way everywhere
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         return {split: self._generate_examples(split) for split in _SPLITS}
 
     def _generate_examples(self, split: world.Split) -> Iterator[tuple[int, dict[str, Any]]]:
-        for key, question in enumerate([*world.real_questions(split), *visual.real_visual_questions(split)]):
+        for key, question in enumerate([*real_questions(split), *visual.real_visual_questions(split)]):
             hops = [
                 {"kb": hop.kb, "passage_id": hop.passage_id, "query": hop.query, "value": hop.value}
                 for hop in question.hops

@@ -16,6 +16,7 @@ import numpy as np
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.atlas import world
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.questions import Hop, Question, questions_about
 
 _PER_WORLD = 64  # demonstrations drawn from one invented world before the next is made
 UNKNOWN = "unknown"  # what a demonstration answers when it gives up
@@ -60,7 +61,7 @@ class DemonstrationSource:
         return self._demonstrate(example, question, scene, rng)
 
     def _demonstrate(
-        self, example: Example, question: world.Question, scene: Scene, rng: np.random.Generator
+        self, example: Example, question: Question, scene: Scene, rng: np.random.Generator
     ) -> Demonstration:
         if self.direct and rng.random() < self.direct:
             return Demonstration(example=example, steps=(), thought="I remember it.", answer=question.answer)
@@ -103,7 +104,7 @@ class Scene:
 
     def __init__(self, entities: Sequence[world.Entity]) -> None:
         self.entities = {entity.name: entity for entity in entities}
-        questions = world.questions(entities)
+        questions = questions_about(entities)
         self.by_kind = {
             kind: [question for question in questions if question.kind == kind] for kind in ("none", "single", "multi")
         }
@@ -112,13 +113,13 @@ class Scene:
         self.by_kb = {kb: [record for record in records if record.kb == kb] for kb in world.KNOWLEDGE_BASES}
         self.knowledge_bases = world.KNOWLEDGE_BASES
 
-    def pick(self, rng: np.random.Generator) -> world.Question:
+    def pick(self, rng: np.random.Generator) -> Question:
         """A question: one tenth hold their answer, the rest are single- and multi-hop in equal parts."""
         kind = str(rng.choice(["none", "single", "multi"], p=[0.1, 0.45, 0.45]))
         pool = self.by_kind[kind] or self.by_kind["single"]
         return pool[int(rng.integers(len(pool)))]
 
-    def retrieve(self, hop: world.Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
+    def retrieve(self, hop: Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
         """What a search might return: with chance `hit` the right passage; and near misses."""
         gold = self.records[hop.passage_id]
         pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(self.knowledge_bases))]

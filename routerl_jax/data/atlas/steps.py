@@ -14,6 +14,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import flags, visual, world
 from routerl_jax.data.atlas.demonstrations import UNKNOWN, Scene
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.questions import Question
 from routerl_jax.data.trajectories import NONE, GoldenStep, document_of, label_of
 
 _PER_WORLD = 64  # steps drawn from one invented world before the next is made
@@ -66,7 +67,7 @@ class StepSource:
             metadata={"step": steps[int(rng.integers(len(steps)))]},
         )
 
-    def _walk(self, question: world.Question, scene: PictureScene, rng: np.random.Generator) -> list[GoldenStep]:
+    def _walk(self, question: Question, scene: PictureScene, rng: np.random.Generator) -> list[GoldenStep]:
         steps: list[GoldenStep] = []
         history: tuple[tuple[str, str], ...] = ()
         hops = list(question.hops)
@@ -109,7 +110,7 @@ class PictureScene(Scene):
             self.by_kind["visual"] = visual.visual_questions(entities)
             self.knowledge_bases = (*self.knowledge_bases, visual.PICTURES)
 
-    def pick(self, rng: np.random.Generator) -> world.Question:
+    def pick(self, rng: np.random.Generator) -> Question:
         """A question: one in ten holds its answer; single-hop, multi-hop and visual ones are equally frequent."""
         kinds = [kind for kind in ("single", "multi", "visual") if self.by_kind.get(kind)]
         kind = "none" if self.by_kind["none"] and rng.random() < 0.1 else str(rng.choice(kinds))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import flags, world
+from routerl_jax.data.atlas.questions import Hop, Question, QuestionBuilder
 
 PICTURES = "text_image"  # the knowledge base of captions and pictures
 SHOWN = "Which country has this flag?"  # the sub-question about a picture
@@ -30,19 +31,17 @@ def picture_passages() -> list[Passage]:
     ]
 
 
-def visual_questions(
-    entities: Sequence[world.Entity], among: Sequence[world.Entity] | None = None
-) -> list[world.Question]:
+def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Entity] | None = None) -> list[Question]:
     """Questions that show a country's flag: whose it is, or a fact about the country with this flag.
 
-    Their paths begin in `text_image`; the rest is as `world.questions` has it.
+    Their paths begin in `text_image`; the rest is as `questions_about` has it.
     """
-    builder = world.QuestionBuilder(entities, among or entities)
-    found: list[world.Question] = []
+    builder = QuestionBuilder(entities, among or entities)
+    found: list[Question] = []
     for entity in entities:
         if entity.kind != "country":
             continue
-        first = world.Hop(
+        first = Hop(
             query=SHOWN,
             kb=PICTURES,
             passage_id=_caption_id(entity),
@@ -66,7 +65,7 @@ def visual_questions(
     return found
 
 
-def real_visual_questions(split: world.Split) -> list[world.Question]:
+def real_visual_questions(split: world.Split) -> list[Question]:
     """The real world's visual questions of a split, in a fixed shuffled order."""
     entities = [entity for entity in world.real_entities() if entity.split == split]
     found = visual_questions(entities, world.real_entities())
@@ -85,8 +84,8 @@ def _caption_id(entity: world.Entity) -> str:
     return f"{PICTURES}/{entity.name}/flag"
 
 
-def _question(key: str, text: str, entity: world.Entity, hops: tuple[world.Hop, ...]) -> world.Question:
-    return world.Question(
+def _question(key: str, text: str, entity: world.Entity, hops: tuple[Hop, ...]) -> Question:
+    return Question(
         id=key,
         text=text,
         answer=hops[-1].value,

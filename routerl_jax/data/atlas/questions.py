@@ -1,0 +1,206 @@
+"""Questions about Atlas with gold paths: which knowledge base to ask what, in which order, and what to read there."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+from routerl_jax.data.atlas.world import RELATIONS, Entity, Record, Relation, Split, real_entities, records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hop:
+    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read."""
+
+    query: str
+    kb: str
+    passage_id: str
+    value: str
+    noun: str
+    subject: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question with one short answer and its gold path (no hops: the question itself holds the answer).
+
+    `picture` is the country whose flag it shows, "" for none.
+    """
+
+    id: str
+    text: str
+    answer: str
+    kind: Literal["none", "single", "multi", "visual"]
+    hops: tuple[Hop, ...]
+    entities: tuple[str, ...]
+    picture: str = ""
+
+
+def questions_about(entities: Sequence[Entity], among: Sequence[Entity] | None = None) -> list[Question]:
+    """All questions about a set of entities; every fact on a question's path is about an entity of the set.
+
+    A question is kept only if its answer and its path are unambiguous (an identifying value belongs to one entity of
+    `among`, the whole world; default: the set) and the knowledge bases that are not on its path do not state the answer
+    for its entity.
+    """
+    builder = QuestionBuilder(entities, among or entities)
+    found: list[Question] = []
+    for entity in entities:
+        found += builder.single(entity)
+        found += builder.from_value(entity)
+        if entity.kind == "element":
+            found += builder.from_element(entity)
+    return found
+
+
+class QuestionBuilder:
+    """Makes questions about a set of entities, and their paths; see `questions_about`."""
+
+    def __init__(self, entities: Sequence[Entity], among: Sequence[Entity]) -> None:
+        self.entities = {entity.name: entity for entity in entities}
+        self.records: dict[tuple[str, str], Record] = {}
+        self.by_entity: dict[str, list[Record]] = {}
+        for record in records(entities):
+            self.by_entity.setdefault(record.entity, []).append(record)
+            for key in record.relations:
+                self.records[record.entity, key] = record
+        counts: dict[tuple[str, str], int] = {}
+        for entity in among:
+            for key, value in entity.facts.items():
+                counts[key, value] = counts.get((key, value), 0) + 1
+        self.counts = counts
+
+    def single(self, entity: Entity) -> list[Question]:
+        """One-hop questions in two phrasings, and some whose text already holds the answer."""
+        result = []
+        for relation in self.relations(entity):
+            hop = self.forward(entity, relation)
+            if hop is None:
+                continue
+            wordings = (f"What is the {relation.noun} of {entity.name}?", *relation.phrasings)
+            for i, wording in enumerate(wordings):
+                text = wording.format(e=entity.name)
+                result.append(self._question(f"{entity.name}/{relation.key}/{i}", text, (hop,), (entity,)))
+            if zlib.crc32(f"note/{entity.name}/{relation.key}".encode()) % 3 == 0:
+                note = f"The {relation.noun} of {entity.name} is {hop.value}. What is the {relation.noun} of {entity.name}?"
+                result.append(
+                    Question(
+                        id=f"{entity.name}/{relation.key}/note",
+                        text=note,
+                        answer=hop.value,
+                        kind="none",
+                        hops=(),
+                        entities=(entity.name,),
+                    )
+                )
+        return result
+
+    def from_value(self, entity: Entity) -> list[Question]:
+        """Two-hop questions that name the entity by one of its facts: "the anthem of the country whose capital is ..."."""
+        result = []
+        for given in self.relations(entity):
+            value = entity.facts[given.key]
+            if not given.identifies or self.counts[given.key, value] > 1 or entity.name in value:
+                continue
+            first = self._backward(entity, given)
+            for relation in self.relations(entity):
+                second = self.forward(entity, relation)
+                if second is None or relation.key in self.records[entity.name, given.key].relations:
+                    continue  # what one passage answers is no two-hop question
+                draw = zlib.crc32(f"value/{entity.name}/{given.key}/{relation.key}".encode())
+                if relation.kb == given.kb and draw % 4:
+                    continue  # most multi-hop questions need two knowledge bases
+                if relation.kb != given.kb and draw % 2:
+                    continue
+                kind = entity.kind
+                text = (
+                    f"What is the {relation.noun} of the {kind} whose {given.noun} is {first.value}?"
+                    if draw % 8 < 4
+                    else f"Take the {kind} with the {given.noun} {first.value}. What is its {relation.noun}?"
+                )
+                hop = dataclasses.replace(first, value=entity.name)
+                result.append(
+                    self._question(f"{entity.name}/{given.key}>{relation.key}", text, (hop, second), (entity,))
+                )
+        return [question for question in result if question.text]
+
+    def from_element(self, element: Entity) -> list[Question]:
+        """Two-hop questions from an element to the country that produces most of it, or where it was discovered."""
+        result = []
+        for bridge, phrase in (("producer", "that produces the most"), ("place", "of the discovery of")):
+            country = self.entities.get(element.facts.get(bridge, ""))
+            first = self.forward(element, RELATIONS[bridge])
+            if country is None or first is None:
+                continue
+            for relation in self.relations(country):
+                second = self.forward(country, relation)
+                if second is not None:
+                    text = f"What is the {relation.noun} of the country {phrase} {element.name}?"
+                    path = (first, second)
+                    result.append(
+                        self._question(f"{element.name}/{bridge}>{relation.key}", text, path, (element, country))
+                    )
+        return result
+
+    def relations(self, entity: Entity) -> list[Relation]:
+        """The relations of an entity that some passage states."""
+        return [relation for relation in RELATIONS.values() if (entity.name, relation.key) in self.records]
+
+    def forward(self, entity: Entity, relation: Relation) -> Hop | None:
+        """The step that reads a fact of an entity; None if another knowledge base gives it away."""
+        record = self.records.get((entity.name, relation.key))
+        if record is None:
+            return None
+        value = entity.facts[relation.key]
+        if value == entity.name or any(
+            value in r.passage.text for r in self.by_entity[entity.name] if r.kb != record.kb
+        ):
+            return None
+        return Hop(
+            query=f"What is the {relation.noun} of {entity.name}?",
+            kb=record.kb,
+            passage_id=record.passage.id,
+            value=value,
+            noun=relation.noun,
+            subject=entity.name,
+        )
+
+    def _backward(self, entity: Entity, given: Relation) -> Hop:
+        """The step that finds an entity by one of its facts; its value is the given fact (the caller sets the entity)."""
+        record = self.records[entity.name, given.key]
+        value = entity.facts[given.key]
+        return Hop(
+            query=f"Which {entity.kind} has the {given.noun} {value}?",
+            kb=record.kb,
+            passage_id=record.passage.id,
+            value=value,
+            noun=entity.kind,
+            subject=f"the {given.noun} {value}",
+        )
+
+    def _question(self, key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...]) -> Question:
+        return Question(
+            id=key,
+            text=text,
+            answer=hops[-1].value,
+            kind="single" if len(hops) == 1 else "multi",
+            hops=hops,
+            entities=tuple(entity.name for entity in entities),
+        )
+
+
+def real_questions(split: Split) -> list[Question]:
+    """The real world's questions of a split, in a fixed shuffled order.
+
+    There are more facts about countries than about elements. A third of the questions about countries alone is left
+    out, so that the three knowledge bases are needed about equally often and none can be ignored at little cost.
+    """
+    entities = [entity for entity in real_entities() if entity.split == split]
+    found = [
+        question
+        for question in questions_about(entities, real_entities())
+        if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
+    ]
+    return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
