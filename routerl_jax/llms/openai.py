@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,8 +67,7 @@ class OpenAIModel:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._format = 0
         self._tokens_key, self._temperature = "max_tokens", True
-        self._limiter = limiter
-        turn = self._turn if limiter is not None else None
+        turn = None if limiter is None else functools.partial(acquire_async, limiter, self._url)
         self._http = HttpClient(
             timeout=timeout, retries=retries, concurrency=concurrency, secret=key, turn=turn, backoff=backoff
         )
@@ -134,10 +134,6 @@ class OpenAIModel:
     def close(self) -> None:
         """Closes the connections."""
         shared_loop().run(self._http.close())
-
-    async def _turn(self) -> bool:
-        assert self._limiter is not None
-        return await acquire_async(self._limiter, self._url)
 
     async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
         """One request, in the dialect that the server understands."""

@@ -25,6 +25,7 @@ VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
 _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
 _MEMORY = 2**30  # bytes of vectors that are read from memory once they were read from disk
 _COST = 2.0  # of a dense search: every query has some twenty vectors, and candidates are read from disk
+_REMEMBERED = 4096  # queries whose vectors are kept (10 KB each at 20 vectors)
 
 
 class PageKB(KnowledgeBase):
@@ -34,15 +35,14 @@ class PageKB(KnowledgeBase):
       store: an opened store of kind "pages".
       encoder: gives queries their vectors.
       index: over the pages' vectors.
-      cache_size: number of queries whose vectors are remembered (10 KB each at 20 vectors).
     """
 
     cost = _COST
 
-    def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex, *, cache_size: int = 4096) -> None:
+    def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex) -> None:
         self.name = store.manifest.name
         self.store, self.encoder, self.index = store, encoder, index
-        self.cache = QueryCache(cache_size)
+        self.cache = QueryCache(_REMEMBERED)
         self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
         assert store.manifest.embedding is not None
         self._prefix = store.manifest.embedding.query_prefix

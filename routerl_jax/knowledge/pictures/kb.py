@@ -25,6 +25,7 @@ from routerl_jax.models.images import decode_image
 
 FINGERPRINTS = "fingerprints"
 _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
+_REMEMBERED = 16_384  # query vectors that are kept (3 KB each at 768 dimensions)
 
 
 class PictureKB(KnowledgeBase):
@@ -34,13 +35,12 @@ class PictureKB(KnowledgeBase):
       store: an opened store with embeddings.
       encoder: gives queries their vectors.
       index: over the store's embeddings.
-      cache_size: number of query vectors to remember (3 KB each at 768 dimensions).
     """
 
-    def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+    def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex) -> None:
         self.name = store.manifest.name
         self.store, self.encoder, self.index = store, encoder, index
-        self.cache = QueryCache(cache_size)
+        self.cache = QueryCache(_REMEMBERED)
         self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
         self._fingerprints = StoredArray(store.directory / FINGERPRINTS, 2**30, store.hint)
 
