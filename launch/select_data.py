@@ -76,7 +76,11 @@ def main(_: Sequence[str]) -> None:
     check_writable("--workdir", FLAGS.workdir)
     split_cpu(config.mesh.cpu_devices)
     selection = SelectionConfig(
-        **{key: FLAGS[key].value for key in ("easy_below", "hard_above", "per_round", "portion", "metric")},
+        easy_below=FLAGS.easy_below,
+        hard_above=FLAGS.hard_above,
+        per_round=FLAGS.per_round,
+        portion=FLAGS.portion,
+        metric=FLAGS.metric,
         normalizer=config.evaluation.normalizer,
         seed=config.seed,
         stage1=counts_of(FLAGS.stage1, "stage1"),
