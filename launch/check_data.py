@@ -35,9 +35,9 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     import dataclasses
 
+    from routerl_jax.core.files import write_json_lines
     from routerl_jax.data.overlap import examples_of, find_overlaps
     from routerl_jax.data.readers import Subset, open_dataset
-    from routerl_jax.evaluation.records import write_records
 
     def opened(name: str, limits: Sequence[str], flag: str):
         source = open_dataset(name)
@@ -58,7 +58,7 @@ def main(_: Sequence[str]) -> None:
     )
     pairs.sort(key=lambda pair: (not pair.exact, -pair.score))
     if FLAGS.output:
-        write_records(pathlib.Path(FLAGS.output), (dataclasses.asdict(pair) for pair in pairs))
+        write_json_lines(pathlib.Path(FLAGS.output), (dataclasses.asdict(pair) for pair in pairs))
     for pair in pairs[: FLAGS.show]:
         print(f"{'exact' if pair.exact else f'{pair.score:.3f}'}  train {pair.train_id}: {pair.train_question}")
         print(f"{'':5}   test {pair.test_id}: {pair.test_question}")

@@ -213,6 +213,25 @@ class Conversation:
         if self._rollout.turns:
             self._rollout.turns[-1].observation += text
 
+    def reply(self, text: str, images: Sequence[ImageSource] = ()) -> None:
+        """Ends the policy's turn and begins its next one, with a user's message between them (never trained on): the tokens of
+        the model's chat template. Where the policy has ended its turn itself, that token stays its own.
+
+        Raises:
+          DoesNotFit: it is longer than `room`; see `reply_tokens`.
+          ValueError: an image can't be used, or there is no chat template.
+        """
+        self._engine.feed(self._stream, self._reply(text), images)
+        if self._rollout.turns:
+            self._rollout.turns[-1].observation += text
+
+    def reply_tokens(self, text: str, images: Sequence[ImageSource] = ()) -> int:
+        """Number of tokens that `reply` would take."""
+        return len(self._reply(text)) + more_tokens(self._engine, images)
+
+    def _reply(self, text: str) -> list[int]:
+        return self._engine.tokenizer.reply(text, last=self._stream.ledger.tokens[-1])
+
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text))

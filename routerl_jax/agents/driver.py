@@ -18,6 +18,7 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
+from routerl_jax.core.patience import USUAL
 from routerl_jax.core.types import Call, Episode, Example, Query
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
@@ -45,7 +46,7 @@ def run(
     *,
     sampling: Sampling | None = None,
     deterministic: bool = True,
-    tool_timeout: float = 60.0,
+    tool_timeout: float = USUAL,
     progress: str = "",
     stats: DriverStats | None = None,
     forks: int = 0,

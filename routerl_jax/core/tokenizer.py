@@ -94,6 +94,40 @@ class Tokenizer:
         )
         return self.encode(text)
 
+    def reply(self, text: str, last: int | None = None) -> list[int]:
+        """Ids between an assistant's words and its next ones: the end of its turn, a user's message, the beginning of the next
+        turn, as the model's template writes them.
+
+        Args:
+          last: the assistant's last id; where it ends the turn already, that is not said again.
+
+        Raises:
+          ValueError: there is no template, or it does not write one turn after the other.
+        """
+        before, after = self._between_turns
+        ids = self.encode(f"{before}{text}{after}")
+        return ids[1:] if last is not None and last in self.eos_ids and ids[:1] == [last] else ids
+
+    @functools.cached_property
+    def _between_turns(self) -> tuple[str, str]:
+        """What the template writes from an assistant's words to a user's, and from there to the assistant's next ones."""
+        said, asked = "routerl-assistant", "routerl-user"
+        if self.hf.chat_template is None:
+            raise ValueError("this tokenizer has no chat template: continue the conversation with text (observe)")
+        messages = [("user", "q"), ("assistant", said), ("user", asked)]
+        text = self.hf.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        _, first, rest = text.partition(said)
+        before, second, after = rest.partition(asked)
+        if not first or not second:
+            raise ValueError(
+                "this tokenizer's chat template does not write one turn after the other; continue with text"
+            )
+        return before, after
+
     @property
     def has_chat_template(self) -> bool:
         """True if `chat` can be used."""

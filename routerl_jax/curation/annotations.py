@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.core.types import Call, Example, Passage
-from routerl_jax.curation.attempts import Attempt, GivenUp, problem_of
+from routerl_jax.curation.attempts import Attempt, GivenUp, shown
 from routerl_jax.curation.golden_config import AttemptConfig
 from routerl_jax.curation.services import Services
 from routerl_jax.data.gold_paths import GoldHop, gold_path
@@ -47,7 +47,7 @@ class Annotations:
             return made
         made.answer = example.answers[0]
         said = self.protocol.final(example.question, history)
-        made.steps.append(FinalStep(answers=example.answers, system=said.system, problem=problem_of(said, example)))
+        made.steps.append(FinalStep(answers=example.answers, **shown(said, example)))
         return made
 
     async def _gather(self, example: Example, made: Attempt) -> list[tuple[str, str]]:
@@ -57,14 +57,8 @@ class Annotations:
             raise GivenUp("no gold path", f"its path has {len(path)} sub-questions")
         for hop in path:
             said = self.protocol.route(example.question, history)
-            made.steps.append(
-                RouteStep(
-                    query=hop.query,
-                    retrievers=(self.protocol.label(hop.kb),),
-                    system=said.system,
-                    problem=problem_of(said, example),
-                )
-            )
+            label = self.protocol.label(hop.kb)
+            made.steps.append(RouteStep(query=hop.query, retrievers=(label,), **shown(said, example)))
             passages = await self._search(hop, example, made)
             documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
             values = (hop.value,) if hop.value else example.answers
@@ -77,15 +71,11 @@ class Annotations:
                     "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
                 )
             said = self.protocol.answer(hop.query, documents)
-            made.steps.append(
-                AnswerStep(answer=value, documents=documents, system=said.system, problem=problem_of(said, example))
-            )
+            made.steps.append(AnswerStep(answer=value, documents=documents, **shown(said, example)))
             history.append((hop.query, value))
         if len(history) < self.config.max_searches:
             said = self.protocol.route(example.question, history)
-            made.steps.append(
-                RouteStep(query=NONE, retrievers=(NONE,), system=said.system, problem=problem_of(said, example))
-            )
+            made.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **shown(said, example)))
         return history
 
     def _path(self, example: Example) -> list[GoldHop]:

@@ -103,7 +103,7 @@ class Teacher:
         if not self._right(made.answer, example):
             made.outcome = "wrong answer"
         accepted = accepted_answers(example, made.answer)  # the model's own number, too, where a range of them is
-        made.steps.append(FinalStep(answers=accepted, system=said.system, problem=problem_of(said, example)))
+        made.steps.append(FinalStep(answers=accepted, **shown(said, example)))
         return made
 
     async def _gather(self, example: Example, number: int, made: Attempt) -> list[tuple[str, str]]:
@@ -114,15 +114,13 @@ class Teacher:
             actions = await self._replies("route", said, example, number, made)
             query = NONE if actions[0].tool == NO_TOOL else actions[0].query
             labels = tuple(self.protocol.label(action.tool) for action in actions)
-            problem = problem_of(said, example)
-            made.steps.append(RouteStep(query=query, retrievers=labels, system=said.system, problem=problem))
+            made.steps.append(RouteStep(query=query, retrievers=labels, **shown(said, example)))
             if query == NONE:
                 break
             documents = await self._search(actions, example, made)
             said = self.protocol.answer(query, documents)
             answer = (await self._reply("answer", said, example, number, made)).answer
-            problem = problem_of(said, example)
-            made.steps.append(AnswerStep(answer=answer, documents=documents, system=said.system, problem=problem))
+            made.steps.append(AnswerStep(answer=answer, documents=documents, **shown(said, example)))
             history.append((query, answer))
         if len(history) < self.config.min_searches:
             raise GivenUp("too few searches", f"{len(history)} of at least {self.config.min_searches}")
@@ -217,6 +215,6 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     return actions
 
 
-def problem_of(said: Said, example: Example) -> str:
-    """The user's message as trajectories keep it, with the released mark of a picture."""
-    return said.user + "<image>" * len(example.images)
+def shown(said: Said, example: Example) -> dict[str, str]:
+    """What was said as a trajectory's step keeps it: `system` and, with the released mark of a picture, `problem`."""
+    return {"system": said.system, "problem": said.user + "<image>" * len(example.images)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from routerl_jax.core.checked import BelowOne, Count, NonNegative, Positive, PositiveFraction, Seed, Size, checked
-from routerl_jax.llms.load import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.sections import KnowledgeConfig

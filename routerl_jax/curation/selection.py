@@ -16,11 +16,12 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Seed, Size, checked
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.data.readers import ExampleSource
 from routerl_jax.evaluation.figures import difficulty_figure
-from routerl_jax.evaluation.records import read_records, write_records
+from routerl_jax.evaluation.records import read_records
 from routerl_jax.models.images import image_uri
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.metrics import ANSWER_METRICS
@@ -103,9 +104,9 @@ def select(
     stage1, missing1 = _choose(rows, config.stage1, config.seed, set())
     stage2, missing2 = _choose(rows, config.stage2, config.seed, {row["id"] for row in stage1})
     if multihost.is_main():
-        write_records(workdir / "difficulty.jsonl", rows)
-        write_records(workdir / "stage_1.jsonl", stage1)
-        write_records(workdir / "stage_2.jsonl", stage2)
+        write_json_lines(workdir / "difficulty.jsonl", rows)
+        write_json_lines(workdir / "stage_1.jsonl", stage1)
+        write_json_lines(workdir / "stage_2.jsonl", stage2)
         difficulty_figure(list(rollouts.values()), config.easy_below, config.hard_above, workdir / "difficulty.png")
     counts = Counter(row["metadata"]["difficulty"] for row in rows)
     return SelectionReport(
@@ -164,7 +165,7 @@ def _attempt(
         failed = sum(call.error is not None for episode in own for call in episode.calls)
         records.append({"id": example.id, "predictions": predictions, "correct": correct, "failed_searches": failed})
     if multihost.is_main():
-        write_records(path, records)
+        write_json_lines(path, records)
     multihost.barrier(f"{path.parent.name}/{path.name}")
 
 

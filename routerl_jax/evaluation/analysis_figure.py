@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.evaluation.figures import COLORS, color_of, curve, save_figure
+from routerl_jax.evaluation.figures import COLORS, color_of, curve, save_figure, subplots
 from routerl_jax.evaluation.report import title
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -29,19 +29,12 @@ def analysis_figure(
       training: the rows of metrics.jsonl.
       policy: the one of the policies that the rest of the analysis is of.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels = _panels(analysis, training, policy)
-    count = -(-len(panels) // _COLUMNS)
-    figure, axes = plt.subplots(count, _COLUMNS, figsize=(19, 4 * count), constrained_layout=True, squeeze=False)
-    for axis in axes.flat[len(panels) :]:
+    drawn = _panels(analysis, training, policy)
+    rows = -(-len(drawn) // _COLUMNS)
+    figure, axes = subplots(rows, _COLUMNS, (19, 4 * rows))
+    for axis in axes[len(drawn) :]:
         axis.set_axis_off()
-    for axis, draw in zip(axes.flat, panels):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+    for axis, draw in zip(axes, drawn):
         draw(axis)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)

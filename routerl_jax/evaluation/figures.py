@@ -64,18 +64,25 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
     save_figure(figure, path)
 
 
-def _axes(count: int, width: float = 4.2) -> tuple[Any, Any]:
+def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    """A figure of so many inches, and its panels in reading order."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, count, figsize=(width * count, 3.4), constrained_layout=True, squeeze=False)
-    for axis in axes[0]:
+    figure, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
+    return figure, list(axes.flat)
+
+
+def _axes(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
+    figure, axes = subplots(1, count, (width * count, 3.4))
+    for axis in axes:
         axis.set_xlabel("step")
-    return figure, axes[0]
+    return figure, axes
 
 
 def _series(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
@@ -73,16 +71,6 @@ def _turn(fields: Mapping[str, Any]) -> Turn:
     return Turn(**{**fields, "action": action, "calls": calls})
 
 
-def write_records(path: pathlib.Path, records: Iterable[dict[str, Any]]) -> None:
-    """Writes records to a file that appears whole."""
-    write_json_lines(path, records)
-
-
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Reads what `write_records` wrote."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from error
+    """The records of a file, one a line. Raises ValueError as `core.rows.read_rows`."""
+    return (record for _, record in read_rows(path, lines=True))

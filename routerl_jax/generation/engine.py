@@ -21,7 +21,7 @@ from routerl_jax.core.types import StopReason
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
 from routerl_jax.generation.programs import DecodeOutputs
-from routerl_jax.generation.rows import RowTable, check_sizes
+from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
 from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream
@@ -62,8 +62,8 @@ class Engine:
         mesh: Mesh | None = None,
         *,
         tokenizer: Tokenizer | None = None,
-        segment: int = 32,
-        leave_fraction: float = 0.5,
+        segment: int = SEGMENT,
+        leave_fraction: float = LEAVE_FRACTION,
         seed: int = 0,
         layout: str = "",
         cache: CacheKind = "auto",

@@ -10,7 +10,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from routerl_jax.generation import programs
-from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.rows import most_rows, prefill_rows
@@ -28,19 +27,18 @@ def lower_programs(
     *,
     rows: int,
     max_length: int,
-    segment: int = 32,
+    segment: int,
     layout: str = "tensor",
     prompt_rows: int | None = None,
     prompt_tokens: int = 512,
     truncate: bool = False,
-    cache: CacheKind = "auto",
 ) -> dict[str, jax.stages.Lowered]:
     """Lowers what an `Engine` of these settings runs when it is busiest: every row decoding, with full rows.
 
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
-      rows, max_length, segment, layout, cache: as the Engine's. Without a layout the model's shapes must carry shardings.
+      rows, max_length, segment, layout: as the Engine's. Without a layout the model's shapes must carry shardings.
       prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are; None: as many as the
         engine does with so many tokens of each.
       prompt_tokens: tokens of each in one call, at most max_length.
@@ -56,7 +54,7 @@ def lower_programs(
         params = WeightCopier(mesh, layout, dtype).abstract(params)
     shards = batch_shards(mesh)
     per_shard = -(-rows // shards)
-    kind = cache_kind(config, mesh, dtype, cache)
+    kind = cache_kind(config, mesh, dtype)
     stored = kind.abstract(config, mesh, shards, per_shard, max_length, dtype)
     whole = replicated(mesh)
 

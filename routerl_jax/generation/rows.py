@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 
 from routerl_jax.parallel.mesh import on_cpu
 
+SEGMENT = 32  # decode steps of one call
+LEAVE_FRACTION = 0.5  # a call ends when no larger share of its rows still decodes
 PREFILL_TOKENS = 16_384  # of a shard in one call: more of them are no faster, but scores and copied keys grow with them
 
 

@@ -20,6 +20,7 @@ from routerl_jax.knowledge.store import Manifest
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 RRF_K = 60.0  # Cormack, Clarke and Buettcher 2009
+DEPTH = 2  # RouteRAG
 
 
 def reciprocal_rank_fusion(
@@ -53,7 +54,7 @@ class HybridKB(KnowledgeBase):
       members: at least one.
       weights: of their rankings; default: 1 each. Not negative.
       constant: k of reciprocal rank fusion: the larger, the less the first ranks stand out.
-      depth: every member finds `depth * k` passages (RouteRAG: 2).
+      depth: every member finds `depth * k` passages.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class HybridKB(KnowledgeBase):
         name: str = "hybrid",
         weights: Sequence[float] | None = None,
         constant: float = RRF_K,
-        depth: int = 2,
+        depth: int = DEPTH,
     ) -> None:
         _check(len(members), weights or (), constant, depth)
         self.members = list(members)
@@ -101,7 +102,7 @@ class HybridConfig:
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
     weights: tuple[NonNegative, ...] = ()  # of their rankings; default: 1 each
     constant: NonNegative = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks stand out
-    depth: Size = 2  # every member finds depth * k passages
+    depth: Size = DEPTH  # every member finds depth * k passages
     overwrite: bool = False  # replace a hybrid knowledge base that is at the same place already
 
     def __post_init__(self) -> None:

@@ -10,8 +10,6 @@ what was not in memory is gone, and reading it is an error (`store.StoredArray`)
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -25,6 +23,7 @@ from tqdm.auto import tqdm
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
+from routerl_jax.knowledge.builds import digest_of
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
@@ -335,7 +334,7 @@ def _fingerprint(directory: pathlib.Path, add: Sequence[Passage], delete: Sequen
     parts: list[object] = [manifest.created, manifest.updates + bool(add or delete)]
     if manifest.embedding is None or manifest.kind == "graph":
         parts += [[[p.id, p.title, p.text] for p in add], list(delete)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return digest_of(parts)
 
 
 def _sync(directory: pathlib.Path) -> None:

@@ -30,7 +30,7 @@ class Checkpoints:
       keep: newest checkpoints that are kept.
     """
 
-    def __init__(self, directory: str | pathlib.Path, keep: int = 2) -> None:
+    def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
         self.directory = str(pathlib.Path(directory).absolute())
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
+from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.schemas import with_schema
 from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import shared_loop
@@ -49,9 +51,9 @@ class OpenAIModel:
         base_url: str,
         *,
         api_key_env: str = "",
-        concurrency: int = 32,
-        timeout: float = 120.0,
-        retries: int = 4,
+        concurrency: int = ChatModelConfig.concurrency,
+        timeout: float = ChatModelConfig.timeout,
+        retries: int = ChatModelConfig.retries,
         extra: Mapping[str, Any] | None = None,
         limiter: RateLimiter | None = None,
         backoff: float = 0.5,
@@ -65,8 +67,7 @@ class OpenAIModel:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._format = 0
         self._tokens_key, self._temperature = "max_tokens", True
-        self._limiter = limiter
-        turn = self._turn if limiter is not None else None
+        turn = None if limiter is None else functools.partial(acquire_async, limiter, self._url)
         self._http = HttpClient(
             timeout=timeout, retries=retries, concurrency=concurrency, secret=key, turn=turn, backoff=backoff
         )
@@ -81,8 +82,12 @@ class OpenAIModel:
         sample: int = 0,
     ) -> list[Completion]:
         """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings."""
-        work = self._complete_all(conversations, max_tokens, temperature, schema, sample)
-        return shared_loop().run(work)
+
+        async def ask_all() -> list[Completion]:
+            options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
+            return await asyncio.gather(*(self.complete_async(one, **options, sample=sample) for one in conversations))
+
+        return shared_loop().run(ask_all())
 
     async def complete_async(
         self,
@@ -129,21 +134,6 @@ class OpenAIModel:
     def close(self) -> None:
         """Closes the connections."""
         shared_loop().run(self._http.close())
-
-    async def _turn(self) -> bool:
-        assert self._limiter is not None
-        return await acquire_async(self._limiter, self._url)
-
-    async def _complete_all(
-        self, conversations: Sequence[Sequence[Message]], max_tokens: int, temperature: float, schema: Any, sample: int
-    ) -> list[Completion]:
-        work = (
-            self.complete_async(
-                conversation, max_tokens=max_tokens, temperature=temperature, schema=schema, sample=sample
-            )
-            for conversation in conversations
-        )
-        return await asyncio.gather(*work)
 
     async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
         """One request, in the dialect that the server understands."""

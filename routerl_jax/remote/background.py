@@ -7,9 +7,10 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -53,6 +54,22 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(coroutine)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
+
+
+async def at_once(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:
+    """What `work` makes of each item, in order, of at most so many at a time. The first failure is raised and ends the rest."""
+    slots = asyncio.Semaphore(most)
+
+    async def one(item: S) -> T:
+        async with slots:
+            return await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def in_thread(work: Callable[[], T], name: str) -> T:

@@ -141,6 +141,7 @@ _EVICT = """
 DELETE FROM entries WHERE key IN (
   SELECT key FROM (SELECT key, size, SUM(size) OVER (ORDER BY used, key) AS upto FROM entries) WHERE upto - size < ?)
 """
+_PATIENCE = 10.0  # seconds to wait while another process writes
 _TOUCH_AFTER = 60.0  # seconds; reading writes no oftener than this, so recency is as fine as that
 _ROW_BYTES = 128  # what a row takes beside its value, about
 
@@ -152,7 +153,6 @@ class SqliteCache(Cache):
       path: default `cache.sqlite` in $ROUTERL_CACHE (~/.cache/routerl_jax).
       max_bytes: of all values; above it the least recently used tenth is deleted. None: all are kept, for answers that cost
         too much to be asked for twice.
-      timeout: seconds to wait while another process writes.
 
     A file that is no database is put aside (`.damaged-*`, with a warning) and a new one begun: it is only a cache. Where all is
     to be kept, it is a ValueError.
@@ -160,12 +160,9 @@ class SqliteCache(Cache):
 
     name = "SQLite"
 
-    def __init__(
-        self, path: str | os.PathLike[str] = "", *, max_bytes: int | None = 4 << 30, timeout: float = 10.0
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] = "", *, max_bytes: int | None = 4 << 30) -> None:
         self.path = pathlib.Path(path).expanduser() if path else cache_directory() / "cache.sqlite"
         self._max_bytes = math.inf if max_bytes is None else max_bytes
-        self._timeout = timeout
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -227,7 +224,7 @@ class SqliteCache(Cache):
         connection, owner = getattr(self._local, "opened", (None, 0))
         if connection is not None and owner == os.getpid():
             return connection
-        connection = sqlite3.connect(self.path, timeout=self._timeout, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=_PATIENCE, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -254,14 +251,14 @@ class RedisCache(Cache):
 
     Args:
       url: `redis://[:password@]host:port/db`, `rediss://` or `unix://`.
-      prefix: of its keys.
       timeout: seconds for one command; a server that is gone or hangs raises `redis.RedisError` after it (LayeredCache
         then goes on without).
     """
 
-    def __init__(self, url: str, *, prefix: str = "routerl:cache:", timeout: float = 1.0) -> None:
+    _prefix = "routerl:cache:"  # of its keys
+
+    def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         self._redis = connect_redis(url, timeout)
-        self._prefix = prefix
         self.name = f"Redis at {redis_place(url)}"
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
@@ -385,13 +382,13 @@ class LayeredCache(Cache):
             logging.info("the cache in %s works again", self.layers[number].name)
 
 
-def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "", *, entries: int = 65_536) -> LayeredCache:
+def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "") -> LayeredCache:
     """The usual cache: memory, then SQLite, then Redis where there is a URL.
 
     Args:
       path: of the SQLite file; "" is the default one, None is none.
     """
-    layers: list[Cache] = [MemoryCache(entries)]
+    layers: list[Cache] = [MemoryCache()]
     if path is not None:
         try:
             layers.append(SqliteCache(path))

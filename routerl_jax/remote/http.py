@@ -18,6 +18,7 @@ from routerl_jax.core.extras import needs
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.retries import RETRIED, retry_after
 
+_MOST_BYTES = 16 << 20  # of a reply
 _LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up
 
 
@@ -59,7 +60,6 @@ class HttpClient:
       turn: awaited before each attempt (a rate limit); False ends the request.
       secret: never shown in messages.
       backoff: seconds of the first pause, about; the next ones double.
-      max_bytes: of a reply.
 
     Raises:
       ValueError: a timeout or concurrency that is not above zero, or negative retries.
@@ -74,14 +74,13 @@ class HttpClient:
         turn: Callable[[], Awaitable[bool]] | None = None,
         secret: str = "",
         backoff: float = 0.5,
-        max_bytes: int = 16 << 20,
     ) -> None:
         if not (timeout > 0 and concurrency >= 1 and retries >= 0):
             raise ValueError(
                 f"timeout={timeout} must be above 0, concurrency={concurrency} at least 1, retries={retries} at least 0"
             )
         self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
-        self._turn, self._secret, self._backoff, self._max_bytes = turn, secret, backoff, max_bytes
+        self._turn, self._secret, self._backoff = turn, secret, backoff
         self._session: Any = None
         self._slots: asyncio.Semaphore | None = None
         self._paused_until = 0.0
@@ -160,8 +159,8 @@ class HttpClient:
         content = bytearray()
         async for chunk in reply.content.iter_chunked(1 << 16):
             content += chunk
-            if len(content) > self._max_bytes:
-                raise ValueError(f"the reply is larger than {self._max_bytes} bytes")
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"the reply is larger than {_MOST_BYTES} bytes")
         return bytes(content)
 
     def _judge(self, reply: Any, content: bytes) -> Reply | _Failed:

@@ -6,10 +6,11 @@ ask, nobody polls, and one round trip to Redis is enough.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -18,23 +19,12 @@ from routerl_jax.remote.cache import connect_redis, redis_place
 _MANY_KEYS = 10_000  # full buckets are forgotten above this
 
 
-class RateLimiter(Protocol):
+class RateLimiter(abc.ABC):
     """Lets `rate` tokens a second pass for every key, and `burst` at once after a pause. Safe to use from several threads."""
 
+    @abc.abstractmethod
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
         """Takes n tokens and returns the seconds until they may be used; None, and takes none, if that is over `timeout`."""
-        ...
-
-    def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
-        """Waits for n tokens; False, at once, if they can't be had within `timeout` seconds."""
-        ...
-
-
-class _Waiting:
-    """`acquire` by `reserve` and sleep."""
-
-    def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        raise NotImplementedError
 
     def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
         """Waits for n tokens; False, at once, if they can't be had within `timeout` seconds."""
@@ -52,7 +42,7 @@ async def acquire_async(limiter: RateLimiter, key: str, n: float = 1, timeout: f
     return wait is not None
 
 
-class LocalRateLimiter(_Waiting):
+class LocalRateLimiter(RateLimiter):
     """Token buckets in this process.
 
     Args:
@@ -107,10 +97,10 @@ return math.ceil(wait * 1e6)
 """
 
 
-class RedisRateLimiter(_Waiting):
+class RedisRateLimiter(RateLimiter):
     """Token buckets in Redis, one limit for all processes and machines; the server's clock counts.
 
-    While Redis is gone, each process holds itself to `fallback` (default: a bucket of its own with the whole rate), which is
+    While Redis is gone, each process holds itself to a bucket of its own with the whole rate, which is
     logged once; Redis is tried again after `retry_after` seconds.
 
     Args:
@@ -129,17 +119,15 @@ class RedisRateLimiter(_Waiting):
         rate: float,
         burst: float = 1,
         *,
-        prefix: str = "routerl:rate:",
         timeout: float = 1.0,
         retry_after: float = 15.0,
-        fallback: RateLimiter | None = None,
     ) -> None:
         _check(rate, burst)
         self.rate, self.burst = float(rate), float(burst)
         self._redis = connect_redis(url, timeout)
         self._script: Any = self._redis.register_script(_BUCKET)
-        self._place, self._prefix, self._retry_after = redis_place(url), prefix, retry_after
-        self._fallback = fallback or LocalRateLimiter(rate, burst)
+        self._place, self._retry_after = redis_place(url), retry_after
+        self._fallback = LocalRateLimiter(rate, burst)
         self._down_until: float | None = None
 
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
@@ -149,7 +137,7 @@ class RedisRateLimiter(_Waiting):
             return self._fallback.reserve(key, n, timeout)
         longest = -1 if timeout is None else timeout
         try:
-            wait = int(self._script(keys=[self._prefix + key], args=[self.rate, self.burst, n, longest]))
+            wait = int(self._script(keys=[f"routerl:rate:{key}"], args=[self.rate, self.burst, n, longest]))
         except Exception as error:
             self._down_until = time.monotonic() + self._retry_after
             if down_until is None:
@@ -176,7 +164,7 @@ def _check(rate: float, burst: float) -> None:
         raise ValueError(f"a rate limit needs a rate and a burst above 0, got rate={rate!r}, burst={burst!r}")
 
 
-def open_limiter(rate: float, burst: float = 0, *, redis: str = "") -> RateLimiter:
-    """A limit in Redis where there is a URL, else in this process; `burst` 0 is one second's worth, at least 1."""
-    burst = burst or max(1.0, rate)
+def open_limiter(rate: float, redis: str = "") -> RateLimiter:
+    """A limit in Redis where there is a URL, else in this process; one second's worth may gather, at least 1."""
+    burst = max(1.0, rate)
     return RedisRateLimiter(redis, rate, burst) if redis else LocalRateLimiter(rate, burst)

@@ -77,13 +77,11 @@ def score_rows(rows: Sequence[Prediction], normalizer: str, progress: bool = Fal
     return np.asarray([[metric(row.prediction, row.golds, normalizer) for metric in metrics] for row in bar])
 
 
-def bootstrap_intervals(
-    scores: Float[np.ndarray, "N M"], resamples: int = _RESAMPLES, seed: int = 0
-) -> Float[np.ndarray, "2 M"]:
+def bootstrap_intervals(scores: Float[np.ndarray, "N M"]) -> Float[np.ndarray, "2 M"]:
     """95% percentile bootstrap interval of each column's mean over rows: low, high."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n = len(scores)
-    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ scores / n for _ in range(resamples)]
+    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ scores / n for _ in range(_RESAMPLES)]
     return np.quantile(np.asarray(means), (0.025, 0.975), axis=0)
 
 

@@ -9,8 +9,8 @@ import pathlib
 import sys
 import typing
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -92,17 +92,15 @@ def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstratio
             f"{source}: {type(agent).__name__} can't be shown how to work (its learns_from is {agent.learns_from!r}); have it "
             f"say {' or '.join(map(repr, typing.get_args(LearnsFrom)))} and write what goes with it (docs/extending.md)"
         )
+    if settings.demonstrations == "atlas":
+        return _atlas(config, agent, 0), _atlas(config, agent, 1)
     if agent.learns_from == "golden_steps":
-        if settings.demonstrations == "atlas":
-            return _OfAtlasSteps(_atlas_steps(config, 0), agent), _OfAtlasSteps(_atlas_steps(config, 1), agent)
         return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
             f"{source}: {type(agent).__name__} learns from demonstrations, and golden steps are for agents that work step by "
             "step (config.recipe='r1_router')"
         )
-    if settings.demonstrations == "atlas":
-        return _OfAtlas(_atlas(config, 0), agent), _OfAtlas(_atlas(config, 1), agent)
     if settings.demonstrations == "annotated":
         worked, told = _of_annotated_questions(config, agent)
     else:
@@ -110,56 +108,30 @@ def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstratio
     return _kept(worked, told, source, config.seed)
 
 
-def _atlas(config: TrainConfig, stream: int) -> DemonstrationSource:
+def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
+    """Atlas's, in the form in which the agent learns; another `stream` has others."""
     settings = config.warm_start
-    return DemonstrationSource(
-        size=config.steps * settings.examples,
-        seed=config.seed + stream,
-        invented=settings.invented,
-        k=config.agent.k,
-        max_searches=config.agent.max_searches,
-        hit=settings.hit,
-        persistence=settings.persistence,
-        direct=settings.direct,
-        tools=tuple(config.knowledge) or KNOWLEDGE_BASES,
-    )
+    drawn: dict[str, Any] = {
+        "size": config.steps * settings.examples,
+        "seed": config.seed + stream,
+        "k": config.agent.k,
+        "max_searches": config.agent.max_searches,
+        **{key: getattr(settings, key) for key in ("invented", "hit", "persistence")},
+    }
+    bases = tuple(config.knowledge)
+    if agent.learns_from == "golden_steps":
+        steps = StepSource(**drawn, tools=bases)
+        return _OfAtlas(steps, lambda example: Worked(example, agent.step_pieces(example)))
+    shown = DemonstrationSource(**drawn, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
+    return _OfAtlas(shown, lambda demonstration: Worked(demonstration.example, agent.pieces(demonstration)))
 
 
 class _OfAtlas:
-    def __init__(self, source: DemonstrationSource, agent: Agent) -> None:
-        self._source = source
-        self._agent = agent
+    def __init__(self, source: DemonstrationSource | StepSource, work: Callable[[Any], Worked]) -> None:
+        self._source, self._work = source, work
 
     def __getitem__(self, index: int) -> Worked:
-        demonstration = self._source[index]
-        return Worked(demonstration.example, self._agent.pieces(demonstration))
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-
-def _atlas_steps(config: TrainConfig, stream: int) -> StepSource:
-    settings = config.warm_start
-    return StepSource(
-        size=config.steps * settings.examples,
-        tools=tuple(config.knowledge),
-        seed=config.seed + stream,
-        invented=settings.invented,
-        k=config.agent.k,
-        max_searches=config.agent.max_searches,
-        hit=settings.hit,
-        persistence=settings.persistence,
-    )
-
-
-class _OfAtlasSteps:
-    def __init__(self, source: StepSource, agent: Agent) -> None:
-        self._source = source
-        self._agent = agent
-
-    def __getitem__(self, index: int) -> Worked:
-        example = self._source[index]
-        return Worked(example, self._agent.step_pieces(example))
+        return self._work(self._source[index])
 
     def __len__(self) -> int:
         return sys.maxsize

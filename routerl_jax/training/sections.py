@@ -17,7 +17,10 @@ from routerl_jax.core.checked import (
     Size,
     checked,
 )
+from routerl_jax.core.patience import USUAL
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER
+from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 
@@ -59,8 +62,8 @@ class EngineConfig:
 
     rows: Size = 128  # conversations in the KV cache
     max_length: Size = 512  # tokens of a conversation
-    segment: Size = 32  # decode steps per device call
-    leave_fraction: BelowOne = 0.5  # a call returns when no more than this share of its rows still decodes
+    segment: Size = SEGMENT  # decode steps per device call
+    leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
     layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
     # with an adapter: added to the weights after every update, or beside them
     lora: Literal["merged", "adapter"] = "merged"
@@ -111,7 +114,7 @@ class RolloutConfig:
     top_p: PositiveFraction = 1.0
     top_k: Count = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
-    tool_timeout: Positive = 60.0  # seconds
+    tool_timeout: Positive = USUAL  # seconds
     # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
     forks: Count = 0
 
@@ -186,9 +189,9 @@ class WarmStartConfig:
     )
     least: float = 2.0  # .. come to at least this
     examples: Size = 64  # per step
-    invented: Fraction = 0.7  # atlas: share from invented worlds
-    hit: Fraction = 0.6  # atlas: chance that a demonstrated search finds what it looks for
-    persistence: Fraction = 0.8  # atlas: chance to search again after a miss
+    invented: Fraction = DemonstrationSource.invented  # atlas: share from invented worlds
+    hit: Fraction = DemonstrationSource.hit  # atlas: chance that a demonstrated search finds what it looks for
+    persistence: Fraction = DemonstrationSource.persistence  # atlas: chance to search again after a miss
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.evaluation.records import episode_record, write_records
+from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
@@ -227,21 +228,13 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, name: str) -> _Timer:
-        return _Timer(self.seconds, name)
-
-
-@dataclasses.dataclass
-class _Timer:
-    seconds: dict[str, float]
-    name: str
-    started: float = 0.0
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
@@ -253,4 +246,4 @@ def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode],
         stride = max(len(episodes) // count, 1)
         spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
         records = [episode_record(episode, step=step) for episode in spread]
-        write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
+        write_json_lines(workdir / "episodes" / f"step-{step:06d}.jsonl", records)

@@ -111,7 +111,7 @@ class ScriptedEngine:
             if given:
                 assert text.startswith(self.tokenizer.decode(given)), (text, self.tokenizer.decode(given))
                 ids = given + spelled(self.tokenizer, text.removeprefix(self.tokenizer.decode(given)))
-            if not found:
+            if not found and (not ids or ids[-1] not in self.tokenizer.eos_ids):
                 ids.append(min(self.tokenizer.eos_ids))
             if len(ids) > limit:
                 ids, reason, stop = ids[:limit], "length", None

@@ -1,5 +1,6 @@
 """The ids that the real engine feeds and samples are those of the episode and of the learner's batch, one by one."""
 
+import copy
 import dataclasses
 
 import jax
@@ -8,13 +9,14 @@ import pytest
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
-from routerl_jax.core.types import Action, Example
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Action, Example, Message
 from routerl_jax.generation.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from tests import tiny
-from tests.agents.scripted import AGENT, knowledge
+from tests.agents.scripted import AGENT, ScriptedEngine, knowledge
 
 EXAMPLES = [Example(id=f"q{i}", question=f"Question {'why ' * i}?", answers=("Accra",)) for i in range(5)]
 
@@ -145,3 +147,43 @@ def test_a_turn_of_a_full_conversation_ends_its_episode():
     engine = Engine(tiny.model(layers=1), rows=4, max_length=32, segment=8)
     [episode] = run(Full(), EXAMPLES[:1], engine, knowledge())
     assert (len(episode.turns), episode.truncated, episode.answer, len(episode.sequences[0])) == (1, True, None, 32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chatting(Agent):
+    """Two turns of a chat; the first ends with a stop string, or with the end token as the policy writes it."""
+
+    stop: tuple[str, ...]
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation([Message(role="user", content=example.question)])
+        await chat.generate(stop=self.stop, max_tokens=20)
+        room, taken = chat.room, chat.reply_tokens("It is Accra.")
+        chat.reply("It is Accra.")
+        assert chat.room == room - taken
+        await chat.generate(max_tokens=20)
+        return chat.episode(answer=None)
+
+
+@pytest.mark.parametrize("ends_itself", [True, False])
+def test_a_chat_goes_on_with_the_template_s_tokens(ends_itself, monkeypatch):
+    """The end of the first turn is there once: sampled, where the policy writes it, else fed."""
+    first = "Hm.<|im_end|>" if ends_itself else "Hm.</search>"
+    engine = ScriptedEngine(lambda _example, _sample, turn: (first, "Yes.<|im_end|>")[turn])
+    tokenizer = Tokenizer(copy.deepcopy(engine.tokenizer.hf))
+    tokenizer.hf.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.hf.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    engine.tokenizer = tokenizer = Tokenizer(tokenizer.hf)
+    example = Example(id="q", question="Capital of Ghana?", answers=("Accra",))
+    (episode,) = run(Chatting(stop=() if ends_itself else ("</search>",)), [example], engine, {})
+    (sequence,) = episode.sequences
+    fed = "<|im_start|>user\nIt is Accra.<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(sequence.tokens) == (
+        "<|im_start|>user\nCapital of Ghana?<|im_end|>\n<|im_start|>assistant\n"
+        f"{first}{'' if ends_itself else '<|im_end|>'}\n{fed}Yes.<|im_end|>"
+    )
+    assert tokenizer.decode(sequence.tokens[sequence.loss_mask]) == f"{first}Yes.<|im_end|>"
+    assert episode.turns[0].observation == "It is Accra."

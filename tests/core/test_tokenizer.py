@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import random
+from collections.abc import Callable
 
 import pytest
 import tokenizers
@@ -210,3 +211,37 @@ def test_what_is_remembered_can_not_be_changed() -> None:
     tokenizer = trained()
     tokenizer.encode("the cat").clear()
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+
+
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}<|eot_id|>[{{ m.role }}]\n\n{{ m.content | trim }}{% endfor %}<|eot_id|>"
+    "{% if add_generation_prompt %}[assistant]\n\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("make", "template"), [(smollm2, None), (llama3_style, LLAMA_3)])
+def test_a_reply_continues_a_chat_as_the_template_has_it(
+    make: Callable[[], Tokenizer], template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make()
+    if template:
+        monkeypatch.setattr(tokenizer.hf, "chat_template", template)
+    asked, said, answered = "Where is Accra?", "Let me look it up.", "[1] Accra: in Ghana.\nNow answer."
+    messages = [Message(role="user", content=asked), Message(role="assistant", content=said)]
+    whole = tokenizer.chat([*messages, Message(role="user", content=answered)])
+    begun = [*tokenizer.chat(messages[:1]), *tokenizer.encode(said)]
+    reply = tokenizer.reply(answered)
+    assert [*begun, *reply] == whole
+    end = reply[0]
+    assert end in tokenizer.eos_ids
+    assert [*begun, end, *tokenizer.reply(answered, last=end)] == whole
+    assert tokenizer.reply(answered, last=begun[-1]) == reply
+
+
+def test_a_reply_needs_a_template_that_writes_one_turn_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = trained()
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.reply("hi")
+    monkeypatch.setattr(tokenizer.hf, "chat_template", "{{ messages[-1].content }}")
+    with pytest.raises(ValueError, match="does not write one turn after the other"):
+        tokenizer.reply("hi")

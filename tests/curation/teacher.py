@@ -9,7 +9,7 @@ from typing import Any
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
 from routerl_jax.llms.base import Completion
-from routerl_jax.llms.load import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.training.config import KnowledgeConfig
 
 CAPITALS = {"Ghana": "Accra", "Togo": "Lomé", "Peru": "Lima", "Chad": "N'Djamena", "Laos": "Vientiane", "Fiji": "Suva"}

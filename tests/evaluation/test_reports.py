@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Passage
 from routerl_jax.evaluation import figures, report
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.evaluation.records import episode_of, episode_record, read_records, write_records
+from routerl_jax.evaluation.records import episode_of, episode_record, read_records
 from routerl_jax.evaluation.trajectory import render
 from tests.evaluation.episodes import call, episode
 
@@ -191,7 +192,7 @@ def test_records_round_trip(tmp_path: pathlib.Path) -> None:
     done = dataclasses.replace(done, example=dataclasses.replace(done.example, metadata=told))
     record = episode_record(done, step=3)
     path = tmp_path / "episodes" / "step.jsonl"
-    write_records(path, [record, record])
+    write_json_lines(path, [record, record])
     found = list(read_records(path))
     assert len(found) == 2
     assert found[0] == json.loads(json.dumps(record))
@@ -213,7 +214,7 @@ def test_records_name_their_pictures(tmp_path: pathlib.Path) -> None:
 def test_a_broken_record_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "step.jsonl"
     path.write_text('{"id": 1}\n{"id": \n')
-    with pytest.raises(ValueError, match=r"step\.jsonl:2: not JSON"):
+    with pytest.raises(ValueError, match=r"step\.jsonl, line 2: not JSON"):
         list(read_records(path))
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import runs, seeds
-from routerl_jax.evaluation.records import write_records
+from routerl_jax.core.files import write_json_lines
 from tests.evaluation.test_paired import record
 
 
@@ -24,7 +24,7 @@ def write_run(workdir: pathlib.Path, right: str) -> str:
     for place, answers in ((workdir, right), (workdir / "controls" / "control", "0000")):
         (place / "evaluation").mkdir(parents=True)
         records = [record(i, answer == "1", 1.0) for i, answer in enumerate(answers)]
-        write_records(place / "evaluation" / "trained.jsonl", records)
+        write_json_lines(place / "evaluation" / "trained.jsonl", records)
     return str(workdir)
 
 

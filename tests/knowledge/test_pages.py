@@ -69,7 +69,7 @@ def test_pages_of_a_directory(corpus: pathlib.Path) -> None:
 def test_frames_of_a_scan_are_pages(tmp_path: pathlib.Path) -> None:
     frames = [Image.new("L", (30, 20), 60 * i) for i in range(3)]
     frames[0].save(tmp_path / "scan.tif", save_all=True, append_images=frames[1:])
-    reader = Reader()
+    reader = Reader(dpi=144)
     pages = list(read_pages(tmp_path, reader, Problems("raise")))
     assert [page.id for page in pages] == ["scan.tif#1", "scan.tif#2", "scan.tif#3"]
     assert [reader.picture(page).getpixel((0, 0)) for page in pages] == [(60 * i,) * 3 for i in range(3)]
@@ -79,7 +79,7 @@ def test_a_list_of_pages(tmp_path: pathlib.Path) -> None:
     late.write_picture(tmp_path / "a.png", 1)
     rows = [{"id": "a", "image": "a.png", "title": "A", "text": "what it says"}]
     listed = write_jsonl(tmp_path / "pages.jsonl", rows)
-    (page,) = read_pages(listed, Reader(), Problems("raise"))
+    (page,) = read_pages(listed, Reader(dpi=144), Problems("raise"))
     assert page == Page(id="a", title="A", path=tmp_path / "a.png", text="what it says")
     for row, message in (
         ({"id": "a", "image": "b.png"}, "b.png does not exist. Paths are relative to the list"),
@@ -88,7 +88,7 @@ def test_a_list_of_pages(tmp_path: pathlib.Path) -> None:
     ):
         listed = write_jsonl(tmp_path / "pages.jsonl", [row])
         with pytest.raises(ValueError, match=rf"pages\.jsonl, line 1: .*{re.escape(message)}"):
-            list(read_pages(listed, Reader(), Problems("raise")))
+            list(read_pages(listed, Reader(dpi=144), Problems("raise")))
 
 
 def test_bad_documents(tmp_path: pathlib.Path) -> None:

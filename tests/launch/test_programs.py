@@ -11,8 +11,9 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.evaluation.records import episode_record, write_records
+from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
@@ -175,7 +176,7 @@ def test_view_what_was_wrong(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     examples = [Example(id=name, question="?", answers=golds) for name, golds in (("q", ("3",)), ("step", ()))]
     episodes = [Episode(example=e, sample=0, answer="three", turns=[], sequences=[]) for e in examples]
     file = tmp_path / "a" / "trained.jsonl"
-    write_records(file, map(episode_record, episodes))
+    write_json_lines(file, map(episode_record, episodes))
     vqa = json.dumps({"normalizer": "vqa"})
 
     def wrong(*arguments: str) -> bool:

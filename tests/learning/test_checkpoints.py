@@ -91,7 +91,7 @@ def test_weights_alone(saved: Saved) -> None:
 
 
 def test_no_checkpoint_yet(tmp_path: pathlib.Path) -> None:
-    assert Checkpoints(tmp_path / "none").latest() is None
+    assert Checkpoints(tmp_path / "none", keep=2).latest() is None
 
 
 def test_what_can_not_be_restored_is_named(saved: Saved) -> None:

@@ -125,7 +125,7 @@ def test_checkpoints_hold_the_adapter_alone(tmp_path):
     model = lora_model(base_qtype="int8")
     learner = make_learner(model)
     train(learner, 2)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, keep=2)
     extra = {"model": model_fields(model.config), "lora": lora_fields(model)}
     checkpoints.save(2, learner.state, learner.reference, extra)
     checkpoints.wait()

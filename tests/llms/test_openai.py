@@ -12,7 +12,8 @@ import PIL.Image
 import pytest
 
 from routerl_jax.core.types import Message
-from routerl_jax.llms.load import ChatModelConfig, chat_model
+from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.llms.load import chat_model
 from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.models.images import decode_image

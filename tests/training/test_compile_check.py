@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from routerl_jax.learning.losses import KLKind
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import LoraConfig
@@ -94,6 +95,27 @@ def test_the_ratio_of_a_sequence(report: Report) -> None:
     assert whole.kernels == tokens.kernels
     assert not whole.problems
     assert whole.temporaries_gib - tokens.temporaries_gib < 2 / 1024
+
+
+@pytest.mark.parametrize("kl", ["forward", "reverse"])
+def test_the_kl_over_the_vocabulary(report: Report, kl: KLKind) -> None:
+    """The reference becomes an argument, and is run forward once; at most some arrays of logits come beside what there was.
+
+    A micro-batch has 1,024 tokens over two shards, and half of 1,024 words a chip: logits take 1 MiB, of the policy and of
+    the reference, with their logarithms, differences and gradients.
+    """
+    run = small_policy()
+    learner = dataclasses.replace(run.learner, loss=dataclasses.replace(run.learner.loss, kl=kl))
+    exact = check(dataclasses.replace(run, learner=learner), SLICE, ["update"]).programs["update"]
+    sampled = report.programs["update"]
+    forward = {"splash_mha_fwd_segmented_no_residuals": 1}  # it has no gradient, so nothing is kept
+    assert exact.kernels == sampled.kernels | forward
+    assert exact.arguments_gib - sampled.arguments_gib == pytest.approx(
+        parameters() / 2**30, rel=0.02
+    )  # over four chips
+    assert exact.resident_gib == 0
+    assert not exact.problems
+    assert exact.temporaries_gib - sampled.temporaries_gib < 12 / 1024
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.evaluation.records import episode_record, write_records
+from routerl_jax.evaluation.records import episode_record
 from routerl_jax.training import config as schema
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.rl import train_rl
@@ -54,7 +55,7 @@ def test_what_is_shown_before_is_looked_at(questions: pathlib.Path, tmp_path: pa
     run = config(questions, test_range=(4, 5))
     example = Example(id="q4", question="Why?", answers=("x",))
     episode = Episode(example=example, sample=0, answer="x", turns=[], sequences=[])
-    write_records(tmp_path / "rollouts" / "trained.jsonl", [episode_record(episode)])
+    write_json_lines(tmp_path / "rollouts" / "trained.jsonl", [episode_record(episode)])
     shown = schema.WarmStartConfig(steps=1, demonstrations=str(tmp_path / "rollouts"))
     with pytest.raises(ValueError, match=r"1 validation or test questions .*'Why\?' \(id q4 in training"):
         check_overlap(dataclasses.replace(run, warm_start=shown))

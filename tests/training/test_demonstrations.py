@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Example
-from routerl_jax.evaluation.records import episode_of, episode_record, write_records
+from routerl_jax.evaluation.records import episode_of, episode_record
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
@@ -51,8 +52,8 @@ def make_config(source: pathlib.Path, **changes: Any) -> TrainConfig:
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> pathlib.Path:
     rows = records()
-    write_records(tmp_path / "episodes" / "a" / "step-000000.jsonl", rows[:2])
-    write_records(tmp_path / "episodes" / "step-000001.jsonl", rows[2:])
+    write_json_lines(tmp_path / "episodes" / "a" / "step-000000.jsonl", rows[:2])
+    write_json_lines(tmp_path / "episodes" / "step-000001.jsonl", rows[2:])
     return tmp_path / "episodes"
 
 
@@ -115,9 +116,9 @@ def test_pictures_that_were_in_memory_alone_cannot_be_learnt_from(tmp_path: path
     """Their names are empty. Episodes that are not learnt may have had such."""
     path, good = tmp_path / "episodes.jsonl", {"none", "two"}
     config = make_config(path)
-    write_records(path, [{**row, "images": [] if row["id"] in good else [""]} for row in records()])
+    write_json_lines(path, [{**row, "images": [] if row["id"] in good else [""]} for row in records()])
     assert open_demonstrations(config, agent_of(config))
-    write_records(path, [{**row, "images": [""]} for row in records()])
+    write_json_lines(path, [{**row, "images": [""]} for row in records()])
     with pytest.raises(ValueError, match=r"the pictures of 2 episodes, the first at question 'none', were in memory"):
         open_demonstrations(config, agent_of(config))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
-from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.background import at_once, shared_loop
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import RateLimiter
 
@@ -145,7 +144,7 @@ class HttpKB(KnowledgeBase):
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
-        replies = shared_loop().run(self._send_all([self._body(chunk, k) for chunk in chunks]))
+        replies = shared_loop().run(at_once(self._send, [self._body(chunk, k) for chunk in chunks], self._concurrency))
         return [
             found
             for chunk, (reply, seconds) in zip(chunks, replies)
@@ -163,22 +162,11 @@ class HttpKB(KnowledgeBase):
         body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}
         return body if self._mode is None else {**body, "mode": self._mode}
 
-    async def _send_all(self, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:
-        """The reply to each request, and the seconds that it took."""
-        slots = asyncio.Semaphore(self._concurrency)
-
-        async def send(body: dict[str, Any]) -> tuple[Any, float]:
-            async with slots:
-                started = time.perf_counter()
-                reply = await self._connection.request("POST", "/v1/search", body)
-                return reply, time.perf_counter() - started
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(send(body)) for body in bodies]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+    async def _send(self, body: dict[str, Any]) -> tuple[Any, float]:
+        """The reply to a request, and the seconds that it took."""
+        started = time.perf_counter()
+        reply = await self._connection.request("POST", "/v1/search", body)
+        return reply, time.perf_counter() - started
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
         """What each query found and took; `part` of the request's seconds where the server does not say."""

@@ -18,7 +18,7 @@ from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
 from routerl_jax.knowledge.serving.schema import passage_of
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.background import at_once, shared_loop
 
 
 class McpTool:
@@ -91,7 +91,17 @@ class McpTool:
           Unavailable: the server crashed, hangs or can't be reached.
           RuntimeError: the tool says that it failed; its message.
         """
-        return shared_loop().run(self._search_all(list(queries), k))
+
+        async def one(query: Query) -> tuple[list[Passage], float | None]:
+            if is_blank(query):
+                return [], 0.0
+            result = await self._call(self._call_arguments(query, k))
+            return _passages(result, self.name)[:k], _seconds(result)
+
+        answers = shared_loop().run(at_once(one, queries, self._concurrency))
+        found = [passages for passages, _ in answers]
+        seconds = [taken for _, taken in answers if taken is not None]
+        return TimedResults(found, seconds) if len(seconds) == len(found) else found
 
     def close(self) -> None:
         """Ends the connection, and the server if this started it."""
@@ -100,25 +110,6 @@ class McpTool:
     @property
     def _where(self) -> str:
         return self._server if isinstance(self._server, str) else shlex.join(self._server)
-
-    async def _search_all(self, queries: list[Query], k: int) -> list[list[Passage]]:
-        slots = asyncio.Semaphore(self._concurrency)
-
-        async def one(query: Query) -> tuple[list[Passage], float | None]:
-            if is_blank(query):
-                return [], 0.0
-            async with slots:
-                result = await self._call(self._call_arguments(query, k))
-            return _passages(result, self.name)[:k], _seconds(result)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(query)) for query in queries]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        found = [passages for passages, _ in (task.result() for task in tasks)]
-        seconds = [taken for _, taken in (task.result() for task in tasks) if taken is not None]
-        return TimedResults(found, seconds) if len(seconds) == len(found) else found
 
     def _call_arguments(self, query: Query, k: int) -> dict[str, Any]:
         arguments = {**self._arguments, self._query_key: query_text(query)}

@@ -6,7 +6,6 @@ server of this project, `knowledge.client.kb.HttpKB` asks `/v1/search`, which al
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.corpus import split_contents
-from routerl_jax.remote.background import shared_loop
+from routerl_jax.remote.background import at_once, shared_loop
 
 _PATH = "/retrieve"
 
@@ -74,17 +73,12 @@ class RetrieveKB(KnowledgeBase):
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
         parts = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
-        return [found for reply in shared_loop().run(self._ask_all(parts, k)) for found in reply]
-
-    async def _ask_all(self, parts: Sequence[list[str]], k: int) -> list[list[list[Passage]]]:
-        slots = asyncio.Semaphore(self._concurrency)
 
         async def ask(queries: list[str]) -> list[list[Passage]]:
             body = {"queries": queries, "topk": k, "return_scores": True}
-            async with slots:
-                return self._read(await self._connection.request("POST", _PATH, body), len(queries))
+            return self._read(await self._connection.request("POST", _PATH, body), len(queries))
 
-        return list(await asyncio.gather(*(ask(part) for part in parts)))
+        return [found for reply in shared_loop().run(at_once(ask, parts, self._concurrency)) for found in reply]
 
     def _read(self, reply: Any, count: int) -> list[list[Passage]]:
         try:

@@ -53,7 +53,7 @@ class Reader:
       dpi: resolution of PDF pages, dots per inch.
     """
 
-    def __init__(self, dpi: int = 144) -> None:
+    def __init__(self, dpi: int) -> None:
         self.dpi = dpi
         self._lock = threading.Lock()  # PDFium may not be called by two threads at once
         self._open: tuple[pathlib.Path, Any] | None = None

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
-from routerl_jax.knowledge.dense import QueryCache
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.dense import QueryCache, query_encoder, stored_embedding
+from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import INDEXES, opening_backend
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
 from routerl_jax.knowledge.pages.ragged import Ragged
@@ -25,6 +25,7 @@ VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
 _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
 _MEMORY = 2**30  # bytes of vectors that are read from memory once they were read from disk
 _COST = 2.0  # of a dense search: every query has some twenty vectors, and candidates are read from disk
+_REMEMBERED = 4096  # queries whose vectors are kept (10 KB each at 20 vectors)
 
 
 class PageKB(KnowledgeBase):
@@ -34,15 +35,14 @@ class PageKB(KnowledgeBase):
       store: an opened store of kind "pages".
       encoder: gives queries their vectors.
       index: over the pages' vectors.
-      cache_size: number of queries whose vectors are remembered (10 KB each at 20 vectors).
     """
 
     cost = _COST
 
-    def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex, *, cache_size: int = 4096) -> None:
+    def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex) -> None:
         self.name = store.manifest.name
         self.store, self.encoder, self.index = store, encoder, index
-        self.cache = QueryCache(cache_size)
+        self.cache = QueryCache(_REMEMBERED)
         self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
         assert store.manifest.embedding is not None
         self._prefix = store.manifest.embedding.query_prefix
@@ -51,20 +51,11 @@ class PageKB(KnowledgeBase):
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> PageKB:
         """Opens a built store; `index` is the backend of the first stage, "maxsim" for none: all pages are compared."""
-        embedding = store.manifest.embedding
-        if embedding is None:
-            raise ValueError(f"{store.directory} (pages) names no encoder in its kb.json. {store.hint}")
-        chosen = encoder or embedding.encoder
-        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        model = query_encoder(store, encoder, mesh)
         if not isinstance(model, LateInteraction):
             raise ValueError(
-                f"{chosen!r} is not a late-interaction model (ColQwen2, ColQwen2.5), which {store.directory} is searched with"
-            )
-        found = encoder_digest(model)
-        if found and embedding.digest and found != embedding.digest:
-            raise ValueError(
-                f"the encoder {chosen!r} is not what {store.directory} was built with: its weights or tokenizer have another "
-                f"digest than kb.json says. {store.hint}"
+                f"{encoder or stored_embedding(store).encoder!r} is not a late-interaction model (ColQwen2, ColQwen2.5), "
+                f"which {store.directory} is searched with"
             )
         return cls(store, model, open_index(store, index, mesh))
 

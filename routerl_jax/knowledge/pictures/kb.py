@@ -12,8 +12,8 @@ from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
-from routerl_jax.knowledge.dense import QueryCache, open_index
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
+from routerl_jax.knowledge.dense import QueryCache, open_index, query_encoder, stored_embedding
+from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.likeness import alike
@@ -25,6 +25,7 @@ from routerl_jax.models.images import decode_image
 
 FINGERPRINTS = "fingerprints"
 _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
+_REMEMBERED = 16_384  # query vectors that are kept (3 KB each at 768 dimensions)
 
 
 class PictureKB(KnowledgeBase):
@@ -34,32 +35,22 @@ class PictureKB(KnowledgeBase):
       store: an opened store with embeddings.
       encoder: gives queries their vectors.
       index: over the store's embeddings.
-      cache_size: number of query vectors to remember (3 KB each at 768 dimensions).
     """
 
-    def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex, *, cache_size: int = 16_384) -> None:
+    def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex) -> None:
         self.name = store.manifest.name
         self.store, self.encoder, self.index = store, encoder, index
-        self.cache = QueryCache(cache_size)
+        self.cache = QueryCache(_REMEMBERED)
         self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
         self._fingerprints = StoredArray(store.directory / FINGERPRINTS, 2**30, store.hint)
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Self:
         """Opens a built store with its encoder and index, or the given ones."""
-        embedding = store.manifest.embedding
-        if embedding is None:
-            raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
-        chosen = encoder or embedding.encoder
-        model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        model = query_encoder(store, encoder, mesh)
         if not isinstance(model, PictureEmbedder):
-            raise ValueError(f"{chosen!r} reads no pictures, which {store.directory} is searched with")
-        found = encoder_digest(model)
-        if found and embedding.digest and found != embedding.digest:
-            raise ValueError(
-                f"the encoder {chosen!r} is not what {store.directory} was built with: its weights or tokenizer have another "
-                f"digest than kb.json says. {store.hint}"
-            )
+            name = encoder or stored_embedding(store).encoder
+            raise ValueError(f"{name!r} reads no pictures, which {store.directory} is searched with")
         return cls(store, model, open_index(store, index, mesh))
 
     def __len__(self) -> int:

@@ -54,6 +54,13 @@ class Served:
         if not self.modes:
             raise ValueError(f"knowledge base {self.name!r} has no modes")
 
+    def mode(self, name: str | None) -> tuple[str, Searchable]:
+        """The mode of that name, or the default; Refusal 400 if there is none."""
+        name = name or next(iter(self.modes))
+        if name not in self.modes:
+            raise Refusal(400, "unknown_mode", f"{self.name!r} has no mode {name!r}; it has: {', '.join(self.modes)}")
+        return name, self.modes[name]
+
     def describe(self) -> dict[str, Any]:
         """What `/v1/kbs` says."""
         modes = {}
@@ -109,11 +116,7 @@ class Server:
 
     async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, TimedResults]:
         """The mode that was searched, what was, and what it found. Raises Refusal."""
-        mode = request.mode or next(iter(served.modes))
-        if mode not in served.modes:
-            known = ", ".join(served.modes)
-            raise Refusal(400, "unknown_mode", f"{served.name!r} has no mode {mode!r}; it has: {known}")
-        kb = served.modes[mode]
+        mode, kb = served.mode(request.mode)
         try:
             return mode, kb, await self._batchers[id(kb)].search(request.queries, request.k)
         except Refusal:
@@ -266,6 +269,7 @@ def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
 
 async def _body(request: Request, limits: Limits) -> Any:
     """The request's JSON. Raises Refusal."""
+    import orjson
     from starlette.requests import ClientDisconnect
 
     parts, size = [], 0
@@ -279,7 +283,7 @@ async def _body(request: Request, limits: Limits) -> Any:
     except ClientDisconnect as error:
         raise Refusal(499, "client_gone", "the client closed the connection") from error
     try:
-        return _loads(b"".join(parts))
+        return orjson.loads(b"".join(parts))
     except ValueError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
 
@@ -371,12 +375,6 @@ def _reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = N
     from starlette.responses import Response
 
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
-
-
-def _loads(data: bytes) -> Any:
-    import orjson
-
-    return orjson.loads(data)
 
 
 def _dumps(value: Any) -> bytes:

@@ -124,13 +124,11 @@ def _read_call(served: Served, arguments: Mapping[str, Any], limits: Limits) -> 
     unknown = sorted(set(arguments) - {"query", "k", "mode", "image"})
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: query, k, mode, image")
-    mode = arguments.get("mode") or next(iter(served.modes))
-    if mode not in served.modes:
-        raise Refusal(400, "unknown_mode", f"{served.name!r} has no mode {mode!r}; it has: {', '.join(served.modes)}")
+    _, kb = served.mode(arguments.get("mode"))
     asked: Any = arguments.get("query", "")
     if arguments.get("image"):
         asked = {"text": asked or None, "image": arguments["image"]}
-    return read_query(asked, "query", limits), read_k(arguments.get("k", 5), limits), served.modes[mode]
+    return read_query(asked, "query", limits), read_k(arguments.get("k", 5), limits), kb
 
 
 def _result(found: Sequence[Passage], seconds: float) -> Any:

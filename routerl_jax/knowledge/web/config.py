@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
-from routerl_jax.llms.load import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig
 
 DAY = 86_400.0
 
@@ -36,14 +36,14 @@ class ReaderConfig:
     kind: Literal["local", "jina"] = "local"
     url: str = ""  # jina: of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
-    timeout: Positive = 20.0  # seconds for one page (jina: one attempt)
+    timeout: Positive = 20.0  # seconds for one page, redirects included (jina: one attempt)
     retries: Count = 1  # jina
-    concurrency: Size = 64
+    concurrency: Size = 64  # pages under way at once
     rate: NonNegative = 0.0  # jina: requests per second; 0: no limit
     max_bytes: Size = 3 << 20  # local: of a page or picture, after decompression
     max_chars: Size = 30_000  # of a page's text
     redirects: Count = 5  # local
-    allow_networks: tuple[str, ...] = ()  # networks to be read although they are not public
+    allow_networks: tuple[str, ...] = ()  # to be read from although they are not public, such as "10.1.0.0/16"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class SummaryConfig:
     kind: Literal["model", "extract"] = "model"  # extract: the page's first sentences, no model
     model: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
     sentences: Size = 5
-    max_chars: Size = 30_000  # of the page that the model reads
+    max_chars: Size = 30_000  # of the page that the model reads (MMSearch-R1, appendix C)
     max_tokens: Size = 512
     extract_chars: Size = 1_200  # of a summary, and of the page's beginning where there is none
     timeout: Positive = 60.0  # seconds for one page

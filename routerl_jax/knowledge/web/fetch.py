@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 
 from routerl_jax.knowledge.web.addresses import CheckedResolver, Network, Refused, check_host, networks
 from routerl_jax.knowledge.web.charset import decode
+from routerl_jax.knowledge.web.config import ReaderConfig
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.remote.http import import_aiohttp, open_session
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _READABLE = ("text/html", "application/xhtml+xml", "text/plain", "application/xml", "text/xml", "text/markdown")
+_HEADERS = {
+    "User-Agent": "Mozilla/5.0 (compatible; routerl_jax)",
+    "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.1",
+    "Accept-Language": "en,*;q=0.5",
+}
 _PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp")
 
 
@@ -46,34 +52,11 @@ class Fetcher:
     """Fetches documents for coroutines of one event loop.
 
     Only http and https; addresses are checked after resolution, at every redirect, and are those that the connection is made
-    to. Names and passwords in URLs, cookies and proxies are not used.
-
-    Args:
-      timeout: seconds for all of it, redirects included.
-      max_bytes: after decompression; a longer document is cut there.
-      redirects: how many are followed.
-      concurrency: documents under way at once; others wait.
-      allow_networks: networks that may be fetched from although they are not public, such as "10.1.0.0/16".
+    to. Names and passwords in URLs, cookies and proxies are not used. A document longer than `max_bytes` is cut there.
     """
 
-    def __init__(
-        self,
-        *,
-        timeout: float = 20.0,
-        max_bytes: int = 3 << 20,
-        redirects: int = 5,
-        concurrency: int = 64,
-        allow_networks: Sequence[str] = (),
-        user_agent: str = "Mozilla/5.0 (compatible; routerl_jax)",
-    ) -> None:
-        self._timeout, self._max_bytes, self._redirects = timeout, max_bytes, redirects
-        self._concurrency = concurrency
-        self._allowed = networks(allow_networks)
-        self._headers = {
-            "User-Agent": user_agent,
-            "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.1",
-            "Accept-Language": "en,*;q=0.5",
-        }
+    def __init__(self, config: ReaderConfig) -> None:
+        self._config, self._allowed = config, networks(config.allow_networks)
         self._session: Any = None
         self._slots: asyncio.Semaphore | None = None
 
@@ -90,7 +73,7 @@ class Fetcher:
         """Media type and bytes of the picture at a URL. Raises WebError, also where it is too large."""
         found = await self._fetch(url, _PICTURES)
         if found.cut:
-            raise WebError(f"{url}: a picture of more than {self._max_bytes} bytes")
+            raise WebError(f"{url}: a picture of more than {self._config.max_bytes} bytes")
         return found.type or "image/jpeg", found.content
 
     async def close(self) -> None:
@@ -105,10 +88,10 @@ class Fetcher:
             self._open(aiohttp)
         assert self._slots is not None
         try:
-            async with self._slots, asyncio.timeout(self._timeout):
+            async with self._slots, asyncio.timeout(self._config.timeout):
                 return await self._follow(url, kinds)
         except TimeoutError:
-            raise WebError(f"{url}: not read within {self._timeout:g} s") from None
+            raise WebError(f"{url}: not read within {self._config.timeout:g} s") from None
         except Refused as error:
             raise WebError(f"{url}: refused, {error}") from error
         except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
@@ -119,26 +102,29 @@ class Fetcher:
 
     def _open(self, aiohttp: Any) -> None:
         connector = aiohttp.TCPConnector(
-            resolver=CheckedResolver(self._allowed), use_dns_cache=False, limit=self._concurrency, limit_per_host=8
+            resolver=CheckedResolver(self._allowed),
+            use_dns_cache=False,
+            limit=self._config.concurrency,
+            limit_per_host=8,
         )
         self._session = open_session(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._timeout)),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._config.timeout)),
             trust_env=False,
-            headers=self._headers,
+            headers=_HEADERS,
         )
-        self._slots = asyncio.Semaphore(self._concurrency)
+        self._slots = asyncio.Semaphore(self._config.concurrency)
 
     async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
-        for _ in range(self._redirects + 1):
+        for _ in range(self._config.redirects + 1):
             target = checked_url(url, self._allowed)
             async with self._session.get(target, allow_redirects=False) as reply:
                 where = reply.headers.get("Location")
                 if reply.status not in _REDIRECTS or not where:
                     return await self._take(str(reply.url), reply, kinds)
                 url = urllib.parse.urljoin(str(target), where)
-        raise WebError(f"{url}: more than {self._redirects} redirects")
+        raise WebError(f"{url}: more than {self._config.redirects} redirects")
 
     async def _take(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
         if reply.status != 200:
@@ -153,9 +139,9 @@ class Fetcher:
         content = bytearray()
         async for chunk in reply.content.iter_chunked(1 << 16):
             content += chunk
-            if len(content) > self._max_bytes:
+            if len(content) > self._config.max_bytes:
                 reply.close()
-                return bytes(content[: self._max_bytes]), True
+                return bytes(content[: self._config.max_bytes]), True
         return bytes(content), False
 
 

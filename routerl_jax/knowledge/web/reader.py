@@ -16,6 +16,7 @@ from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.remote.http import HttpClient, HttpError
 
+_THREADS = 4  # extractions at once; one takes some 20 ms of a CPU for an ordinary page
 _GAPS = re.compile(r"\n{3,}")
 _ERROR_PAGE = "Target URL returned error"
 
@@ -48,16 +49,15 @@ class LocalReader:
 
     Args:
       max_chars: of a page's text; the rest is cut.
-      threads: extractions at once. One takes some 20 ms of a CPU for an ordinary page.
     """
 
     name = "local"
 
-    def __init__(self, fetcher: Fetcher, *, max_chars: int = 30_000, threads: int = 4) -> None:
+    def __init__(self, fetcher: Fetcher, *, max_chars: int) -> None:
         with needs("the local reader", "web"):
             import trafilatura  # noqa: F401 - here, so that the error comes before the first query
         self._fetcher, self._max_chars = fetcher, max_chars
-        self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="reader")
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="reader")
 
     async def read(self, url: str) -> Page:
         """Fetches the page and takes out its text. Raises WebError, also for a page without text."""
@@ -96,7 +96,7 @@ class JinaReader:
         key: str = "",
         url: str = "",
         *,
-        max_chars: int = 30_000,
+        max_chars: int,
         allowed: Sequence[Network] = (),
     ) -> None:
         self._http, self._max_chars, self._allowed = http, max_chars, tuple(allowed)

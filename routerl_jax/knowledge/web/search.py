@@ -84,7 +84,7 @@ class SerpApi:
             if not said or "any results" in said:  # how SerpApi says that there are none
                 return []
             raise WebError(self._http.redact(f"search failed: {self._url}: {said}"))
-        return _hits(rows, self._url, link="link", thumbnail="thumbnail")[:count]
+        return _hits(rows, self._url, "thumbnail")[:count]
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -111,7 +111,7 @@ class Serper:
             reply = await self._http.request("POST", url, headers=self._headers, body={**asked, **self._where})
         except HttpError as error:
             raise WebError(f"search failed: {error}") from error
-        return _hits(_object(reply, url).get("organic") or [], url, link="link", thumbnail="thumbnailUrl")[:count]
+        return _hits(_object(reply, url).get("organic") or [], url, "thumbnailUrl")[:count]
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -133,7 +133,7 @@ def _object(reply: Any, url: str) -> Mapping[str, Any]:
     return found
 
 
-def _hits(rows: Any, url: str, *, link: str, thumbnail: str) -> list[Hit]:
+def _hits(rows: Any, url: str, thumbnail: str) -> list[Hit]:
     """The results that can be used, each page once; a row without a link to a web page is passed over."""
     if not isinstance(rows, list):
         raise WebError(f"search failed: {url}: results are a JSON {type(rows).__name__}, expected an array")
@@ -141,7 +141,7 @@ def _hits(rows: Any, url: str, *, link: str, thumbnail: str) -> list[Hit]:
     for row in rows:
         if not isinstance(row, dict):
             continue
-        address = _text(row.get(link))
+        address = _text(row.get("link"))
         if _scheme(address) not in ("http", "https"):
             continue
         hit = Hit(

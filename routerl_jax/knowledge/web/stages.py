@@ -183,27 +183,14 @@ class _Live:
     def __init__(self, config: WebConfig, model: ChatModel | None, redis: str) -> None:
         self._config = config
         self.engine = _engine(config.search, redis)
-        self.fetcher = Fetcher(
-            timeout=config.reader.timeout,
-            max_bytes=config.reader.max_bytes,
-            redirects=config.reader.redirects,
-            concurrency=config.reader.concurrency,
-            allow_networks=config.reader.allow_networks,
-        )
+        self.fetcher = Fetcher(config.reader)
         reads = config.mode == "text" and config.snippets != "only"
         self.reader: Reader = _reader(config.reader, self.fetcher, redis) if reads else _NoReader()
         summary = config.summary
         self._own_model: Any = None
         if model is None and reads and summary.kind == "model":
             model = self._own_model = chat_model(summary.model)
-        self.summariser = Summariser(
-            model if summary.kind == "model" else None,
-            sentences=summary.sentences,
-            max_chars=summary.max_chars,
-            max_tokens=summary.max_tokens,
-            timeout=summary.timeout,
-            extract_chars=summary.extract_chars,
-        )
+        self.summariser = Summariser(model if summary.kind == "model" else None, summary)
         authorization = secret(config.upload.authorization_env)
         self._upload = HttpClient(timeout=config.search.timeout, secret=authorization)
         self._upload_headers = {"Authorization": authorization} if authorization else {}
@@ -265,14 +252,7 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
 
 
 def _engine(config: SearchConfig, redis: str) -> SearchEngine:
-    key = secret(config.api_key_env)
-    http = HttpClient(
-        timeout=config.timeout,
-        retries=config.retries,
-        concurrency=config.concurrency,
-        secret=key,
-        turn=_turn(config.rate, redis, f"search:{config.engine}:{config.url}"),
-    )
+    key, http = _service(config, redis, f"search:{config.engine}:{config.url}")
     made = SEARCH_ENGINES.get(config.engine)
     return made(http, key, config.url, country=config.country, language=config.language)
 
@@ -280,23 +260,19 @@ def _engine(config: SearchConfig, redis: str) -> SearchEngine:
 def _reader(config: ReaderConfig, fetcher: Fetcher, redis: str) -> Reader:
     if config.kind == "local":
         return LocalReader(fetcher, max_chars=config.max_chars)
-    key = secret(config.api_key_env)
-    http = HttpClient(
-        timeout=config.timeout,
-        retries=config.retries,
-        concurrency=config.concurrency,
-        secret=key,
-        turn=_turn(config.rate, redis, f"reader:jina:{config.url}"),
-    )
+    key, http = _service(config, redis, f"reader:jina:{config.url}")
     return JinaReader(http, key, config.url, max_chars=config.max_chars, allowed=networks(config.allow_networks))
 
 
-def _turn(rate: float, redis: str, name: str) -> Callable[[], Awaitable[bool]] | None:
-    """Waits for a turn of a service's rate limit; None where there is no limit."""
-    if not rate:
-        return None
-    limiter = open_limiter(rate, redis=redis)
-    return lambda: acquire_async(limiter, name)
+def _service(config: SearchConfig | ReaderConfig, redis: str, name: str) -> tuple[str, HttpClient]:
+    """A service's key, and a client that keeps to its limits."""
+    key = secret(config.api_key_env)
+    limiter = open_limiter(config.rate, redis=redis) if config.rate else None
+    turn = None if limiter is None else lambda: acquire_async(limiter, name)
+    client = HttpClient(
+        timeout=config.timeout, retries=config.retries, concurrency=config.concurrency, secret=key, turn=turn
+    )
+    return key, client
 
 
 def _value(record: Record) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
+from routerl_jax.knowledge.web.config import SummaryConfig
 from routerl_jax.knowledge.web.reader import Page
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.schemas import without_thinking
@@ -27,6 +28,7 @@ _USER = (
     "Question: {query}\n\nThe page {title!r} begins below and ends with the line END OF PAGE.\n\n{text}\n\nEND OF PAGE"
 )
 
+_THREADS = 64  # calls at once, for models that can't be awaited
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])[\"'”’)\]]*\s+|(?<=[。！？])")
 _WORD = re.compile(r"\w+")
 _LEAST_LETTERS = 0.4  # share of letters and digits in prose; code, tables and noise have less
@@ -50,56 +52,41 @@ class Summariser:
     """Condenses pages with regard to a question.
 
     An answer that is empty, no prose, or a loop is not used, nor is a failure: then the beginning of the page stands in its
-    place. Longer answers are cut after `sentences` sentences.
-
-    Args:
-      model: None takes the page's beginning always.
-      sentences: at most.
-      max_chars: of the page that the model reads (MMSearch-R1, appendix C: 30,000).
-      extract_chars: of the beginning that stands in for a summary, and of a summary at most.
-      threads: calls at once, for models that can't be awaited.
+    place. Longer answers are cut after `sentences` sentences. Without a model, the page's beginning is always taken.
     """
 
-    def __init__(
-        self,
-        model: ChatModel | None,
-        *,
-        sentences: int = 5,
-        max_chars: int = 30_000,
-        max_tokens: int = 512,
-        timeout: float = 60.0,
-        extract_chars: int = 1_200,
-        threads: int = 64,
-    ) -> None:
-        self._model, self._sentences, self._max_chars = model, sentences, max_chars
-        self._max_tokens, self._timeout, self._extract_chars = max_tokens, timeout, extract_chars
-        self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="summary")
+    def __init__(self, model: ChatModel | None, config: SummaryConfig) -> None:
+        self._model, self._config = model, config
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="summary")
 
     async def summarise(self, query: str, page: Page) -> Summary:
         """The summary of a page; never raises for what the model does."""
         if self._model is None:
             return self._instead(page, "")
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._config.timeout):
                 answer = await self._ask(self.prompt(query, page))
         except TimeoutError:
-            return self._instead(page, f"the summariser took longer than {self._timeout:g} s")
+            return self._instead(page, f"the summariser took longer than {self._config.timeout:g} s")
         if answer.error is not None:
             return self._instead(page, f"the summariser failed: {answer.error}")
         text = " ".join(whole_letters(without_thinking(answer.text)).split())
         problem = nonsense(text)
         if problem:
             return self._instead(page, f"the summariser wrote {problem}")
-        return Summary(text=leading_extract(text, self._sentences, self._extract_chars))
+        return Summary(text=self._extract(text))
 
     def _instead(self, page: Page, problem: str) -> Summary:
-        return Summary(text=leading_extract(page.text, self._sentences, self._extract_chars), problem=problem)
+        return Summary(text=self._extract(page.text), problem=problem)
+
+    def _extract(self, text: str) -> str:
+        return leading_extract(text, self._config.sentences, self._config.extract_chars)
 
     def prompt(self, query: str, page: Page) -> list[Message]:
         """What the model is asked."""
-        text = page.text[: self._max_chars].replace("END OF PAGE", "END OF  PAGE")  # a page can't end itself
+        text = page.text[: self._config.max_chars].replace("END OF PAGE", "END OF  PAGE")  # a page can't end itself
         return [
-            Message(role="system", content=_SYSTEM.format(sentences=self._sentences)),
+            Message(role="system", content=_SYSTEM.format(sentences=self._config.sentences)),
             Message(role="user", content=_USER.format(query=query, title=page.title or page.url, text=text)),
         ]
 
@@ -111,10 +98,10 @@ class Summariser:
         model: Any = self._model
         try:
             if hasattr(model, "complete_async"):
-                answer = await model.complete_async(prompt, max_tokens=self._max_tokens)
+                answer = await model.complete_async(prompt, max_tokens=self._config.max_tokens)
             else:
                 loop = asyncio.get_running_loop()
-                work = functools.partial(model.complete, [prompt], max_tokens=self._max_tokens)
+                work = functools.partial(model.complete, [prompt], max_tokens=self._config.max_tokens)
                 (answer,) = await loop.run_in_executor(self._threads, work)
             if not isinstance(answer, Completion):
                 raise TypeError(f"the model gave a {type(answer).__name__}, expected a Completion")

@@ -15,7 +15,7 @@ from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.graph.linking import RecognitionFilter
 from routerl_jax.knowledge.graph.triples import GivenTriples
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.llms.load import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.models.encoder import Encoder
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, write_triples
 from tests.knowledge.helpers import HashEncoder

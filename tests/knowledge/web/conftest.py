@@ -17,7 +17,7 @@ from routerl_jax.knowledge.web.config import (
     WebConfig,
 )
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
-from routerl_jax.llms.load import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig
 from tests.web_servers import Chats, Searches, Server, Web, serving
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from routerl_jax.knowledge.web.charset import decode
+from routerl_jax.knowledge.web.config import ReaderConfig
 from routerl_jax.knowledge.web.fetch import Fetcher
 from routerl_jax.knowledge.web.reader import LocalReader
 from routerl_jax.knowledge.web.search import WebError
@@ -19,9 +20,13 @@ def pages():
         yield server
 
 
+def config(**settings) -> ReaderConfig:
+    return ReaderConfig(**{"allow_networks": ("127.0.0.0/8",), **settings})
+
+
 def fetch(url: str, **settings):
     async def main():
-        fetcher = Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 20.0, **settings})
+        fetcher = Fetcher(config(**settings))
         try:
             return await fetcher.fetch(url)
         finally:
@@ -32,7 +37,7 @@ def fetch(url: str, **settings):
 
 def read(url: str, **settings):
     async def main():
-        reader = LocalReader(Fetcher(**{"allow_networks": ("127.0.0.0/8",), "timeout": 20.0, **settings}))
+        reader = LocalReader(Fetcher(config(**settings)), max_chars=30_000)
         try:
             return await reader.read(url)
         finally:
