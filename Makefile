@@ -18,9 +18,9 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=$(RUN) --config.seed=$(SEED) \
 		$(if $(wildcard $(RUN)/config.json),--resume)
 
-# The core in three minutes: rewards, agents, recipes, credit, losses and updates, the engine, the direction of imports.
+# The core in three minutes: rewards, agents, recipes, credit, losses, the engine, the direction of imports.
 CORE := $(addprefix tests/,core rewards agents recipes data llms evaluation invariants/test_imports.py test_docs.py \
-	training/test_config.py training/test_credit.py training/test_metrics.py learning/test_losses.py learning/test_learner.py \
+	training/test_config.py training/test_credit.py training/test_metrics.py learning/test_losses.py \
 	generation/test_engine.py)
 
 check: $(VENV)/.installed-dev
