@@ -39,6 +39,21 @@ def write_whole(path: pathlib.Path, content: str | bytes, *, sync: bool = False,
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def sync(path: pathlib.Path) -> None:
+    """Waits until a file, or a directory's own entries, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(directory: pathlib.Path) -> None:
+    """`sync` of a directory and of all that is in it."""
+    for path in [directory, *directory.rglob("*")]:
+        sync(path)
+
+
 def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
     """Writes a JSON value a line; see `whole_file`."""
     with whole_file(path) as file:

@@ -45,7 +45,7 @@ class Services:
             return Completion(error=f"{type(error).__name__}: {error}", finish="error")
 
     async def search(self, tool: str, query: Query, k: int) -> Call:
-        """A search; a failure has `error` set."""
+        """A search; a failure has `error` set. Raises what `search_calls` does."""
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         key = (tool, k)
         if key in self._waiting:
@@ -62,7 +62,13 @@ class Services:
         tool, k = key
         while waiting := self._waiting[key]:
             batch, self._waiting[key] = waiting[:_MOST], waiting[_MOST:]
-            calls = await search_calls(self._tools, tool, [query for query, _ in batch], k, self._timeout)
+            try:
+                calls = await search_calls(self._tools, tool, [query for query, _ in batch], k, self._timeout)
+            except Exception as error:  # a tool that is no tool; whoever waits for it is told
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
             for (_, future), call in zip(batch, calls):
                 if not future.done():  # who waited may be gone
                     future.set_result(call)

@@ -25,7 +25,8 @@ __all__ = [
     "opening_backend",
 ]
 
-AUTO = "auto"  # ScaNN where it is installed, exact search elsewhere
+AUTO = "auto"  # ScaNN where it is installed, exact search elsewhere; few pages are all compared
+_BY_AUTO = ("scann", "exact", "maxsim")  # what it may have come to
 
 
 def backend_of(asked: str) -> str:
@@ -51,7 +52,7 @@ def opening_backend(asked: str | None, built: str) -> str:
 
 def fits(asked: str, built: str) -> bool:
     """Whether what was built with a backend is what a setting asks for."""
-    return asked == built or (asked == AUTO and built in ("scann", "exact"))
+    return asked == built or (asked == AUTO and built in _BY_AUTO)
 
 
 def has_scann() -> bool:

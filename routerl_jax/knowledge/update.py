@@ -10,7 +10,6 @@ what was not in memory is gone, and reading it is an error (`store.StoredArray`)
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import shutil
 import time
@@ -20,6 +19,7 @@ import numpy as np
 from jaxtyping import Float32
 from tqdm.auto import tqdm
 
+from routerl_jax.core.files import sync, sync_tree
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
@@ -210,8 +210,9 @@ def _write_delta(
         array = create_array(scratch / EMBEDDINGS, vectors.shape, "float32", _SHARD, 16, compress=False)
         array.write(vectors).result()
     np.save(scratch / DELETED, deleted.astype(np.int64))
-    _sync(scratch)
+    sync_tree(scratch)
     scratch.rename(place)
+    sync(store.directory)  # on the disk before kb.json names it
     delta = Delta(generation=generation, added=len(passages), deleted=len(deleted))
     dataclasses.replace(manifest, delta=delta, updates=generation).write(store.directory)
     before = manifest.delta.generation if manifest.delta else generation
@@ -335,16 +336,6 @@ def _fingerprint(directory: pathlib.Path, add: Sequence[Passage], delete: Sequen
     if manifest.embedding is None or manifest.kind == "graph":
         parts += [[[p.id, p.title, p.text] for p in add], list(delete)]
     return digest_of(parts)
-
-
-def _sync(directory: pathlib.Path) -> None:
-    """What was written reaches the disk before it is made current."""
-    for path in [directory, *directory.rglob("*")]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from absl import logging
 from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import sync, sync_tree, write_whole
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
@@ -162,10 +162,6 @@ class StoreWriter:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
         return _passages(self.scratch, self._progress, passages)
 
-    def count(self) -> int:
-        """How many passages `passages` has written."""
-        return json.loads((self._progress / "passages").read_text())["count"]
-
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
         own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
@@ -187,10 +183,12 @@ class StoreWriter:
         """Writes the manifest and moves everything into place."""
         manifest.write(self.scratch)
         self._check_target()
+        sync_tree(self.scratch)
         if self.directory.exists():
             shutil.rmtree(self._replaced, ignore_errors=True)
             self.directory.rename(self._replaced)
         self.scratch.rename(self.directory)
+        sync(self.directory.parent)  # from here on the new one is there whatever happens to the machine
         shutil.rmtree(self._replaced, ignore_errors=True)
         shutil.rmtree(self.directory / _PROGRESS)
 
@@ -246,33 +244,33 @@ class Shards:
         bounds = bounds[own[0] :: own[1]]
         self.rows = sum(stop - start for start, stop in bounds)
         self.todo = [bound for bound in bounds if not self._is_written(bound[0])]
-        self.resumed_shards = len(bounds) - len(self.todo)
         self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)
 
     def write(self, embed: Embed) -> None:
-        """Embeds what is still missing and commits each shard as soon as it is done.
-
-        Raises:
-          ValueError: `embed` gives another shape than it should, or values that are not finite.
-        """
-        self.write_rows(lambda start, stop: self._checked(embed, self.passages.read(start, stop)))
+        """Embeds what is still missing and commits each shard as soon as it is done; see `write_rows`."""
+        self.write_rows(lambda start, stop: embed(self.passages.read(start, stop)))
 
     def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
-        """As `write`, from vectors that are there: those of rows start..stop."""
+        """As `write`, from what gives the vectors of rows start..stop. The missing shards may lie anywhere, so a row's number
+        follows from `start` alone, not from what was asked for before.
+
+        Raises:
+          ValueError: another shape than it should be, or values that are not finite.
+        """
         array = open_array(self._path)
         for start, stop in self.todo:
             with explained(self._path, f"{start:,} of {len(self.passages):,} vectors are kept"):
-                array[start:stop].write(vectors(start, stop)).result()
+                array[start:stop].write(self._checked(vectors(start, stop), start, stop)).result()
                 finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
 
-    def _checked(self, embed: Embed, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
-        vectors = np.asarray(embed(passages), np.float32)
-        if vectors.shape != (len(passages), self.dim):
-            raise ValueError(f"the encoder gave {vectors.shape}, expected {(len(passages), self.dim)}")
+    def _checked(self, given: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
+        vectors = np.asarray(given, np.float32)
+        if vectors.shape != (stop - start, self.dim):
+            raise ValueError(f"the encoder gave {vectors.shape}, expected {(stop - start, self.dim)}")
         finite = np.isfinite(vectors).all(1)
         if not finite.all():
-            bad = passages[int(np.argmin(finite))].id
-            raise ValueError(f"the encoder gave values that are not finite for passage {bad!r}")
+            (bad,) = self.passages.take([start + int(np.argmin(finite))])
+            raise ValueError(f"the encoder gave values that are not finite for passage {bad.id!r}")
         return vectors
 
     def _is_written(self, start: int) -> bool:

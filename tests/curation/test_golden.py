@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import collections
 import dataclasses
@@ -22,6 +23,7 @@ from routerl_jax.curation.balance import balanced, split
 from routerl_jax.curation.golden import construct, save_picture
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
 from routerl_jax.curation.job import Journal
+from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import shots
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import (
@@ -660,3 +662,21 @@ def test_the_released_texts_give_the_released_trajectories_back(shared_data, tmp
         for name in step["answer"]["retriever"]
     )
     assert next(iter(report.datasets.values())).retrievers == named
+
+
+def test_whoever_waits_for_a_tool_that_is_none_is_told():
+    """Those of the batch that failed and those that came meanwhile."""
+
+    class Nonsense:
+        cost = "free"
+
+        def search(self, queries, k=5):
+            raise AssertionError
+
+    async def ask():
+        services = Services(None, {"wiki": Nonsense()}, 5.0)
+        first = await asyncio.gather(*(services.search("wiki", "who", 3) for _ in range(300)), return_exceptions=True)
+        return [*first, *await asyncio.gather(services.search("wiki", "again", 3), return_exceptions=True)]
+
+    found = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert {type(error) for error in found} == {TypeError}

@@ -45,6 +45,8 @@ def foreign() -> MCPServer:
     async def hangs(query: str) -> str:
         if query == "hang":
             await asyncio.sleep(600)
+        if query == "slow":
+            await asyncio.sleep(3)
         return query
 
     @server.tool()

@@ -174,3 +174,15 @@ def test_a_command_that_is_none() -> None:
         McpTool(["/nowhere/server"], timeout=60)
     with pytest.raises(Unavailable):
         McpTool([sys.executable, "-c", "print('hello')"], timeout=10)
+
+
+def test_one_callers_time_limit_is_its_own() -> None:
+    """Who waits longer gets the answer on the connection that another has given up on."""
+    tool = McpTool(command("foreign"), "hangs", timeout=60.0)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(tool.search, ["slow"], 1)
+        with patience(1.0), pytest.raises(Unavailable, match="gave no answer"):
+            tool.search(["hang"], k=1)
+        assert tool.search(["next"], k=1)[0][0].text == "next"
+        assert slow.result()[0][0].text == "slow"
+    tool.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import signal
@@ -18,13 +19,15 @@ from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.base import build
 from routerl_jax.knowledge.builds import changes
 from routerl_jax.knowledge.kinds import KB_BUILDERS
-from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.load import check_kb, load_kb
+from routerl_jax.knowledge.pages import build as pages_build
 from routerl_jax.knowledge.pages.build import OcrConfig, PagesConfig, build_ocr, build_pages
 from routerl_jax.knowledge.pages.documents import Page, Problems, Reader, documents, read_pages
 from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
 from routerl_jax.knowledge.pages.ocr import Ocr
 from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureJournal
+from routerl_jax.knowledge.writer import StoreWriter
 from tests.knowledge import killed_pages, late
 from tests.knowledge.helpers import files_of, write_jsonl
 from tests.programs import finish, start
@@ -267,3 +270,27 @@ def test_configurations() -> None:
         PagesConfig(index="skann")
     config = PagesConfig(corpus="x", pages=PageConfig(dpi=200), pooled=4)
     assert changes(config) == {"kind": "pages", "pages.dpi": 200, "pooled": 4}
+
+
+def test_a_damaged_shard_in_the_middle(
+    corpus: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are made again, and no others; index="auto" finds its own work."""
+    monkeypatch.setattr(pages_build, "_MEANS", 4)
+    config = PagesConfig(corpus=str(corpus), name="kb", shard_size=4)
+
+    def build(directory: pathlib.Path) -> None:
+        build_pages(config, directory, progress=False, encoder=late.model())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "kb")
+    [shard] = tmp_path.glob("kb.tmp-*/embeddings/c/1/0")
+    os.truncate(shard, shard.stat().st_size - 100)
+    build(tmp_path / "kb")
+    build(tmp_path / "whole")
+    assert files_of(tmp_path / "kb") == files_of(tmp_path / "whole")
+    check_kb(tmp_path / "kb", {"kind": "pages", "index": "auto"}, "kb")
+    with pytest.raises(ValueError, match=r"index='scann', but .* another: 'maxsim'"):
+        check_kb(tmp_path / "kb", {"index": "scann"}, "kb")

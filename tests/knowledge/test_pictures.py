@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from tqdm.auto import tqdm
 
-from routerl_jax.core.types import TextAndImage
+from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.picture_files import PictureFiles
@@ -226,3 +226,23 @@ def test_configurations() -> None:
         PicturesConfig(side=5)
     with pytest.raises(ValueError, match="corpus must be set"):
         build_pictures(PicturesConfig(), "kb")
+
+
+def test_rows_that_are_embedded_again_get_their_own_pictures(tmp_path: pathlib.Path) -> None:
+    """Of a shard in the middle, in batches."""
+    asked: list[TextAndImage] = []
+
+    def embed(inputs: list[TextAndImage], **_: Any) -> np.ndarray:
+        asked.extend(inputs)
+        return np.zeros((len(inputs), 2), np.float32)
+
+    encoder: Any = types.SimpleNamespace(embed=embed, mesh=None)
+    place: Any = types.SimpleNamespace(scratch=tmp_path)
+    clock: Any = None
+    made = _Build(PicturesConfig(kind="reverse_image", embed_batch=1), place, encoder, clock, progress=False)
+    made._bar = tqdm(disable=True)
+    files = PictureFiles(tmp_path)
+    for row in range(50):
+        files.write(row, b"")
+    made._embed([Passage(id=str(row), title="", text="") for row in range(20, 40)], 20)
+    assert [one.image for one in asked] == [files.path(row) for row in range(20, 40)]

@@ -134,7 +134,7 @@ class Crash(BaseException):
     pass
 
 
-@pytest.mark.parametrize("where", ["write_passages", "_sync", "Manifest.write"])
+@pytest.mark.parametrize("where", ["write_passages", "sync_tree", "Manifest.write"])
 def test_a_crash_changes_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """At every stage before kb.json is replaced the old state stands, and the update can simply be run again."""
     kb = build("exact", make_passages(20), tmp_path / "kb")

@@ -1,6 +1,8 @@
 """Builds that are killed, repeated, or meet something in their way."""
 
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,3 +236,35 @@ def test_two_builds_at_once_make_one(tmp_path: pathlib.Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(report.numbers["embedded"] for report in reports) == [0, 100]
+
+
+def test_a_knowledge_base_is_on_the_disk_before_it_takes_anothers_place(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path / "kb")
+    done: list[tuple[str, str]] = []
+    fsync, rename, rmtree = os.fsync, pathlib.Path.rename, shutil.rmtree
+
+    def noted_rename(self: pathlib.Path, target: Any) -> Any:
+        done.append(("rename", str(self)))
+        return rename(self, target)
+
+    def noted_rmtree(path: Any, **options: Any) -> None:
+        done.append(("remove", str(path)))
+        rmtree(path, **options)
+
+    def noted_fsync(handle: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(pathlib.Path, "rename", noted_rename)
+    monkeypatch.setattr(shutil, "rmtree", noted_rmtree)
+    build(tmp_path / "kb", BuildConfig(name="other", shard_size=32, overwrite=True))
+    scratch = next(path for what, path in done if what == "rename" and ".tmp-" in path)
+    first, last = done.index(("rename", str(tmp_path / "kb"))), done.index(("rename", scratch))
+    files = {str(file.relative_to(tmp_path / "kb")) for file in (tmp_path / "kb").rglob("*")}
+    synced = {os.path.relpath(path, scratch) for what, path in done[:first] if what == "sync"}
+    assert files <= synced
+    removed = max(i for i, one in enumerate(done) if one == ("remove", str(tmp_path / ".kb.replaced")))
+    assert last < done.index(("sync", str(tmp_path)), last) < removed

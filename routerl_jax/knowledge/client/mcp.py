@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import shlex
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -70,8 +69,7 @@ class McpTool:
         self._query_key, self._k_key, self._image_key = query_key, k_key, image_key
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
         self._timeout, self._concurrency = timeout, concurrency
-        self._session: _Session | None = None
-        self._lock = threading.Lock()
+        self._session: _Session | None = None  # of the shared loop, like all that is done with it
         listed = {one.name: one for one in shared_loop().run(self._list())}
         if not tool and len(listed) == 1:
             tool = next(iter(listed))
@@ -130,42 +128,48 @@ class McpTool:
         return await self._guarded(lambda client: client.call_tool(self.name, arguments))
 
     async def _guarded(self, ask: Any) -> Any:
-        """`ask(client)` within the time limit. Whatever goes wrong with the connection ends it."""
+        """`ask(client)` within the time limit. Whatever goes wrong with the connection, no later call uses it; others that
+        wait on it go on waiting. A call that came too late says so of itself alone, where the server has answered meanwhile."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
-        session, seconds = None, seconds_left(self._timeout)
+        seconds = seconds_left(self._timeout)
+        try:
+            session = self._current()
+        except Exception as error:
+            raise Unavailable(f"the MCP server {self._where} failed: {type(error).__name__}: {error}") from error
+        answered = session.answered
         try:
             async with asyncio.timeout(seconds):
-                session = await self._connected()
-                return await session.race(ask(session.client))
+                return await session.race(ask)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                await self._drop(session)
+                self._retire(session)
                 raise Unavailable(f"the MCP server {self._where} went away ({error})") from error
             raise RuntimeError(f"the MCP server {self._where}: {error}") from error
         except TimeoutError as error:
-            await self._drop(session)
+            if session.answered == answered:
+                self._retire(session)
             raise Unavailable(f"the MCP server {self._where} gave no answer within {seconds:.3g} s") from error
         except Exception as error:
-            await self._drop(session)
+            self._retire(session)
             if isinstance(error, Unavailable):
                 raise
             raise Unavailable(f"the MCP server {self._where} failed: {type(error).__name__}: {error}") from error
 
-    async def _connected(self) -> _Session:
-        with self._lock:
-            if self._session is None or self._session.ended:
-                self._session = _Session(self._transport(), self._where)
-            session = self._session
-        await asyncio.shield(session.ready)
-        return session
+    def _current(self) -> _Session:
+        if self._session is None or self._session.ended:
+            self._session = _Session(self._transport(), self._where)
+        return self._session
 
-    async def _drop(self, session: _Session | None = None) -> None:
-        with self._lock:
-            if session is not None and session is not self._session:
-                return
-            session, self._session = self._session, None
+    def _retire(self, session: _Session) -> None:
+        """The next call connects anew; this connection ends with the last call that waits on it."""
+        if session is self._session:
+            self._session = None
+        session.retire()
+
+    async def _drop(self) -> None:
+        session, self._session = self._session, None
         if session is not None:
             await session.close()
 
@@ -185,6 +189,9 @@ class McpTool:
         return StdioServerParameters(command=words[0], args=words[1:], env=self._env)
 
 
+_GRACE = 10  # seconds that a connection may take to end
+
+
 class _Session:
     """One connection, kept open by a task of its own (MCP's context managers must be left by the task that entered)."""
 
@@ -193,6 +200,9 @@ class _Session:
         self._where = where
         self.client: Any = None
         self.ready: asyncio.Future[None] = loop.create_future()
+        self.answered = 0  # calls
+        self._waiting = 0  # calls
+        self._retired = False
         self._leave = asyncio.Event()
         self._task = loop.create_task(self._live(transport))
         self._task.add_done_callback(self._finish)
@@ -214,20 +224,38 @@ class _Session:
             self.ready.set_exception(Unavailable(f"the MCP server {self._where} did not start: {_cause(error)}"))
             self.ready.exception()  # retrieved: nobody may wait any more
 
-    async def race(self, work: Any) -> Any:
-        """The result of `work`, or an error if the connection ends first."""
-        asked = asyncio.ensure_future(work)
+    async def race(self, ask: Any) -> Any:
+        """The result of `ask(client)` once there is a connection, or an error if that ends first."""
+        asked: asyncio.Future[Any] | None = None
+        self._waiting += 1
         try:
+            await asyncio.shield(self.ready)
+            asked = asyncio.ensure_future(ask(self.client))
             await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
-            raise Unavailable(f"the MCP server {self._where} went away")
+            if not asked.done():
+                raise Unavailable(f"the MCP server {self._where} went away")
+            self.answered += 1
+            return asked.result()
         finally:
-            asked.cancel()
+            if asked is not None:
+                asked.cancel()
+            self._waiting -= 1
+            self._leave_if_idle()
+
+    def retire(self) -> None:
+        """No further call will come."""
+        self._retired = True
+        self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if self._retired and not self._waiting and not self._leave.is_set():
+            self._leave.set()
+            # a server that does not go by itself is stopped
+            asyncio.get_running_loop().call_later(_GRACE, self._task.cancel)
 
     async def close(self) -> None:
         self._leave.set()
-        done, _ = await asyncio.wait({self._task}, timeout=10)
+        done, _ = await asyncio.wait({self._task}, timeout=_GRACE)
         if not done:
             self._task.cancel()
 

@@ -41,6 +41,7 @@ _POOLED = ((100_000, 32), (1_000_000, 8))  # up to so many pages, so many pooled
 _CANDIDATES = (32, 64, 128, 256, 512, 1024)
 _DEPTH = 256  # pooled vectors that each vector of a query looks up, at least
 _PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # what takes room on disk
+_MEANS = 8192  # pages whose mean vectors are committed together
 _SAMPLE = 16  # vectors of a page that stand for a query, where no questions are given
 
 
@@ -241,17 +242,11 @@ class _PagesBuild:
 
     def _means(self, vectors: Ragged) -> None:
         """One vector per page, which is what a store of any kind with an encoder has."""
-        done = self._writer.embeddings(vectors.width, 8192)
-        position = done.resumed_rows
 
-        def means(passages: object) -> Float32[np.ndarray, "N D"]:
-            nonlocal position
-            count = len(passages)  # type: ignore[arg-type]
-            pages = vectors.read(position, position + count)
-            position += count
-            return np.stack([page.astype(np.float32).mean(0) for page in pages])
+        def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
+            return np.stack([page.astype(np.float32).mean(0) for page in vectors.read(start, stop)])
 
-        done.write(means)
+        self._writer.embeddings(vectors.width, _MEANS).write_rows(means)
 
     def _chosen(self, count: int) -> tuple[str, int]:
         """Backend of the first stage, and pooled vectors of a page (0: no first stage)."""

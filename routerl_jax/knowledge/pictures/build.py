@@ -136,12 +136,12 @@ class _Build:
         pictures = self._finger_prints(count)
         self._clock.lap("pictures")
         shards = writer.embeddings(self._encoder.dim, config.shard_size)
-        self._row = shards.resumed_rows
+        done = shards.resumed_rows
         self._bar = tqdm(
-            total=count, initial=self._row, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
+            total=count, initial=done, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
         )
         with self._bar:
-            shards.write(self._embed)
+            shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
         self._clock.lap("embed")
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
         shutil.rmtree(writer.index_directory, ignore_errors=True)
@@ -210,14 +210,14 @@ class _Build:
         finish(marker, {"pictures": pictures})
         return pictures
 
-    def _embed(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+    def _embed(self, passages: Sequence[Passage], first: int) -> Float32[np.ndarray, "N D"]:
+        """The vectors of the passages from row `first` on."""
         parts, batch = [], self._config.embed_batch or _batch_size(self._encoder)
         for start in range(0, len(passages), 16 * batch):
             inputs = []
-            for passage in passages[start : start + 16 * batch]:
-                file = self._files.path(self._row)
+            for row, passage in enumerate(passages[start : start + 16 * batch], first + start):
+                file = self._files.path(row)
                 inputs.append(self._input(passage, file if file.is_file() else None))
-                self._row += 1
             parts.append(self._encoder.embed(inputs, prefix="", batch_size=batch))
             self.embedded += len(inputs)
             self._bar.update(len(inputs))
