@@ -5,6 +5,8 @@ python -m benchmarks.atlas_flags
 
 from __future__ import annotations
 
+import argparse
+
 from configs import r1_router_small
 from routerl_jax.data.atlas.visual import PICTURES, SHOWN
 from routerl_jax.data.readers import open_dataset
@@ -13,6 +15,7 @@ from routerl_jax.training.knowledge import open_knowledge_bases
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     flags = open_knowledge_bases({PICTURES: r1_router_small.KNOWLEDGE[PICTURES]})[PICTURES]
     print("| split | questions | first | among two |\n|---|---:|---:|---:|")
     for split in ("train", "validation", "test"):
