@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.core.checked import Seed, Size, checked
+from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.data.pictures import picture_name
@@ -51,8 +51,8 @@ class SelectionConfig:
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right where it is 1
     normalizer: str = "search_r1"
     seed: Seed = 0  # of the choice of questions
-    stage1: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": 350})
-    stage2: Mapping[str, int | None] = dataclasses.field(default_factory=lambda: {"medium": None, "hard": None})
+    stage1: Mapping[str, Count | None] = dataclasses.field(default_factory=lambda: {"medium": 350})
+    stage2: Mapping[str, Count | None] = dataclasses.field(default_factory=lambda: {"medium": None, "hard": None})
 
     def __post_init__(self) -> None:
         if not 1 <= self.easy_below <= self.hard_above:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage, Query
+from routerl_jax.knowledge.corpus import corpus_sha256
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
@@ -88,10 +89,12 @@ class Builder(NamedTuple):
 
     The class is a dataclass with a field `kind` and a default for every field.
     `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
+    `digest(corpus)` is what its kb.json holds as `corpus_sha256`.
     """
 
     config: type
     build: Callable[..., Any]
+    digest: Callable[[pathlib.Path], str] = corpus_sha256
 
 
 KB_BUILDERS: Registry[Builder] = Registry("kind of knowledge base to build")

@@ -170,11 +170,6 @@ class BuildReport:
     peak_rss_bytes: int = 0
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
-    def passages_per_second(self) -> float:
-        """While embedding."""
-        return self.numbers.get("embedded", 0) / self.seconds.get("embed", 1.0)
-
     def __str__(self) -> str:
         rows = {"knowledge base": f"{self.name} ({self.kind}) at {self.directory}"}
         if self.seconds:
@@ -184,7 +179,9 @@ class BuildReport:
             rows["failed"] = "; ".join(f"{id}: {why}" for id, why in list(self.failed.items())[:5])
         if self.encoder:
             devices = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
-            rows["vectors"] = f"{self.dim} wide, {self.encoder}, {self.passages_per_second:.1f} passages/s on {devices}"
+            embedded, seconds = self.numbers.get("embedded", 0), self.seconds.get("embed", 0.0)
+            speed = f"{embedded / seconds:.1f} passages/s " if embedded and seconds else ""
+            rows["vectors"] = f"{self.dim} wide, {self.encoder}, {speed}on {devices}"
         if self.index:
             found = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
             rows["index"] = f"{self.index}, recall {found}"

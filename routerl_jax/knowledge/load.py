@@ -9,11 +9,11 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
 from routerl_jax.knowledge.hybrid import HybridKB, is_url
 from routerl_jax.knowledge.index import fits
-from routerl_jax.knowledge.kinds import KB_KINDS
+from routerl_jax.knowledge.kinds import KB_BUILDERS, KB_KINDS
 from routerl_jax.knowledge.pages.kb import TEXTS
 from routerl_jax.knowledge.store import Manifest, Store
 
@@ -68,18 +68,29 @@ def load_kb(
 
 @KB_KINDS.register("hybrid")
 def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> HybridKB:
-    """Opens a directory that names members, and those; `index` and `encoder` go to the members that have vectors."""
+    """Opens a directory that names members, and those; `index` goes to those that have one, `encoder` to those with vectors."""
     settings = dict(store.manifest.settings)
     members = []
     for place in settings.pop("members", ()):
         at = place if is_url(place) else str((store.directory / place).resolve())
         vectors = not is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
-        options = {"index": index, "encoder": encoder} if vectors else {}
         try:
-            members.append(load_kb(at, mesh=mesh, **options))
+            own = index if has_index(at) else None
+            members.append(load_kb(at, mesh=mesh, index=own, encoder=encoder if vectors else None))
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {place!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
+
+
+def has_index(place: str) -> bool:
+    """Whether the knowledge base in a directory has vectors in an index, for which `load_kb` takes another one. Of one that is
+    made of others, they may have. Raises ValueError if there is none."""
+    if is_url(place):
+        return False
+    manifest = Manifest.read(pathlib.Path(place).expanduser())
+    if manifest.kind == "ocr":
+        return has_index(str(pathlib.Path(place) / TEXTS))
+    return manifest.kind == "hybrid" or (manifest.embedding is not None and manifest.kind != "graph")
 
 
 def check_kb(
@@ -123,4 +134,6 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if passages is not None:
         return passages_sha256(passages) == manifest.corpus_sha256
     path = pathlib.Path(source).expanduser()
-    return not path.exists() or str(path.resolve()) == manifest.corpus or corpus_sha256(path) == manifest.corpus_sha256
+    if not path.exists() or str(path.resolve()) == manifest.corpus:
+        return True
+    return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256

@@ -51,8 +51,16 @@ class CachedModel:
         """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set."""
         about: list[Any] = [self.name, self.settings, max_tokens, temperature, schema]
         about += [sample] if sample else []
-        keys = [cache_key("llm", about, spoken(messages)) for messages in conversations]
-        answers = {key: _read(value) for key, value in self._cache.get_many(keys).items()}
+        answers: dict[str, Completion] = {}
+        keys = []
+        for number, messages in enumerate(conversations):
+            try:
+                keys.append(cache_key("llm", about, spoken(messages)))
+            except ValueError as error:  # a picture that can't be read
+                keys.append(f"unreadable {number}")
+                answers[keys[-1]] = Completion(error=str(error), finish="error")
+        kept = self._cache.get_many([key for key in keys if key not in answers])
+        answers |= {key: _read(value) for key, value in kept.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         asked = list(missing)
         with tqdm(total=len(asked), desc=self._progress, unit="answer", disable=not self._progress) as bar:

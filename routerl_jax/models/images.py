@@ -121,7 +121,7 @@ def image_digest(source: ImageSource) -> str:
     elif isinstance(source, np.ndarray):
         parts = (source.dtype.str, source.shape), source.tobytes()
     else:
-        return hashlib.sha256(image_bytes(source)).hexdigest()
+        return hashlib.sha256(image_bytes(source, _name(source, None))).hexdigest()
     return hashlib.sha256(repr(parts[0]).encode() + parts[1]).hexdigest()
 
 

@@ -66,6 +66,7 @@ PYPI_MODELS = {
 
 
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # what is fetched from the hub
+_PICKLED = "pytorch_model*.bin"  # and, where there are no safetensors, this
 
 # Models that ship inside this package.
 PACKAGED_MODELS = {"atlas-warm-start": pathlib.Path(__file__).parents[1] / "data" / "atlas" / "warm_start"}
@@ -96,7 +97,7 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
     try:
         found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(_FILES)))
         if not list(found.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
-            found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, "pytorch_model*.bin"]))
+            found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, _PICKLED]))
         return found
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
@@ -107,7 +108,9 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
 
 def _check_no_run(path: pathlib.Path) -> None:
     """A run's directory has a config.json, too: its settings. Its policy lies in it."""
-    if not ((path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()) or list(path.glob("*.safetensors")):
+    if not ((path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()):
+        return
+    if any(file for weights in ("*.safetensors", _PICKLED) for file in path.glob(weights)):
         return
     policy = path / "policy"
     remedy = (

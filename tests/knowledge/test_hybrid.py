@@ -10,6 +10,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.hybrid import HybridConfig, HybridKB, build_hybrid, reciprocal_rank_fusion
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.serving.config import ServeConfig, open_served
 from tests.knowledge.helpers import HashEncoder, build_words, make_passages
 
 
@@ -77,6 +78,11 @@ def test_directories(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     kb = load_kb(tmp_path / "b" / "both", encoder=encoder)
     query = "Text № 7"
+    assert load_kb(tmp_path / "b" / "both", encoder=encoder, index="exact").search([query], 5)
+    places = {"words": str(tmp_path / "b" / "words")}
+    assert open_served(ServeConfig(knowledge_bases=places, index="exact", warm_up=False))
+    with pytest.raises(ValueError, match=r"port=70000 must be in"):
+        ServeConfig(port=70_000)
     parts = [load_kb(tmp_path / "b" / "dense", encoder=encoder), load_kb(tmp_path / "b" / "words")]
     expected = reciprocal_rank_fusion([part.search([query], 10)[0] for part in parts], 5, weights=[1, 0.5])
     assert kb.search([query], 5) == [expected]

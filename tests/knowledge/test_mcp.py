@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import re
 import sys
 import types
 from typing import Any
 
+import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
@@ -13,8 +15,9 @@ from routerl_jax.core.patience import patience
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.mcp import McpTool, _passages
 from routerl_jax.knowledge.client.policy import Unavailable
-from routerl_jax.knowledge.serving.app import Served
+from routerl_jax.knowledge.serving.app import ServerSettings
 from routerl_jax.knowledge.serving.mcp import http_app
+from routerl_jax.knowledge.serving.schema import Limits
 from tests.knowledge.mcp_servers import PNG
 from tests.knowledge.serving.servers import EchoKB, search, serving
 from tests.programs import ROOT
@@ -60,8 +63,7 @@ def test_our_tools_over_stdio() -> None:
 @pytest.fixture(scope="module")
 def url():
     kbs = [EchoKB("wiki"), EchoKB("pictures", reads=frozenset({"text", "image"}), image=URI)]
-    mcp = http_app([Served(kb.name, {"default": kb}) for kb in kbs])
-    with serving(*kbs, mcp=mcp) as url:
+    with serving(*kbs, mcp=http_app) as url:
         yield url
 
 
@@ -98,8 +100,7 @@ def test_many_threads_share_a_connection(url: str) -> None:
 
 def test_the_token_guards_mcp_too() -> None:
     kb = EchoKB("wiki")
-    mcp = http_app([Served("wiki", {"default": kb})])
-    with serving(kb, token="s3cret", mcp=mcp) as url:
+    with serving(kb, token="s3cret", mcp=http_app) as url:
         assert McpTool(f"{url}/mcp", token="s3cret").search(["x"], k=1)[0][0].text == "x (0)"
         with pytest.raises(Unavailable):
             McpTool(f"{url}/mcp", token="wrong", timeout=60)
@@ -186,3 +187,21 @@ def test_one_callers_time_limit_is_its_own() -> None:
         assert tool.search(["next"], k=1)[0][0].text == "next"
         assert slow.result()[0][0].text == "slow"
     tool.close()
+
+
+def test_both_doors_lead_to_the_same_queue() -> None:
+    """A call over MCP counts among the server's searches; without a number it finds no more than may be asked for."""
+    with serving(EchoKB("wiki"), settings=ServerSettings(limits=Limits(k=2)), mcp=http_app) as url:
+        _, (found,) = asyncio.run(ask(f"{url}/mcp", ("search_wiki", {"query": "who"})))
+        assert len(found.structured_content["passages"]) == 2
+        counted = httpx.get(f"{url}/metrics").text
+        assert re.search(r'^[a-z_]*batch[a-z_]*count\{.*kb="wiki".*\} 1\.0$', counted, re.MULTILINE), counted
+        assert len(httpx.post(f"{url}/v1/search", json={"queries": ["x"]}).json()["results"][0]) == 2
+        assert len(httpx.post(f"{url}/retrieve", json={"queries": ["x"]}).json()["result"][0]) == 2
+        assert len(httpx.get(f"{url}/search?queries=x").json()[0]) == 2
+
+
+def test_null_is_no_text() -> None:
+    rows = [{"id": "a", "title": "t", "text": None, "score": 1.0}, {"snippet": None, "text": "b"}]
+    result = types.SimpleNamespace(content=[], is_error=False, structured_content={"rows": rows})
+    assert [(one.id, one.text) for one in _passages(result, "tool")] == [("a", ""), ("1", "b")]

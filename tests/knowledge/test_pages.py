@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import types
 from typing import Any
@@ -291,6 +292,7 @@ def test_a_damaged_shard_in_the_middle(
     build(tmp_path / "kb")
     build(tmp_path / "whole")
     assert files_of(tmp_path / "kb") == files_of(tmp_path / "whole")
-    check_kb(tmp_path / "kb", {"kind": "pages", "index": "auto"}, "kb")
+    moved = str(shutil.copytree(corpus, tmp_path / "moved"))
+    check_kb(tmp_path / "kb", {"kind": "pages", "index": "auto", "source": moved}, "kb")
     with pytest.raises(ValueError, match=r"index='scann', but .* another: 'maxsim'"):
         check_kb(tmp_path / "kb", {"index": "scann"}, "kb")

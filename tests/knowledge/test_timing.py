@@ -17,7 +17,6 @@ from routerl_jax.knowledge.cassette import Cassette
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.mcp import McpTool
 from routerl_jax.knowledge.hybrid import HybridKB
-from routerl_jax.knowledge.serving.app import Served
 from routerl_jax.knowledge.serving.mcp import http_app
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.recipes.routerag import efficiency
@@ -154,7 +153,7 @@ def test_a_server_that_does_not_say_is_timed_from_here() -> None:
 
 def test_mcp_hands_it_on() -> None:
     kb = Told()
-    with serving(kb, mcp=http_app([Served("echo", {"default": kb})])) as url:
+    with serving(kb, mcp=http_app) as url:
         tool = McpTool(f"{url}/mcp")
         assert [call.seconds for call in calls(tool, "2", "3")] == [2.0, 3.0]
         tool.close()

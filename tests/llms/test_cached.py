@@ -94,3 +94,20 @@ def test_samples_and_pictures_are_told_apart(tmp_path):
     for sample in (0, 1, 2, 1):
         cached.complete(say("x"), temperature=1.0, sample=sample)
     assert len(model.asked) == 6
+
+
+def test_a_picture_that_is_gone_fails_its_own_conversation(tmp_path):
+    asked = []
+
+    class Model:
+        name, settings = "m", {}
+
+        def complete(self, conversations, **_):
+            asked.extend(conversations)
+            return [Completion(text="yes") for _ in conversations]
+
+    gone = [Message(role="user", content="what?", images=(str(tmp_path / "gone.png"),))]
+    fine = [Message(role="user", content="well?")]
+    first, second = CachedModel(Model(), MemoryCache()).complete([gone, fine])
+    assert "gone.png" in first.error
+    assert (second.text, asked) == ("yes", [fine])

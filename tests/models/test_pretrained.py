@@ -153,3 +153,11 @@ def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
     (tmp_path / "model.safetensors").unlink()
     assert resolve("org/pickled") == tmp_path
     assert asked == [("org/model", False), ("org/absent", False), ("org/pickled", False), ("org/pickled", True)]
+
+
+def test_a_model_with_pickled_weights_is_no_run(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="is the directory of a run"):
+        resolve(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert resolve(tmp_path) == tmp_path

@@ -320,7 +320,7 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
 def _row_passage(row: Mapping[str, Any], rank: int) -> Passage:
     with contextlib.suppress(ValueError):
         return passage_of(row)
-    text = next(str(row[key]) for key in _TEXT_KEYS if row.get(key) is not None or key in row)
+    text = next((str(row[key]) for key in _TEXT_KEYS if row.get(key) is not None), "")
     score = row.get("score")
     return Passage(
         id=str(row.get("id") or row.get("url") or row.get("link") or rank),

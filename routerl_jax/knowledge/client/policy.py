@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
+from routerl_jax.core.checked import NonNegative, Positive, Size, checked
+
 
 class Unavailable(RuntimeError):
     """No replica answered: the message says what was tried and what came last."""
@@ -28,20 +30,18 @@ class Failed(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Timeouts:
     """Seconds: to connect, between two pieces of a reply, and at most for a whole call with all its attempts, which never takes
     longer than its caller waits (core.patience)."""
 
-    connect: float = 5.0
-    read: float = 30.0
-    total: float | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.connect, self.read, 1.0 if self.total is None else self.total) <= 0:
-            raise ValueError(f"timeouts must be positive: {self}")
+    connect: Positive = 5.0
+    read: Positive = 30.0
+    total: Positive | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Retries:
     """Attempts, and the pauses between them: uniform in [0, min(cap, base 2^n)] ("full jitter", AWS Architecture Blog 2015).
 
@@ -51,14 +51,14 @@ class Retries:
       seed: of the jitter, for tests.
     """
 
-    attempts: int = 5
-    base: float = 0.1
-    cap: float = 5.0
+    attempts: Size = 5
+    base: NonNegative = 0.1
+    cap: NonNegative = 5.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.base < 0 or self.cap < self.base:
-            raise ValueError(f"retries need attempts >= 1 and 0 <= base <= cap: {self}")
+        if self.cap < self.base:
+            raise ValueError(f"retries need base <= cap: {self}")
 
     def pause(self, failures: int, rng: random.Random) -> float:
         """Seconds to wait after so many failures."""

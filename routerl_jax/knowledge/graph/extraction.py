@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -133,11 +133,6 @@ def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | N
         return checked_triples(value)
     found, _ = checked_triples(whole_items(text))
     return (found, 0) if found else None
-
-
-def failures(passages: Iterable[Passage], extractions: Iterable[Extraction]) -> dict[str, str]:
-    """Why passages have no extraction, by their id."""
-    return {passage.id: result.error for passage, result in zip(passages, extractions) if result.error}
 
 
 def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extraction:

@@ -25,6 +25,7 @@ from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.load import chat_model
 
 _BLOCK = 8192  # texts read at a time
 
@@ -46,8 +47,10 @@ def rebuild_graph(
       passages: all that the knowledge base shall hold, `new` among them.
       new: those whose triples the store can't tell, though it may hold a passage of the same id.
 
+      llm: extracts the triples of `new`, where a model does; default: the one that kb.json describes.
+
     Raises:
-      ValueError: the encoder has other weights than the one that the store was built with.
+      ValueError: the encoder has other weights than the one that the store was built with, or kb.json describes no model.
     """
     old = store.manifest
     assert old.embedding is not None
@@ -57,6 +60,14 @@ def rebuild_graph(
     digest = encoder_digest(model)
     if old.embedding.digest and digest and old.embedding.digest != digest:
         raise ValueError(f"the encoder {config.encoder!r} has other weights than the knowledge base was built with")
+    if config.extractor == "llm" and llm is None:
+        try:
+            llm = chat_model(config.llm)
+        except ValueError as error:
+            raise ValueError(
+                f"{store.directory}: its triples come from a language model, and kb.json describes none that can be asked "
+                f"({error}). Give it: update(.., llm=MODEL)"
+            ) from error
     known = Known(
         triples=GivenTriples(store.directory / TRIPLES),
         changed=frozenset(passage.id for passage in new),

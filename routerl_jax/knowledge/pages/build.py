@@ -53,7 +53,7 @@ class PagesConfig:
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
     kind: str = "pages"
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    encoder: str = "vidore/colqwen2-v1.0"  # a late-interaction model: a Hugging Face directory or a hub id
+    encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
     precision: Precision = "bfloat16"  # of the vectors on disk: float32, bfloat16 (as VRAG-RL has them) or int8
@@ -152,7 +152,8 @@ def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: boo
       ValueError: names the file, page or config key that is at fault.
     """
     clock, source = Clock(), _source(config)
-    fingerprint = digest_of([FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)])
+    parts = [FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)]
+    fingerprint = digest_of([*parts, config.retriever, config.encoder, config.index])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest):
             pages = PageWriter(config.corpus, config.pages, writer, keep_blank=False, progress=progress)
@@ -356,5 +357,5 @@ def _batch_size(encoder: LateInteraction) -> int:
     return 1 if devices[0].platform == "cpu" else 4 * len(devices)
 
 
-KB_BUILDERS.register("pages")(Builder(PagesConfig, build_pages))
-KB_BUILDERS.register("ocr")(Builder(OcrConfig, build_ocr))
+KB_BUILDERS.register("pages")(Builder(PagesConfig, build_pages, corpus_digest))
+KB_BUILDERS.register("ocr")(Builder(OcrConfig, build_ocr, corpus_digest))

@@ -245,4 +245,4 @@ def _batch_size(encoder: PictureEmbedder) -> int:
 
 
 for _kind in _KINDS:
-    KB_BUILDERS.register(_kind)(Builder(PicturesConfig, build_pictures))
+    KB_BUILDERS.register(_kind)(Builder(PicturesConfig, build_pictures, pictures_digest))

@@ -87,7 +87,7 @@ def _write_routerag(body: Mapping[str, Any], results: TimedResults) -> Any:
 def _read_vrag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]]]:
     if not body.get("queries"):
         raise invalid("give at least one query: GET /search?queries=first&queries=second")
-    k = body.get("k", ["10"])[-1]
+    k = body.get("k", ["0"])[-1]
     if not k.isdecimal():
         raise invalid(f"k={k!r} must be a whole number of at least 1")
     return _one_search({"queries": body["queries"], "k": int(k)}, "k", 10, limits)
@@ -122,7 +122,7 @@ def _one_search(
 
 def _topk(fields: Mapping[str, Any], key: str, default: int, limits: Limits) -> int:
     """None and 0 mean the server's own number, as in the peers."""
-    return read_k(fields.get(key) or default, limits, key)
+    return read_k(fields.get(key) or limits.default(default), limits, key)
 
 
 def _scored(

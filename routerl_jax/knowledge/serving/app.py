@@ -145,24 +145,29 @@ class Server:
 
 
 def create_app(
-    served: Sequence[Served], settings: ServerSettings | None = None, *, token: str = "", mcp: Starlette | None = None
+    served: Sequence[Served],
+    settings: ServerSettings | None = None,
+    *,
+    token: str = "",
+    mcp: Callable[[Server], Starlette] | None = None,
 ) -> Starlette:
     """The application.
 
-    `token`: asked of every client, "" for none. `mcp`: an MCP server's application, whose routes and lifespan it takes over
-    (`serving.mcp`).
+    `token`: asked of every client, "" for none. `mcp`: makes an MCP server's application, whose routes and lifespan it takes
+    over (`serving.mcp.http_app`).
     """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
     server = Server(served, settings or ServerSettings())
+    beside = mcp(server) if mcp is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            if mcp is not None:
-                await stack.enter_async_context(mcp.router.lifespan_context(mcp))
+            if beside is not None:
+                await stack.enter_async_context(beside.router.lifespan_context(beside))
             try:
                 yield
             finally:
@@ -182,8 +187,8 @@ def create_app(
     ]
     for adapter in ADAPTERS:
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
-    if mcp is not None:
-        routes += mcp.routes
+    if beside is not None:
+        routes += beside.routes
     middleware = [Middleware(_TokenCheck, token=token)] if token else []
     handlers = {404: _no_such_path, 405: _wrong_method}
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)

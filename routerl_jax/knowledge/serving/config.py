@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from absl import logging
 
-from routerl_jax.core.checked import Count, checked
+from routerl_jax.core.checked import Count, Range, checked
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
 
@@ -29,13 +29,14 @@ class ServeConfig(ServerSettings):
       mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" does that alone, on standard input and
         output, without HTTP.
       warm_up: search a few times before the first client comes, so that nobody waits for compilers.
-      index: search with this backend instead of those that the knowledge bases were built with.
+      index: search with this backend instead of those that the knowledge bases were built with; those without one
+        (bm25, graph, served ones) are as they are.
       shutdown_seconds: that requests may still take after SIGTERM.
     """
 
     knowledge_bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     host: str = "127.0.0.1"
-    port: Count = 8000
+    port: Annotated[int, Range(least=0, most=65_535)] = 8000
     token_file: str = ""
     mcp: Literal["off", "http", "stdio"] = "off"
     warm_up: bool = True
@@ -58,7 +59,7 @@ def read_token(path: str) -> str:
 
 def open_served(config: ServeConfig) -> list[Served]:
     """Opens all knowledge bases; the same directory under two names is opened once. Raises ValueError as `load_kb`."""
-    from routerl_jax.knowledge.load import load_kb
+    from routerl_jax.knowledge.load import has_index, load_kb
 
     if not config.knowledge_bases:
         raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
@@ -72,7 +73,7 @@ def open_served(config: ServeConfig) -> list[Served]:
     opened: dict[str, KnowledgeBase] = {}
     for place in dict.fromkeys(place for modes in places.values() for place in modes.values()):
         remote = "://" in place
-        opened[place] = load_kb(place, index=None if remote else config.index)
+        opened[place] = load_kb(place, index=config.index if config.index and has_index(place) else None)
         if config.warm_up and not remote:
             warm_up(opened[place])
     return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in places.items()]

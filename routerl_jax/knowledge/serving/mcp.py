@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.extras import needs
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.serving import app as serving
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
-from routerl_jax.knowledge.serving.batching import Batcher
-from routerl_jax.knowledge.serving.schema import Limits, Refusal, passage_json, read_k, read_query
+from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, passage_json, read_k, read_query
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -32,8 +32,10 @@ _OUTPUT = {
 }
 
 
-def mcp_server(served: Sequence[Served], settings: ServerSettings | None = None) -> Server[Any]:
+def mcp_server(behind: serving.Server) -> Server[Any]:
     """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
+
+    It searches through `behind`, so its calls share batches, limits and counters with whoever else does.
 
     A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
     image content. What is wrong with a call is the tool's error (`isError`), for the model to read.
@@ -42,10 +44,8 @@ def mcp_server(served: Sequence[Served], settings: ServerSettings | None = None)
         from mcp import types
         from mcp.server import Server
 
-    settings = settings or ServerSettings()
-    limits = settings.limits
-    tools = {_tool_name(one.name): one for one in served}
-    batchers = {id(kb): Batcher(kb, settings) for one in served for kb in one.modes.values()}
+    limits = behind.settings.limits
+    tools = {_tool_name(one.name): one for one in behind.served.values()}
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(name, one, limits) for name, one in tools.items()])
@@ -54,9 +54,10 @@ def mcp_server(served: Sequence[Served], settings: ServerSettings | None = None)
         try:
             if params.name not in tools:
                 raise Refusal(404, "unknown_tool", f"no tool {params.name!r}; there are: {', '.join(tools)}")
-            query, k, kb = _read_call(tools[params.name], params.arguments or {}, limits)
+            served = tools[params.name]
+            request = _read_call(params.arguments or {}, limits)
             async with asyncio.timeout(limits.seconds):
-                found = await batchers[id(kb)].search([query], k)
+                _, _, found = await behind.search(served, request)
         except TimeoutError:
             return _error(f"no result within {limits.seconds:g} s")
         except Exception as error:
@@ -68,7 +69,7 @@ def mcp_server(served: Sequence[Served], settings: ServerSettings | None = None)
 
 def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None) -> None:
     """Serves one client over standard input and output, until it closes them."""
-    server = mcp_server(served, settings)
+    server = mcp_server(serving.Server(served, settings or ServerSettings()))
     with needs("MCP", "serve"):
         from mcp.server.stdio import stdio_server
 
@@ -79,14 +80,14 @@ def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None
     asyncio.run(work())
 
 
-def http_app(served: Sequence[Served], settings: ServerSettings | None = None, *, host: str = "127.0.0.1") -> Starlette:
-    """Streamable HTTP at /mcp; `serving.app.create_app` takes it. Stateless: any replica may answer any request.
+def http_app(behind: serving.Server, *, host: str = "127.0.0.1") -> Starlette:
+    """Streamable HTTP at /mcp; `serving.app.create_app` takes this function. Stateless: any replica may answer any request.
 
     On the loopback interface, only requests for that host are answered (DNS rebinding).
     """
-    settings = settings or ServerSettings()
-    return mcp_server(served, settings).streamable_http_app(
-        stateless_http=True, json_response=True, host=host, max_request_body_size=settings.limits.body_bytes
+    size = behind.settings.limits.body_bytes
+    return mcp_server(behind).streamable_http_app(
+        stateless_http=True, json_response=True, host=host, max_request_body_size=size
     )
 
 
@@ -104,7 +105,8 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
         properties["query"] = {"type": "string", "description": "What to search for."}
     if "image" in reads:
         properties["image"] = {"type": "string", "description": "A picture to search for: data:image/png;base64,..."}
-    properties["k"] = {"type": "integer", "minimum": 1, "maximum": limits.k, "default": 5, "description": "Passages."}
+    properties["k"] = {"type": "integer", "minimum": 1, "maximum": limits.k}
+    properties["k"] |= {"default": limits.default(5), "description": "Passages."}
     if len(served.modes) > 1:
         properties["mode"] = {"type": "string", "enum": list(served.modes), "default": said["default_mode"]}
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -120,15 +122,17 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
     )
 
 
-def _read_call(served: Served, arguments: Mapping[str, Any], limits: Limits) -> tuple[Query, int, Any]:
+def _read_call(arguments: Mapping[str, Any], limits: Limits) -> SearchRequest:
     unknown = sorted(set(arguments) - {"query", "k", "mode", "image"})
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: query, k, mode, image")
-    _, kb = served.mode(arguments.get("mode"))
     asked: Any = arguments.get("query", "")
     if arguments.get("image"):
         asked = {"text": asked or None, "image": arguments["image"]}
-    return read_query(asked, "query", limits), read_k(arguments.get("k", 5), limits), kb
+    query = read_query(asked, "query", limits)
+    return SearchRequest(
+        queries=[query], mode=arguments.get("mode"), k=read_k(arguments.get("k", limits.default(5)), limits)
+    )
 
 
 def _result(found: Sequence[Passage], seconds: float) -> Any:

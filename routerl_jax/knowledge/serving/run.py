@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
     if config.mcp == "http":
         from routerl_jax.knowledge.serving.mcp import http_app
 
-        mcp = http_app(served, config, host=config.host)
+        mcp = functools.partial(http_app, host=config.host)
     app = create_app(served, config, token=read_token(config.token_file), mcp=mcp)
     listener = _listen(config.host, config.port)
     port = listener.getsockname()[1]

@@ -57,6 +57,10 @@ class Limits:
     k: Size = 1000
     seconds: Positive = 60.0
 
+    def default(self, k: int) -> int:
+        """Passages where a request does not say how many: `k`, or as many as it may ask for."""
+        return min(k, self.k)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchRequest:
@@ -82,7 +86,7 @@ def read_request(body: Any, limits: Limits) -> SearchRequest:
         raise invalid(f"mode={mode!r} must be a string")
     if not isinstance(images, bool):
         raise invalid(f"images={images!r} must be true or false")
-    k = read_k(fields.get("k", 5), limits)
+    k = read_k(fields.get("k", limits.default(5)), limits)
     return SearchRequest(queries=read_queries(fields.get("queries"), limits), k=k, mode=mode, images=images)
 
 
@@ -184,6 +188,8 @@ def passage_of(fields: Any) -> Passage:
         image = str(fields.get("image") or "")
         if image and not image.startswith("data:"):
             raise ValueError("its image is not a data URI")
+        if any(fields[key] is None for key in ("id", "title", "text")):
+            raise ValueError("null in the place of a text")
         return Passage(
             id=str(fields["id"]),
             title=str(fields["title"]),

@@ -87,3 +87,13 @@ def test_a_failure_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
     update(tmp_path / "kb", add=PASSAGES[3:], encoder=HashEncoder(32), llm=llm)
     assert not llm.asked  # their triples were there when the first attempt failed
     assert len(load_kb(tmp_path / "kb", encoder=HashEncoder(32))) == 5
+
+
+def test_a_model_that_nobody_names(tmp_path: pathlib.Path) -> None:
+    config = GraphConfig(extractor="llm")
+    build_graph_from_passages(
+        PASSAGES, config, tmp_path / "kb", progress=False, encoder=HashEncoder(), llm=Scripted(knowing)
+    )
+    new = [Passage(id="new", title="New", text="New is new.")]
+    with pytest.raises(ValueError, match=r"kb.json describes none .*Give it: update\(.., llm=MODEL\)"):
+        update(tmp_path / "kb", add=new, encoder=HashEncoder())
