@@ -226,19 +226,19 @@ class _Session:
 
     async def race(self, ask: Any) -> Any:
         """The result of `ask(client)` once there is a connection, or an error if that ends first."""
-        asked: asyncio.Future[Any] | None = None
         self._waiting += 1
         try:
             await asyncio.shield(self.ready)
-            asked = asyncio.ensure_future(ask(self.client))
-            await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise Unavailable(f"the MCP server {self._where} went away")
-            self.answered += 1
-            return asked.result()
-        finally:
-            if asked is not None:
+            asked: asyncio.Future[Any] = asyncio.ensure_future(ask(self.client))
+            try:
+                await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    raise Unavailable(f"the MCP server {self._where} went away")
+                self.answered += 1
+                return asked.result()
+            finally:
                 asked.cancel()
+        finally:
             self._waiting -= 1
             self._leave_if_idle()
 
