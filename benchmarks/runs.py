@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from routerl_jax.core.files import read_json
 
 # Instruction sets that XLA may use on a CPU. AVX has no fused multiply-add: exp, tanh and norms round otherwise, as they do on
 # another machine. "native" leaves all of the machine's.
@@ -14,7 +17,7 @@ NATIVE = "native"
 
 
 def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, flags: Sequence[str] = ()) -> None:
-    """`launch.train` to the end; nothing where results.json is there.
+    """`launch.train` to the end, from where an earlier call left it; nothing where the run is finished.
 
     Args:
       config: as for --config, such as configs/quickstart.py.
@@ -24,15 +27,26 @@ def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, f
     Raises:
       subprocess.CalledProcessError: the run failed.
     """
-    if (workdir / "results.json").is_file():
+    if unfinished(workdir) is None:
         return
     command = [
         *(sys.executable, "-m", "launch.train", f"--config={config}", f"--workdir={workdir}", f"--config.seed={seed}"),
         *(f"--{flag}" for flag in flags),
+        "--resume",
     ]
-    if (workdir / "config.json").is_file():
-        command.append("--resume")
     environment = dict(os.environ)
     if isa != NATIVE:
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} --xla_cpu_max_isa={isa}".strip()
     subprocess.run(command, check=True, env=environment)
+
+
+def unfinished(workdir: pathlib.Path) -> str | None:
+    """What a run lacks of being finished, controls included; None if nothing."""
+    if not (workdir / "results.json").is_file():
+        return "results.json is missing"
+    results = read_json(workdir / "results.json", "remove it, and the run's last part is done again")
+    config = json.loads((workdir / "config.json").read_text())
+    if "stopped" in results:
+        return results["stopped"]["message"]
+    missing = [name for name in config.get("controls", {}) if name not in results.get("agents", {})]
+    return f"its control {missing[0]!r} has not run to its end" if missing else None

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.runs import NATIVE, train
+from benchmarks.runs import NATIVE, train, unfinished
 from routerl_jax.evaluation.figures import COLORS, save_figure
 from routerl_jax.evaluation.paired import compare_seeds, record_cost
 from routerl_jax.evaluation.records import read_records
@@ -107,8 +107,12 @@ def main() -> None:
         parser.error(
             f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
         )
-    runs = _kept(given.keep) + [finished(workdir) for workdir in given.workdirs]
-    there = {(run.seed, run.isa) for run in runs}
+    if given.pair and not given.workdirs:
+        parser.error("--pair compares the episodes of runs: name their directories")
+    named = [finished(workdir) for workdir in given.workdirs]
+    there = {(run.seed, run.isa) for run in named}
+    runs = [run for run in _kept(given.keep) if (run.seed, run.isa) not in there] + named
+    there |= {(run.seed, run.isa) for run in runs}
     asked = [(seed, isa) for seed in range(given.run) for isa in given.isa.split(",") if (seed, isa) not in there]
     with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
         try:
@@ -123,6 +127,8 @@ def main() -> None:
     if not runs:
         parser.error("name finished runs, or give --config, --run and --workdir")
     _check(runs, given.keep)
+    if given.keep and named:
+        _keep(runs, given.keep)
     runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
     print(tables(runs, columns))
     if given.picture:
@@ -130,23 +136,28 @@ def main() -> None:
     if given.against:
         print(tables([finished(workdir) for workdir in given.against], columns))
     if given.pair:
-        _pairs(given.workdirs, against, [tuple(pair.partition(":")[::2]) for pair in given.pair])
+        _pairs(
+            [run.name for run in named],
+            given.workdirs,
+            against,
+            [tuple(pair.partition(":")[::2]) for pair in given.pair],
+        )
 
 
 def _made(given: argparse.Namespace, seed: int, isa: str) -> Run:
     workdir = given.workdir / f"{seed}-{isa}"
     train(given.config, workdir, seed=seed, isa=isa, flags=given.set)
-    return finished(workdir, isa)
+    return finished(workdir)
 
 
-def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
-    """What is kept of the run in a directory.
+def finished(workdir: pathlib.Path) -> Run:
+    """What is kept of the run in a directory; one that is called SEED-ISA is of that instruction set.
 
     Raises:
-      SystemExit: it has no results.
+      SystemExit: the run is not finished.
     """
-    if not (workdir / "results.json").is_file():
-        raise SystemExit(f"{workdir} holds no finished run (results.json is missing)")
+    if lacking := unfinished(workdir):
+        raise SystemExit(f"{workdir} holds no finished run ({lacking})")
     results, config = (json.loads((workdir / f"{name}.json").read_text()) for name in ("results", "config"))
     rows = read_metrics(workdir)
     sampled = {name: [row.get(f"rollout/{name}") for row in rows] for name in _CURVES}
@@ -160,7 +171,7 @@ def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
     }
     return Run(
         seed=results["seed"],
-        isa=isa,
+        isa=_isa(workdir, results["seed"]),
         settings=hashlib.sha256(json.dumps(config | {"seed": 0}, sort_keys=True).encode()).hexdigest()[:12],
         agents=_rounded(numbers),
         seconds=_rounded(results["seconds"]),
@@ -168,6 +179,12 @@ def finished(workdir: pathlib.Path, isa: str = NATIVE) -> Run:
         curves=_rounded(sampled | measured),
         machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
     )
+
+
+def _isa(workdir: pathlib.Path, seed: int) -> str:
+    """Of the run in a directory: --run calls it SEED-ISA."""
+    begins, _, isa = workdir.resolve().name.partition("-")
+    return isa if isa and begins == str(seed) else NATIVE
 
 
 def tables(runs: Sequence[Run], columns: Sequence[Column] = _COLUMNS) -> str:
@@ -266,12 +283,15 @@ def _rounded(value: Any) -> Any:
     return round(value, 5) if isinstance(value, float) else value
 
 
-def _pairs(workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: list[tuple[str, ...]]) -> None:
+def _pairs(
+    names: list[str], workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: list[tuple[str, ...]]
+) -> None:
     print("| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
     normalizer = _evaluation(workdirs[0])["normalizer"]
     for one, other in pairs:
         records = [(_records(run, one), _records(beside, other)) for run, beside in zip(workdirs, against)]
-        for seed, chosen in [*enumerate([pair] for pair in records), *([("all", records)] if len(records) > 1 else [])]:
+        rows = [(name, [pair]) for name, pair in zip(names, records)]
+        for seed, chosen in [*rows, *([("all", records)] if len(records) > 1 else [])]:
             found = compare_seeds(chosen, normalizer)
             em = _interval(found["em_difference"], found["em_difference_interval"])
             low, high = found["cost_reduction_interval"]

@@ -56,7 +56,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from flax import nnx
 
-    from routerl_jax.core.files import write_json_lines
+    from routerl_jax.core.files import write_json_lines, write_whole
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
@@ -156,10 +156,10 @@ def main(_: Sequence[str]) -> None:
         write_json_lines(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     results = {"agents": table, **asked}
-    (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
-    (output / "report.md").write_text(text)
+    write_whole(output / "report.md", text)
     figures.comparison_figure(table, output / "figures" / "comparison.png", headline[0])
     if FLAGS.json:
         print(json.dumps(results))
@@ -187,11 +187,13 @@ def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The agents of an earlier call whose results are here, which stay; {} if there was none.
 
     Raises:
-      ValueError: it was another benchmark, or asked otherwise.
+      ValueError: it was another benchmark, or asked otherwise, or the file is damaged.
     """
+    from routerl_jax.core.files import read_json
+
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text())
+    found = read_json(path, "remove it, or give another --output")
     for key, value in asked.items():
         if found.get(key) != value:
             raise ValueError(

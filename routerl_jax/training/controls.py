@@ -8,13 +8,15 @@ run began. All are evaluated as that is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.paired import compare_records
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import print_table
@@ -22,8 +24,10 @@ from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.demonstrations import check_demonstrations
+from routerl_jax.training.judging import check_names
 from routerl_jax.training.run import Run
-from routerl_jax.training.setup import build_recipe, headline
+from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
 from routerl_jax.training.stages import Stages
 from routerl_jax.training.warm_start import started
 
@@ -34,14 +38,29 @@ def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
-    """Raises ValueError if a control's own stages or questions can't be used, as long as the main run has not begun."""
+    """Raises ValueError if a control's own stages, names, questions or demonstrations can't be used, as long as the main run
+    has not begun."""
     for name, control in config.controls.items():
-        if control.stages or control.data:
-            changed = control_config(config, workdir, name)
-            try:
-                Stages(changed, build_recipe(changed))
-            except ValueError as error:
-                raise ValueError(f"config.controls.{name}: {error}") from error
+        path = f"config.controls.{name}"
+        if name in control.stages:
+            raise ValueError(f"{path}.stages.{name}: call the stage something else; the control's policy is so named")
+        changed = control_config(config, workdir, name)
+        with _named(path):
+            recipe = build_recipe(changed)
+            check_names(changed, evaluated_agent(changed, recipe))
+            if control.stages or control.data:
+                Stages(changed, recipe)
+        if control.supervised.steps:
+            check_demonstrations(changed, recipe.agent, f"{path}.supervised")
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Puts the control's section before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def fork(run: Run, done: int, **extra: Any) -> None:
@@ -72,7 +91,7 @@ def run_controls(
     for name in config.controls:
         directory = control_directory(workdir, name)
         gc.collect()  # the run before this one is in reference cycles; its memory is needed now
-        with alone_as_job(directory):
+        with alone_as_job(directory), _named(f"config.controls.{name}"):
             found = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = found["agents"][name]
         results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
@@ -82,7 +101,7 @@ def run_controls(
             comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)
     if multihost.is_main():
         results["comparisons"] = comparisons
-        (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_whole(workdir / "results.json", json.dumps(results, indent=2) + "\n")
         print_table(results["agents"], workdir, headline=headline(config, build_recipe(config)))
     return results
 

@@ -85,27 +85,61 @@ def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstratio
       ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others or can't
         be shown anything.
     """
+    check_demonstrations(config, agent)
     settings = config.warm_start
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
+    if settings.demonstrations == "atlas":
+        return _atlas(config, agent, 0), _atlas(config, agent, 1)
+    if agent.learns_from == "golden_steps":
+        return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
+    if settings.demonstrations == "annotated":
+        worked, told = _of_annotated_questions(config, agent)
+    else:
+        worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
+    return _kept(worked, told, source, config.seed)
+
+
+def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "config.warm_start") -> None:
+    """Complains about what is wrong with the demonstrations and shows without reading them.
+
+    Args:
+      section: where config.warm_start's settings stand in the run's configuration.
+
+    Raises:
+      ValueError: names the key: there is no such file or reward term, or the agent learns from others or can't be shown
+        anything.
+    """
+    settings = config.warm_start
+    source = f"{section}.demonstrations={settings.demonstrations!r}"
     if agent.learns_from not in typing.get_args(LearnsFrom):
         raise ValueError(
             f"{source}: {type(agent).__name__} can't be shown how to work (its learns_from is {agent.learns_from!r}); have it "
             f"say {' or '.join(map(repr, typing.get_args(LearnsFrom)))} and write what goes with it (docs/extending.md)"
         )
     if settings.demonstrations == "atlas":
-        return _atlas(config, agent, 0), _atlas(config, agent, 1)
+        return
     if agent.learns_from == "golden_steps":
-        return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
+        if settings.demonstrations == "annotated":
+            raise ValueError(
+                f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
+            )
+        try:
+            open_examples(settings.demonstrations, (), "train")
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+        return
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
             f"{source}: {type(agent).__name__} learns from demonstrations, and golden steps are for agents that work step by "
             "step (config.recipe='r1_router')"
         )
     if settings.demonstrations == "annotated":
-        worked, told = _of_annotated_questions(config, agent)
-    else:
-        worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
-    return _kept(worked, told, source, config.seed)
+        return
+    _episode_files(settings.demonstrations, source)
+    try:
+        RewardFunction(dict(settings.select), config.evaluation.normalizer)
+    except ValueError as error:
+        raise ValueError(f"{section}.select: {error}") from error
 
 
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
@@ -203,12 +237,7 @@ def _of_annotated_questions(config: TrainConfig, agent: Agent) -> tuple[list[Wor
 
 def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[list[Worked], str]:
     """All steps of golden trajectories, but for empty answers, which can't be written in the form."""
-    name = config.warm_start.demonstrations
-    if name == "annotated":
-        raise ValueError(
-            f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
-        )
-    steps = open_examples(name, (), "train")
+    steps = open_examples(config.warm_start.demonstrations, (), "train")
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
@@ -223,14 +252,14 @@ def shown_questions(name: str) -> Iterator[Example]:
         steps = open_examples(name, (), "train")
         yield from (steps[i] for i in range(len(steps)))
         return
-    for file in _episode_files(name):
+    for file in _episode_files(name, f"config.warm_start.demonstrations={name!r}"):
         yield from (episode_of(row, place).example for place, row in read_rows(file))
 
 
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
     """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough."""
-    source = settings.demonstrations
-    files = _episode_files(source)
+    source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
+    files = _episode_files(settings.demonstrations, source)
     reward = RewardFunction(dict(settings.select), normalizer)
     episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
@@ -247,12 +276,13 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     )
 
 
-def _episode_files(source: str) -> list[pathlib.Path]:
-    path = pathlib.Path(source).expanduser()
+def _episode_files(name: str, source: str) -> list[pathlib.Path]:
+    """The files of a file or directory; `source`: its key and value, for the message."""
+    path = pathlib.Path(name).expanduser()
     files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise ValueError(
-            f"config.warm_start.demonstrations={source!r} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
+            f"{source} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
             "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
         )
     return files

@@ -11,6 +11,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.core.files import read_json, write_whole
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.parallel import multihost
@@ -58,17 +59,20 @@ def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked
     settings, that may be others by then."""
     if multihost.is_main():
         path = workdir / "evaluation" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"asked": asked, "agents": table}))
+        write_whole(path, json.dumps({"asked": asked, "agents": table}))
 
 
 def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, int]) -> dict[str, Any]:
-    """The kept tables; those of other settings are left out, with a warning."""
+    """The kept tables; those of other settings are left out, with a warning.
+
+    Raises:
+      ValueError: one is damaged.
+    """
     found: dict[str, Any] = {}
     for path in (workdir / "evaluation" / f"{name}.json" for name in names):
         if not path.is_file():
             continue
-        kept = json.loads(path.read_text())
+        kept = read_json(path, "remove it, and the run goes on without these rows of its table")
         if kept["asked"] == asked:
             found |= kept["agents"]
         else:

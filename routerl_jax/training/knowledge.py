@@ -3,12 +3,13 @@ of one's own, made by the function that a configuration names."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
@@ -26,6 +27,7 @@ from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 
 _ATLAS = "atlas/"
 _TOOL = "tool"
+_HYBRID = "hybrid"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FACTORIES: Registry[Callable[..., Any]] = Registry("tool")
 
@@ -41,21 +43,66 @@ def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, S
 
 def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
     """`open_knowledge` without the rest of a run."""
-    check_tools(knowledge)
-    alone = {name: _open(name, spec, progress) for name, spec in knowledge.items() if spec.kind != "hybrid"}
-    joined = {name: _join(name, spec, alone) for name, spec in knowledge.items() if spec.kind == "hybrid"}
-    return {name: (alone | joined)[name] for name in knowledge}
+    check_knowledge(knowledge)
+    found: dict[str, SearchTool] = {}
+    for name, spec in knowledge.items():
+        if spec.kind != _HYBRID:
+            with _named(name):
+                found[name] = _open(name, spec, progress)
+    alone = dict(found)
+    for name, spec in knowledge.items():
+        if spec.kind == _HYBRID:
+            with _named(name):
+                found[name] = _join(name, spec, alone)
+    return {name: found[name] for name in knowledge}
 
 
-def check_tools(knowledge: Mapping[str, KnowledgeConfig]) -> None:
-    """Complains about tools of one's own that can't be made as the configuration says; makes none, which may take long.
+def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
+    """Complains about what can't be opened or built as the configuration says; opens and builds nothing, which may take long.
 
     Raises:
-      ValueError: the source can't be imported or called with the settings, or keys are set that a tool does not have.
+      ValueError: a tool's source can't be imported or called with the settings, or keys are set that a tool does not have;
+        a kind is not known; what a knowledge base is to be built from is not there, or its settings are not the kind's; a
+        hybrid one joins others than there are.
     """
     for name, spec in knowledge.items():
-        if spec.kind == _TOOL:
-            _factory(name, spec)
+        with _named(name):
+            if spec.kind == _TOOL:
+                _factory(name, spec)
+            elif spec.kind == _HYBRID:
+                _check_members(name, spec, [other for other, one in knowledge.items() if one.kind != _HYBRID])
+            else:
+                _check_kb(name, spec)
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Puts the section of config.knowledge before complaints that don't name it."""
+    try:
+        yield
+    except ValueError as error:
+        section = f"config.knowledge.{name}"
+        if section in str(error):
+            raise
+        raise ValueError(f"{section}: {error}") from error
+
+
+def _check_kb(name: str, spec: KnowledgeConfig) -> None:
+    if spec.members:
+        raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
+    if spec.source.startswith(("http://", "https://")):
+        return
+    place = pathlib.Path(spec.directory).expanduser() if spec.directory else None
+    if place is not None and (place / MANIFEST).is_file():
+        return
+    if not spec.source:
+        raise ValueError(
+            f"config.knowledge.{name}: there is no knowledge base in {place or 'the cache'} and no source to build it from; "
+            f"set config.knowledge.{name}.source"
+        )
+    if not spec.source.startswith(_ATLAS) and not pathlib.Path(spec.source).expanduser().exists():
+        raise ValueError(f"config.knowledge.{name}.source={spec.source!r} does not exist; give a file or a directory")
+    _build_config(name, spec)
 
 
 def _factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
@@ -104,15 +151,6 @@ def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool]) ->
 
     if spec.directory and not spec.members:
         return _open_kb(name, spec, progress=False)
-    unknown = [member for member in spec.members if member not in others]
-    if unknown or not spec.members:
-        raise ValueError(
-            f"config.knowledge.{name}.members={spec.members} must name knowledge bases of this run: {', '.join(others)}"
-        )
-    known = ("weights", "constant", "depth")
-    for key in spec.settings:
-        if key not in known:
-            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
     members = []
     for member in spec.members:
         if not isinstance(kb := others[member], KnowledgeBase):
@@ -124,6 +162,20 @@ def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool]) ->
     return HybridKB(members, name=name, **spec.settings)
 
 
+def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
+    if spec.directory and not spec.members:
+        return
+    unknown = [member for member in spec.members if member not in others]
+    if unknown or not spec.members:
+        raise ValueError(
+            f"config.knowledge.{name}.members={spec.members} must name knowledge bases of this run: {', '.join(others)}"
+        )
+    known = ("weights", "constant", "depth")
+    for key in spec.settings:
+        if key not in known:
+            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
+
+
 def _open(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
     return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress)
 
@@ -131,8 +183,6 @@ def _open(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
 def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
     from routerl_jax.knowledge.load import check_kb, load_kb
 
-    if spec.members:
-        raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
@@ -165,18 +215,8 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     from routerl_jax.knowledge.graph.build import build_graph_from_passages
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    if not spec.source:
-        raise ValueError(
-            f"config.knowledge.{name}: there is no knowledge base in {directory} and no source to build it from; "
-            f"set config.knowledge.{name}.source"
-        )
     passages = _atlas_passages(spec)
-    builder = KB_BUILDERS.get(spec.kind)
-    given: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
-    given |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
-    if passages and spec.kind == "graph":
-        given |= _atlas_triples(spec)
-    build = from_config_dict(builder.config, given | dict(spec.settings), f"config.knowledge.{name}.settings")
+    builder, build = KB_BUILDERS.get(spec.kind), _build_config(name, spec)
     if not passages:
         builder.build(build, directory, progress=progress)
     elif spec.kind == "graph":
@@ -186,6 +226,20 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     else:
         corpus = _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
+
+
+def _build_config(name: str, spec: KnowledgeConfig) -> Any:
+    """The kind's own configuration of a knowledge base that is built from a source. Raises ValueError for an unknown kind, a
+    setting that it does not have, or a part of Atlas that there is not."""
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+
+    passages = _atlas_passages(spec)
+    given: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
+    given |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
+    if passages and spec.kind == "graph":
+        given |= _atlas_triples(spec)
+    config = KB_BUILDERS.get(spec.kind).config
+    return from_config_dict(config, given | dict(spec.settings), f"config.knowledge.{name}.settings")
 
 
 def _row(passage: Passage) -> dict[str, str]:
@@ -235,7 +289,19 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
     elif spec.source:
-        path = pathlib.Path(spec.source).expanduser()
-        content = next((file_sha256(file) for file in (path, path / MANIFEST) if file.is_file()), "")
+        content = _content(pathlib.Path(spec.source).expanduser())
+    # files that settings name, such as triples
+    named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
+    content += "".join(file_sha256(file) for file in named if file.is_file())
     digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
+
+
+def _content(path: pathlib.Path) -> str:
+    """Digest of a source: of a file, of a knowledge base's manifest, of the files of a directory with their names."""
+    file = next((file for file in (path, path / MANIFEST) if file.is_file()), None)
+    if file is not None:
+        return file_sha256(file)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    found = [[str(file.relative_to(path)), file_sha256(file)] for file in files]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else ""

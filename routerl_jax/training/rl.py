@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.room import no_room
+from routerl_jax.core.files import write_whole
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, score
@@ -29,7 +30,7 @@ from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.judging import check_names, judging_questions, keep_table, kept_tables
-from routerl_jax.training.knowledge import check_tools
+from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
@@ -87,13 +88,14 @@ class _Training:
         self.owed = False  # a checkpoint
         with self.clock("setup"):
             check_workdir(config, workdir, resume)
-            require_log(config.log)
-            check_overlap(config)
-            check_tools(config.knowledge)
+            multihost.on_main(lambda: require_log(config.log))
+            check_knowledge(config.knowledge)
             self.recipe = build_recipe(config)
+            _check_forks(config, self.recipe.agent)
             self.judged = evaluated_agent(config, self.recipe)
             check_names(config, self.judged)
             check_controls(config, workdir)
+            check_overlap(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             self.validation, self.test = judging_questions(config)
         with self.clock("warm_start"):
@@ -198,7 +200,7 @@ class _Training:
             "peak_memory_gib": memory_metrics(),
         }
         if multihost.is_main():
-            (self.workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+            write_whole(self.workdir / "results.json", json.dumps(results, indent=2) + "\n")
             figures.training_figures(rows, self.workdir / "figures", tuple(config.knowledge))
             if table:
                 print_table(table, self.workdir, headline=headline(config, self.recipe))
@@ -227,6 +229,16 @@ class _Training:
         return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k}
 
 
+def _check_forks(config: TrainConfig, agent: Agent) -> None:
+    """Raises ValueError if attempts of an agent that can't be forked are to be."""
+    forked = next((name for name in config.stages if config.in_stage(name).rollout.forks), None)
+    if forked is not None and agent.choices is None:
+        raise ValueError(
+            f"config.rollout.forks (stage {forked!r}): {type(agent).__name__} does not say how its policy writes the choice of "
+            "a knowledge base (Agent.choices, for a SearchAgent Grammar.choices); take forks=0, or an agent that does"
+        )
+
+
 def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:
     """Raises ValueError if conversations are too short for all of the first training questions."""
     reason = no_room(agent, stage.stream.first(_TRIED), engine, tuple(config.knowledge))
@@ -252,7 +264,7 @@ def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
             "this was before the first checkpoint; no policy was written. Start again with other settings, or a smaller "
             "config.checkpoint.every"
         )
-    message = f"stopped after step {alarm.step}: {alarm.complaint}; {left}"
+    message = f"stopped after step {alarm.step + 1}: {alarm.complaint}; {left}"
     return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
 
 

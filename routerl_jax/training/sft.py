@@ -13,6 +13,7 @@ from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.core.files import write_whole
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
@@ -53,7 +54,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything takes long
-    require_log(config.log)
+    multihost.on_main(lambda: require_log(config.log))
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
     source, held_out = open_demonstrations(config, agent)
@@ -115,7 +116,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
-        (workdir / "results.json").write_text(json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
+        write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
 

@@ -137,13 +137,19 @@ def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConf
     if name == "bm25":
         if spec.kind != "dense_text":
             return spec
-        return dataclasses.replace(_buildable(key, spec), kind="bm25", directory="", settings={})
+        spec = _buildable(key, spec)
+        return dataclasses.replace(spec, kind="bm25", directory="", settings=_of_corpus(spec))
     spec = _buildable(key, spec)
     settings = {setting: value for setting, value in spec.settings.items() if setting not in _OF_ENCODER}
     if spec.kind == "bm25":
-        return dataclasses.replace(spec, kind="dense_text", encoder=name, directory="", settings={})
+        return dataclasses.replace(spec, kind="dense_text", encoder=name, directory="", settings=_of_corpus(spec))
     pictures = COLOURS if spec.encoder.startswith(COLOURS) else ""
     return dataclasses.replace(spec, encoder=pictures + name, directory="", settings=settings)
+
+
+def _of_corpus(spec: KnowledgeConfig) -> dict[str, Any]:
+    """The settings that every kind of passages has: another one is of the same passages."""
+    return {setting: value for setting, value in spec.settings.items() if setting in _OF_CORPUS}
 
 
 def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:

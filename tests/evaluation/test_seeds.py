@@ -12,11 +12,11 @@ from routerl_jax.core.files import write_json_lines
 from tests.evaluation.test_paired import record
 
 
-def write_run(workdir: pathlib.Path, right: str) -> str:
+def write_run(workdir: pathlib.Path, right: str, seed: int = 0) -> str:
     """A run whose policy, called `ours`, is right at these questions, and its control at none of four."""
     found = {"em": 0.5, "searches_per_question": 1.0}
     workdir.mkdir()
-    where = {"seed": 0, "devices": 2, "platform": "cpu"}
+    where = {"seed": seed, "devices": 2, "platform": "cpu"}
     results = {"agents": {"ours": found, "control": found}, "seconds": {"total": 3.0}, **where}
     (workdir / "results.json").write_text(json.dumps(results))
     evaluation = {"normalizer": "search_r1", "names": {"trained": "ours"}}
@@ -29,11 +29,11 @@ def write_run(workdir: pathlib.Path, right: str) -> str:
 
 
 def test_pairs_over_seeds(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    runs = [write_run(tmp_path / "a", "1110"), write_run(tmp_path / "b", "1000")]
+    runs = [write_run(tmp_path / "3-AVX", "1110", 3), write_run(tmp_path / "b", "1000", 5)]
     monkeypatch.setattr(sys, "argv", ["seeds", *runs, "--pair=ours:control"])
     seeds.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ours - control")]
-    assert [line.split(" | ")[1] for line in lines] == ["0", "1", "all"]
+    assert [line.split(" | ")[1] for line in lines] == ["3, AVX", "5", "all"]
     assert [line.split(" | ")[2].split()[0] for line in lines] == ["+75.0", "+25.0", "+50.0"]
     monkeypatch.setattr(sys, "argv", ["seeds", *runs, "--pair=ours:theirs"])
     with pytest.raises(SystemExit, match="has no episodes of 'theirs'"):
@@ -110,7 +110,6 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch
 def test_a_run_that_has_begun_is_resumed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
-    (tmp_path / "config.json").write_text("{}")
     runs.train("configs/quickstart.py", tmp_path, seed=3, flags=["config.steps=4"])
     assert commands[0][3:] == [
         "--config=configs/quickstart.py",
@@ -119,9 +118,29 @@ def test_a_run_that_has_begun_is_resumed(tmp_path: pathlib.Path, monkeypatch: py
         "--config.steps=4",
         "--resume",
     ]
-    (tmp_path / "results.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"controls": {"sft": {}}}')
+    for results in ({"agents": {"trained": {}}, "stopped": {"message": "worse"}}, {"agents": {"trained": {}}}):
+        (tmp_path / "results.json").write_text(json.dumps(results))  # its controls have not run
+        runs.train("configs/quickstart.py", tmp_path, seed=3)
+        with pytest.raises(SystemExit, match="holds no finished run"):
+            seeds.finished(tmp_path)
+    assert len(commands) == 3
+    (tmp_path / "results.json").write_text('{"agents": {"trained": {}, "sft": {}}}')
     runs.train("configs/quickstart.py", tmp_path, seed=3)
-    assert len(commands) == 1
+    assert len(commands) == 3
+
+
+def test_named_runs_are_kept_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    run, kept = write_run(tmp_path / "a", "1110"), tmp_path / "kept.json"
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["seeds", run, f"--keep={kept}"])
+        seeds.main()
+        assert len(json.loads(kept.read_text())) == 1
+    assert "Mean and worst" not in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["seeds", f"--keep={kept}", "--pair=ours:control"])
+    with pytest.raises(SystemExit):
+        seeds.main()
+    assert "--pair compares the episodes of runs: name their directories" in capsys.readouterr().err
 
 
 def test_runs_share_the_machine_and_columns_are_chosen(

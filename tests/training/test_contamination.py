@@ -35,7 +35,7 @@ def config(questions: pathlib.Path, every: int = 0, **data: Any) -> schema.Train
     """A run on items 0 and 1 of the questions."""
     return schema.TrainConfig(
         model=schema.ModelConfig(path="nowhere"),
-        knowledge={"text": schema.KnowledgeConfig(directory="nowhere")},
+        knowledge={"text": schema.KnowledgeConfig(source="atlas/text")},
         data=schema.DataConfig(train=str(questions), validation="", test="", train_range=(0, 2), **data),
         evaluation=schema.EvaluationConfig(every=every, final_examples=0),
     )

@@ -139,6 +139,16 @@ def test_what_a_control_may_change(tmp_path: pathlib.Path, control: dict[str, An
     [
         ({"stages": {"main": schema.StageConfig(reward={"bleu": 1.0})}}, r"config.controls.c: .*'bleu'"),
         ({"data": {"train": "gone.jsonl"}}, r"gone.jsonl"),
+        ({"stages": {"c": schema.StageConfig(reward={"em": 1.0})}}, r"config.controls.c.stages.c: call the stage"),
+        ({"stages": {"no_search": schema.StageConfig(reward={"em": 1.0})}}, r"config.controls.c: .*stages.no_search"),
+        (
+            {"supervised": schema.WarmStartConfig(steps=1, demonstrations="gone.jsonl")},
+            r"config.controls.c.supervised.demonstrations='gone.jsonl' is neither",
+        ),
+        (
+            {"supervised": schema.WarmStartConfig(steps=1, demonstrations=__file__, select={"bleu": 1.0})},
+            r"config.controls.c.supervised.select: .*'bleu'",
+        ),
         ({"data": {"train_range": (0, 1)}}, r"1 examples, fewer than config.rollout.examples=2"),
     ],
 )

@@ -37,6 +37,36 @@ def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     return tmp_path
 
 
+def test_a_place_in_the_cache_depends_on_all_that_is_read(encoder: str, cache: pathlib.Path):
+    corpus, triples = cache / "corpus", cache / "triples.jsonl"
+    corpus.mkdir()
+    graph = spec(encoder, source=str(corpus), kind="graph", settings={"extractor": "given", "triples": str(triples)})
+    places = []
+    for file in (corpus / "a.jsonl", corpus / "b.jsonl", triples):
+        for content in ("one", "two"):
+            file.write_text(content)
+            places.append(knowledge.cache_place("graph", graph))
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "dense"}, r"config\.knowledge\.text: .*'dense'"),
+        ({"source": "gone.jsonl"}, r"config\.knowledge\.text\.source='gone\.jsonl' does not exist"),
+        ({"source": "atlas/nowhere"}, r"config\.knowledge\.text: .*nowhere"),
+        ({"settings": {"shards": 1}}, r"config\.knowledge\.text\.settings\.shards"),
+        ({"source": ""}, r"config\.knowledge\.text: there is no knowledge base in the cache and no source"),
+        ({"members": ("other",)}, r"config\.knowledge\.text\.members: kind='dense_text' joins no others"),
+        ({"kind": "hybrid", "members": ("other",)}, r"config\.knowledge\.text\.members=\('other',\) must name"),
+    ],
+)
+def test_what_cannot_be_opened_is_told_without_opening_it(encoder: str, cache: pathlib.Path, changes, message: str):
+    with pytest.raises(ValueError, match=message):
+        knowledge.check_knowledge({"text": spec(encoder, **changes)})
+    assert not (cache / "knowledge").exists()
+
+
 def test_two_processes_may_write_a_source_at_once(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """The other is done between this one's writing and its renaming."""
     rows, write, others = [{"id": "1"}], pathlib.Path.write_text, []

@@ -136,6 +136,14 @@ def test_triples_of_a_model_are_not_asked_for_again(shipped: TrainConfig) -> Non
     assert with_retriever(run_with(graph=elsewhere), "contriever").knowledge["graph"].settings == graph.settings
 
 
+def test_another_retriever_is_of_the_same_passages() -> None:
+    cut = {"passage_words": 50, "least_words": 3}
+    dense = KnowledgeConfig(source="corpus.jsonl", settings={"batch": 8, **cut})
+    words = KnowledgeConfig(source="corpus.jsonl", kind="bm25", settings={"k1": 1.0, **cut})
+    assert with_retriever(run_with(text=dense), "bm25").knowledge["text"].settings == cut
+    assert with_retriever(run_with(text=words), "e5").knowledge["text"].settings == cut
+
+
 def test_a_retriever_that_changes_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="'bm25': the run has no knowledge base in which it would stand"):
         with_retriever(run_with(graph=GRAPH), "bm25")

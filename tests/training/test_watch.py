@@ -196,7 +196,7 @@ def test_a_reward_that_is_no_number_stops_a_run_with_what_it_has(
     config = dataclasses.replace(config, stages={**config.stages, "second": broken})
     workdir = tmp_path / "run"
     with pytest.raises(
-        RunStopped, match=r"after step 1: the reward of attempt \d at .* is nan.*; policy/ is that of 1"
+        RunStopped, match=r"after step 2: the reward of attempt \d at .* is nan.*; policy/ is that of 1"
     ):
         rl.train_rl(config, workdir)
     results = json.loads((workdir / "results.json").read_text())
@@ -220,7 +220,7 @@ def test_weights_that_are_no_numbers_stop_a_run(tmp_path: pathlib.Path, monkeypa
     monkeypatch.setattr(Learner, "update", broken)
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
     config = small_config(tmp_path / "home", watch=WatchConfig(patience=0))
-    with pytest.raises(RunStopped, match=r"after step 1: some weights .* NaN or infinite; policy/ is that of 1 steps"):
+    with pytest.raises(RunStopped, match=r"after step 2: some weights .* NaN or infinite; policy/ is that of 1 steps"):
         rl.train_rl(config, tmp_path / "run")
     weights = load_file(tmp_path / "run" / "policy" / "model.safetensors")
     assert all(np.isfinite(weight).all() for weight in weights.values())
@@ -297,7 +297,7 @@ def test_a_run_stops_with_its_last_good_checkpoint(
     watch = WatchConfig(patience=2, most={"trouble": 0.5})
     config = make_config(small_run, steps=3, watch=watch)
     with pytest.raises(
-        RunStopped, match=r"after step 2: trouble is 1 .* 2 bad values in a row; policy/ is that of 1 steps"
+        RunStopped, match=r"after step 3: trouble is 1 .* 2 bad values in a row; policy/ is that of 1 steps"
     ):
         rl.train_rl(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
