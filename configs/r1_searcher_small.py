@@ -34,7 +34,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
                 validation="atlas/validation/single+multi",
                 test="atlas/test/single+multi",
             ),
-            # with 8 questions a step, one run in five learnt to search once for every question, and never came back
+            # with 8 questions a step and a start of 200 updates, one run of five searched once for every question
             rollout=schema.RolloutConfig(examples=16, samples=8),
             stages={
                 "stage1": schema.StageConfig(start=0, reward=STAGE_1),
@@ -54,7 +54,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
             evaluation=schema.EvaluationConfig(every=12, examples=64, final_examples=256, normalizer="r1_searcher"),
             checkpoint=schema.CheckpointConfig(every=6),
             warm_start=schema.WarmStartConfig(
-                steps=300,  # a slip costs two answers, and a second search is a second chance of one
+                steps=300,
                 optimizer=schema.OptimizerConfig(
                     lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0
                 ),

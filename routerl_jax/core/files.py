@@ -54,16 +54,16 @@ def sync_tree(directory: pathlib.Path) -> None:
         sync(path)
 
 
-def read_json(path: pathlib.Path, fix: str) -> Any:
+def read_json(path: pathlib.Path, fix: str = "") -> Any:
     """The value in a JSON file.
 
     Raises:
-      ValueError: it holds none, as after a full disk; names the file and the `fix`.
+      ValueError: it holds none, as after a full disk; names the file and, where one is given, the `fix`.
     """
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:  # not JSON, or not UTF-8
-        raise ValueError(f"{path} is damaged ({error}): {fix}") from error
+        raise ValueError(f"{path} is not JSON: {error}{fix and '; ' + fix}") from error
 
 
 def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:

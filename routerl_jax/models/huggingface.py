@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
+from routerl_jax.core.files import read_json
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
@@ -30,7 +31,7 @@ from routerl_jax.models.lora import merged
 from routerl_jax.models.mapping import Rule
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
-from routerl_jax.models.reading import Checkpoint, fill, progress_bar, read_json
+from routerl_jax.models.reading import Checkpoint, fill, progress_bar
 from routerl_jax.models.stored import TensorWriter
 from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost

@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.lora import adapters, attach, base_digest
 from routerl_jax.models.mapping import spelled
 from routerl_jax.models.projection import MODULES
-from routerl_jax.models.reading import read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.sharding import shardings

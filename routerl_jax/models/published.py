@@ -9,9 +9,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.family import family_of
-from routerl_jax.models.reading import read_json
 
 assert families  # importing them registers them
 

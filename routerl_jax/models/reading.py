@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import re
@@ -16,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding
 from tqdm.auto import tqdm
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rule, Rules, spelled
 from routerl_jax.models.stored import DTYPES, Stored, tensors_of
@@ -31,14 +31,6 @@ _HOST_BYTES = 4 * 2**30  # of blocks on their way to devices
 _TILE_ROWS = 256
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) on each axis
-
-
-def read_json(path: pathlib.Path) -> Any:
-    """A JSON file's content. Raises ValueError that names the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, layout: str) -> None:

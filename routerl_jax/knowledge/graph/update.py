@@ -46,7 +46,6 @@ def rebuild_graph(
       writer: of the store's directory.
       passages: all that the knowledge base shall hold, `new` among them.
       new: those whose triples the store can't tell, though it may hold a passage of the same id.
-
       llm: extracts the triples of `new`, where a model does; default: the one that kb.json describes.
 
     Raises:

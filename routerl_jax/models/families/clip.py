@@ -11,13 +11,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models.clip import ACTIVATIONS, Clip, ClipConfig, TowerConfig
 from routerl_jax.models.clip_images import ClipImageProcessor, processor_from_hf
 from routerl_jax.models.config import UnsupportedModelError, refuse_quantized
 from routerl_jax.models.families.sentence import read_texts, save_texts, write_json
 from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.mapping import FROM_HEADS, HEADS_BIAS, MATRIX, TO_HEADS, TRANSPOSED, VECTOR, Rule, Rules
-from routerl_jax.models.reading import read_json
 
 _KERNEL = ((3,), (0,), (1,), (2,))  # ours [channels, side, side, embed], theirs with embed first
 # What transformers takes where a config says nothing.

@@ -7,12 +7,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models.config import UnsupportedModelError, VisionConfig, VisionLanguageConfig
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
 from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.images import processor_from_hf
 from routerl_jax.models.mapping import FROM_HEADS, TRANSPOSED, VECTOR, Rule, Rules
-from routerl_jax.models.reading import read_json
 from routerl_jax.models.vision_language import VisionLanguageModel
 
 VISION_TYPES = ("qwen2_vl", "qwen2_5_vl")

@@ -11,8 +11,8 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core.files import read_json
 from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
-from routerl_jax.models.reading import read_json
 
 _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
