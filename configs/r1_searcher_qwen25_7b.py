@@ -15,7 +15,10 @@ from routerl_jax.recipes.r1_searcher import (
     TRAIN_K,
     stage_2,
 )
+from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.training import config as schema
+
+VARIANTS = ("paper", "released", "grpo", *ANSWER_METRICS)
 
 
 def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
@@ -35,6 +38,8 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice whose chips are a multiple of
     4 will do, if the compile check says that it fits.
     """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r} of the configuration: expected one of {', '.join(VARIANTS)}")
     if variant != "released":
         return to_config_dict(searcher_run("Qwen/Qwen2.5-7B", variant))
     run = searcher_run("Qwen/Qwen2.5-7B")

@@ -41,6 +41,8 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
         try:
             for name in {"workdir", "output"} & set(FLAGS):
                 _refuse_url(f"--{name}", FLAGS[name].value)
+                if place := FLAGS[name].value:  # shells leave the ~ of --workdir=~/runs as it is
+                    FLAGS[name].value = os.path.expanduser(place)
             main(argv)
         except BrokenPipeError:  # who read the output has enough of it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -49,7 +49,7 @@ def main(_: Sequence[str]) -> None:
     check_writable("--workdir", FLAGS.workdir)
     report = construct(
         config,
-        pathlib.Path(FLAGS.workdir).expanduser(),
+        pathlib.Path(FLAGS.workdir),
         lambda: (
             chat_model(config.llm) if config.teacher == "model" else None,
             open_knowledge_bases(config.knowledge),

@@ -31,7 +31,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    output = pathlib.Path(FLAGS.output).expanduser()
+    output = pathlib.Path(FLAGS.output)
     if not output.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"--output={output}: the name must end in .jsonl or .jsonl.gz")
     if output.exists():

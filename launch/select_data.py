@@ -86,7 +86,8 @@ def main(_: Sequence[str]) -> None:
         stage1=counts_of(FLAGS.stage1, "stage1"),
         stage2=counts_of(FLAGS.stage2, "stage2"),
     )
-    source = open_examples(config.data.train, config.data.train_range, "train")  # what is not there locks no workdir
+    # what is not there, or is no setting, locks no workdir
+    source, recipe = open_examples(config.data.train, config.data.train_range, "train"), build_recipe(config)
     workdir = pathlib.Path(FLAGS.workdir)
     parts = ("seed", "recipe", "model", "agent", "knowledge", "data", "rollout")
     attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}
@@ -95,7 +96,6 @@ def main(_: Sequence[str]) -> None:
     other = "use another --workdir"
     if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
-    recipe = build_recipe(config)
 
     @functools.cache  # where all attempts are on disk already, no policy is needed
     def parts_of_agent():

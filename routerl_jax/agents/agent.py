@@ -230,3 +230,12 @@ class Tool:
         rollout = self._rollout
         (rollout.turns[-1].calls if rollout.turns else rollout.early).append(call)
         return call
+
+
+def check_choices(agent: Agent, asked: str) -> None:
+    """Raises ValueError if attempts of an agent can't be forked. `asked`: the setting that wants them to be."""
+    if agent.choices is None:
+        raise ValueError(
+            f"{asked}: {type(agent).__name__} does not say how its policy writes the choice of a knowledge base "
+            "(Agent.choices, for a SearchAgent Grammar.choices); take forks=0, or an agent that does"
+        )

@@ -14,7 +14,7 @@ import jax
 from absl import logging
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool
+from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, check_choices
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
@@ -89,11 +89,8 @@ def run(
             f"forks={forks} with deterministic=False: a forked attempt replays what was done in a fixed order; take "
             "deterministic=True"
         )
-    if forks and agent.choices is None:
-        raise ValueError(
-            f"forks={forks}: {type(agent).__name__} does not say how its policy writes the choice of a knowledge base "
-            "(Agent.choices, for a SearchAgent Grammar.choices)"
-        )
+    if forks:
+        check_choices(agent, f"forks={forks}")
     engine.seed = seed
     jobs = [(example, sample) for example in examples for sample in range(samples)]
     stats = stats or DriverStats()

@@ -6,11 +6,12 @@ A config file returns a `ConfigDict` made by `to_config_dict` from dataclass def
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import ml_collections
@@ -154,11 +155,23 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
 
 
 def first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any]:
-    """The first setting, within sections, that differs: its key, and both values; None where there is none."""
+    """The first setting, within sections, that differs: its key, and both values; None for one that is not there."""
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return key, before, now
-    name = next(name for name in {**now, **before} if before.get(name) != now.get(name))
+    names = {**now, **before}
+    name = next(name for name in names if (name in before) != (name in now) or before[name] != now[name])
     return first_difference(before.get(name), now.get(name), f"{key}.{name}")
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Puts a key of the configuration before complaints that don't name it."""
+    try:
+        yield
+    except ValueError as error:
+        if path in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
 
 
 def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:

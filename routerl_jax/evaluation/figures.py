@@ -115,7 +115,7 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
         if steps:
             quality.plot(steps, values, "o", color=color, label=f"{name}, held out", markersize=5)
     quality.set(title="Golden steps: answers and routing" if stepwise else "Answers and routing", ylim=(0, 1.02))
-    quality.legend(frameon=False, fontsize=8, loc="lower right")
+    legend(quality, loc="lower right")
     searched = any(row.get("rollout/searches_per_question") for row in rows)  # golden steps are not carried out
     key, name = (
         ("searches_per_question", "Searches per question")
@@ -128,7 +128,7 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
     curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
     curve(health, rows, "actor/kl", "KL to the start", COLORS[4])
     health.set(title="Reward and health")
-    health.legend(frameon=False, fontsize=8)
+    legend(health)
     save_figure(figure, path)
 
 
@@ -149,13 +149,19 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
         filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
         curve(shares, filled, f"rollout/kb/{name}", name, color_of(i))
     shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
-    shares.legend(frameon=False, fontsize=8)
+    legend(shares)
     curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
     curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
     curve(invalid, rows, "rollout/repeated_search_rate", "asked the same twice", COLORS[3])
     invalid.set(title="Routing, repeated searches, invalid actions", ylim=(0, 1.02))
-    invalid.legend(frameon=False, fontsize=8)
+    legend(invalid)
     save_figure(figure, path)
+
+
+def legend(axis: Any, **where: Any) -> None:
+    """Says what is drawn on an axis, if anything is."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8, **where)
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 from absl import logging
@@ -53,8 +53,10 @@ _FSDP = Split(over="fsdp", first=("embed",), spill=("mlp", "vocab", "heads", "kv
 # devices are computed on each of them, as query heads of several devices read the same.
 _TENSOR = Split(over="tensor", first=("heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",))
 
+Layout = Literal["replicated", "fsdp", "tensor", "fsdp+tensor"]
+
 # Applied in this order; a mesh axis may take a further part of an axis that another one has split.
-LAYOUTS: dict[str, tuple[Split, ...]] = {
+LAYOUTS: dict[Layout, tuple[Split, ...]] = {
     "replicated": (),
     "fsdp": (_FSDP,),
     "tensor": (_TENSOR,),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.config import naming
 from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 
@@ -45,9 +46,11 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
                 f"config.agent.sees={tuple(agent.sees)} is for config.recipe='r1_router': here the query says what is asked; "
                 "leave it empty"
             )
+        with naming("config.agent.grammar"):
+            grammar = GRAMMARS.get(agent.grammar or own_grammar)
         return Recipe(
             agent=SearchAgent(
-                grammar=GRAMMARS.get(agent.grammar or own_grammar)(tools=tuple(tools)),
+                grammar=grammar(tools=tuple(tools)),
                 max_searches=agent.max_searches,
                 k=agent.k,
                 on_invalid=agent.on_invalid,
@@ -71,8 +74,9 @@ RECIPES.register("search")(search_recipe("r1_router"))
 
 def stages_of(stages: Mapping[str, StageSettings], normalizer: str) -> list[Stage]:
     """The stages with their rewards, in order of their start. Raises ValueError for an unknown reward term."""
-    made = [
-        Stage(name=name, start=stage.start, reward=RewardFunction(dict(stage.reward), normalizer))
-        for name, stage in stages.items()
-    ]
+    made = []
+    for name, stage in stages.items():
+        with naming(f"config.stages.{name}.reward"):
+            reward = RewardFunction(dict(stage.reward), normalizer)
+        made.append(Stage(name=name, start=stage.start, reward=reward))
     return sorted(made, key=lambda stage: stage.start)

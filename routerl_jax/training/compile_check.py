@@ -92,8 +92,8 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     model = abstract_policy(config, mesh)
     lowered, resident = _lower(config, model, mesh)
     reports = {}
-    for name in [name for name in lowered if name in programs]:
-        weights = _weight_shapes(model, mesh) if name != "update" else set()
+    for name in [name for name in lowered if name.split("/")[0] in programs]:
+        weights = set() if name.startswith("update") else _weight_shapes(model, mesh)
         reports[name] = _compile(name, lowered[name], resident[name] / _GIB, available, weights)
     return Report(
         fits=all(program.fits for program in reports.values()),
@@ -128,14 +128,18 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
 
 
 def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, jax.stages.Lowered], dict[str, int]]:
-    """Programs by name, and how many bytes per chip the run keeps beside each one's arguments."""
+    """Programs by name, and how many bytes per chip the run keeps beside each one's arguments.
+
+    Stages that learn otherwise than the first one have an update of their own, `update/STAGE`.
+    """
     settings, rl = config.learner, config.kind == "rl"
-    loss = settings.loss if rl else LossConfig(kind="reinforce")
     optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
     params = nnx.state(model)
     trainable = trained_parameters(model, config.model.freeze)
     _, trained, frozen = nnx.split(model, trainable, ...)
     state = abstract_state(trained, optimizer, mesh)
+    stages = [config.in_stage(name) for name in config.stages] if rl else [config]
+    kept = _bytes(trained) if rl and any(_has_reference(stage) for stage in stages) else 0
     layout = BatchLayout(
         mesh,
         settings.length_buckets or (config.engine.max_length,),
@@ -143,23 +147,23 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         model,
         share=settings.share_prefixes,
     )
-    ways = len(config.knowledge) ** config.rollout.forks
-    sequences = config.rollout.examples * config.rollout.samples * ways if rl else config.warm_start.examples
-    jitted = jit_programs(
-        model,
-        trainable,
-        jax.tree.map(lambda leaf: leaf.sharding, state),
-        layout,
-        optimizer,
-        loss,
-        temperature=config.rollout.temperature or 1.0,
-        remat=settings.remat,
-    )
-    batch = layout.abstract(-(-sequences // settings.minibatches) if rl else sequences, config.engine.max_length)
-    exact = trained if loss.exact_kl else None
-    lowered = {"update": jitted.update.lower(state=state, frozen=frozen, reference=exact, batch=batch)}
-    kept = _bytes(trained) if loss.kl_coef or settings.reward_kl_coef else 0
-    beside = {"update": 0 if exact is not None else kept}  # an argument of the update is weighed with it
+    lowered, beside = {}, {}
+    for name, stage in _updates(config).items():
+        loss = stage.learner.loss if rl else LossConfig(kind="reinforce")
+        jitted = jit_programs(
+            model,
+            trainable,
+            jax.tree.map(lambda leaf: leaf.sharding, state),
+            layout,
+            optimizer,
+            loss,
+            temperature=stage.rollout.temperature or 1.0,
+            remat=settings.remat,
+        )
+        batch = layout.abstract(_sequences(stage), config.engine.max_length)
+        exact = trained if loss.exact_kl else None
+        lowered[name] = jitted.update.lower(state=state, frozen=frozen, reference=exact, batch=batch)
+        beside[name] = 0 if exact is not None else kept  # an argument of the update is weighed with it
     if not rl:
         return lowered, beside
     engine = config.engine
@@ -170,7 +174,7 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         max_length=engine.max_length,
         segment=engine.segment,
         layout=engine.layout,
-        truncate=config.rollout.top_p < 1 or config.rollout.top_k > 0,
+        truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in stages),
     )
     copied = 0
     if engine.layout:
@@ -183,6 +187,35 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     beside |= dict.fromkeys(("encode", "prefill", "decode"), learner)
     beside["encode"] += _bytes(cache)
     return lowered, beside  # the engine rests during the update
+
+
+def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
+    """The different updates of a run, and settings with which each is: the first stage's, and those that are unlike it."""
+    if config.kind != "rl":
+        return {"update": config}
+    found: dict[str, TrainConfig] = {}
+    for name in sorted(config.stages, key=lambda name: (bool(config.stages[name].after), config.stages[name].start)):
+        stage = config.in_stage(name)
+        if not any(_compiled(stage) == _compiled(other) for other in found.values()):
+            found[f"update/{name}" if found else "update"] = stage
+    return found
+
+
+def _compiled(stage: TrainConfig) -> tuple[Any, ...]:
+    """What an update's program depends on, of what stages may change."""
+    return stage.learner.loss, stage.rollout.temperature, _sequences(stage)
+
+
+def _sequences(stage: TrainConfig) -> int:
+    """Sequences of an update."""
+    if stage.kind != "rl":
+        return stage.warm_start.examples
+    ways = len(stage.knowledge) ** stage.rollout.forks
+    return -(-stage.rollout.examples * stage.rollout.samples * ways // stage.learner.minibatches)
+
+
+def _has_reference(stage: TrainConfig) -> bool:
+    return bool(stage.learner.loss.kl_coef or stage.learner.reward_kl_coef)
 
 
 def _bytes(tree: Any) -> int:

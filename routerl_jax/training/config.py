@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Count, Seed, checked
-from routerl_jax.core.config import override, unknown_key
+from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -310,11 +310,9 @@ class TrainConfig:
                 raise ValueError(
                     f"{path}.stages.{stage}: a control takes as many steps as the run; give `start`, and no `after` or epochs"
                 )
-        try:
+        with naming(path):
             data = override(self.data, control.data, f"{path}.data")
             return dataclasses.replace(self, controls={}, data=data, stages=control.stages or self.stages)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     def neighbour(self, name: str) -> str:
         """The stage that has the steps of another in a run without it: the one before it, of the first one the second."""

@@ -8,14 +8,14 @@ run began. All are evaluated as that is.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.paired import compare_records
 from routerl_jax.evaluation.records import read_records
@@ -45,22 +45,13 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
         if name in control.stages:
             raise ValueError(f"{path}.stages.{name}: call the stage something else; the control's policy is so named")
         changed = control_config(config, workdir, name)
-        with _named(path):
+        with naming(path):
             recipe = build_recipe(changed)
             check_names(changed, evaluated_agent(changed, recipe))
             if control.stages or control.data:
                 Stages(changed, recipe)
         if control.supervised.steps:
             check_demonstrations(changed, recipe.agent, f"{path}.supervised")
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Puts the control's section before what is wrong with it."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def fork(run: Run, done: int, **extra: Any) -> None:
@@ -91,7 +82,7 @@ def run_controls(
     for name in config.controls:
         directory = control_directory(workdir, name)
         gc.collect()  # the run before this one is in reference cycles; its memory is needed now
-        with alone_as_job(directory), _named(f"config.controls.{name}"):
+        with alone_as_job(directory), naming(f"config.controls.{name}"):
             found = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = found["agents"][name]
         results["seconds"][f"controls/{name}"] = found["seconds"]["total"]

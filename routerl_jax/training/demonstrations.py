@@ -16,6 +16,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
+from routerl_jax.core.config import naming
 from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example
@@ -123,10 +124,8 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             raise ValueError(
                 f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
             )
-        try:
+        with naming(source):
             open_examples(settings.demonstrations, (), "train")
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
         return
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
@@ -136,10 +135,8 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
     if settings.demonstrations == "annotated":
         return
     _episode_files(settings.demonstrations, source)
-    try:
+    with naming(f"{section}.select"):
         RewardFunction(dict(settings.select), config.evaluation.normalizer)
-    except ValueError as error:
-        raise ValueError(f"{section}.select: {error}") from error
 
 
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:

@@ -3,17 +3,16 @@ of one's own, made by the function that a configuration names."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import inspect
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.config import from_config_dict, unknown_key
+from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage
@@ -47,12 +46,12 @@ def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: 
     found: dict[str, SearchTool] = {}
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
-            with _named(name):
+            with naming(f"config.knowledge.{name}"):
                 found[name] = _open(name, spec, progress)
     alone = dict(found)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
-            with _named(name):
+            with naming(f"config.knowledge.{name}"):
                 found[name] = _join(name, spec, alone)
     return {name: found[name] for name in knowledge}
 
@@ -66,25 +65,13 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
         hybrid one joins others than there are.
     """
     for name, spec in knowledge.items():
-        with _named(name):
+        with naming(f"config.knowledge.{name}"):
             if spec.kind == _TOOL:
                 _factory(name, spec)
             elif spec.kind == _HYBRID:
                 _check_members(name, spec, [other for other, one in knowledge.items() if one.kind != _HYBRID])
             else:
                 _check_kb(name, spec)
-
-
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Puts the section of config.knowledge before complaints that don't name it."""
-    try:
-        yield
-    except ValueError as error:
-        section = f"config.knowledge.{name}"
-        if section in str(error):
-            raise
-        raise ValueError(f"{section}: {error}") from error
 
 
 def _check_kb(name: str, spec: KnowledgeConfig) -> None:
@@ -192,7 +179,10 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
         said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
         if not spec.source:  # then defaults say nothing: whatever is there is meant
             said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
-        check_kb(directory, said, f"config.knowledge.{name}", _atlas_passages(spec))
+        passages = _atlas_passages(spec)
+        if passages and not _from_memory(spec.kind):
+            said, passages = said | {"source": _written_passages(spec, passages)}, None
+        check_kb(directory, said, f"config.knowledge.{name}", passages)
     return load_kb(str(directory))
 
 
@@ -224,8 +214,20 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
+        corpus = _written_passages(spec, passages)
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
+
+
+def _from_memory(kind: str) -> bool:
+    """Whether a kind is built from passages as they are, not from a file of them."""
+    from routerl_jax.knowledge.build import KINDS
+
+    return kind == "graph" or kind in KINDS
+
+
+def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage]) -> str:
+    """A corpus of a source's passages in the cache."""
+    return _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
 
 
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:

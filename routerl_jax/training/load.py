@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 from flax import nnx
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.files import read_json
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.learner import trained_parameters
 from routerl_jax.models import pretrained
@@ -33,7 +33,7 @@ def load_config(workdir: pathlib.Path) -> TrainConfig:
     path = workdir / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} holds no run (config.json is missing); give the --workdir of launch.train")
-    return from_config_dict(TrainConfig, json.loads(path.read_text()))
+    return from_config_dict(TrainConfig, read_json(path, "the run can't be used without it"))
 
 
 def load_policy(

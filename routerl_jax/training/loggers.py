@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core.config import naming
 from routerl_jax.core.extras import needs
 from routerl_jax.core.registry import Registry
 
@@ -54,19 +55,15 @@ def check_log(names: Sequence[str]) -> None:
     if repeated := next((name for name in names if list(names).count(name) > 1), None):
         raise ValueError(f"config.log={tuple(names)} names {repeated!r} twice")
     for name in names:
-        try:
+        with naming("config.log"):
             LOGGERS.get(name)
-        except ValueError as error:
-            raise ValueError(f"config.log: {error}") from error
 
 
 def require_log(names: Sequence[str]) -> None:
     """Raises ValueError, which names config.log, for a logger that can't write from this machine."""
     for name in names:
-        try:
+        with naming("config.log"):
             LOGGERS.get(name).require()
-        except ValueError as error:
-            raise ValueError(f"config.log: {error}") from error
 
 
 @LOGGERS.register("tensorboard")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
 from routerl_jax.core.files import write_whole
 from routerl_jax.data.trajectories import golden_step
@@ -91,7 +91,8 @@ class _Training:
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
             self.recipe = build_recipe(config)
-            _check_forks(config, self.recipe.agent)
+            if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
+                check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
             self.judged = evaluated_agent(config, self.recipe)
             check_names(config, self.judged)
             check_controls(config, workdir)
@@ -116,6 +117,7 @@ class _Training:
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         self.engine.update(self.run.served_params(), self.run.start)
+        self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # of sittings before this one
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
@@ -167,7 +169,7 @@ class _Training:
         fork(self.run, done, **extra)
         if self.owed and (done == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
-                self.run.save(done, **extra)
+                self.run.save(done, **extra, seconds=self._seconds())
             self.owed = False
         return None
 
@@ -179,7 +181,6 @@ class _Training:
         """
         config = self.config
         rows = read_metrics(self.workdir)
-        self.clock.seconds["training"] = sum(row.get("timing_s/step", 0.0) for row in rows)
         stopped = _stop(self.run, self.engine, alarm) if alarm else {}
         usable = not stopped or stopped["stopped"]["steps"] > 0  # else its weights are those of the trouble
         self.run.finish(export=usable)
@@ -191,7 +192,7 @@ class _Training:
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
         results = {
             "agents": table,
-            "seconds": {**self.clock.seconds, "total": time.perf_counter() - self.started},
+            "seconds": self._seconds() | {"training": sum(row.get("timing_s/step", 0.0) for row in rows)},
             "devices": len(jax.devices()),
             "platform": jax.devices()[0].platform,
             "steps": config.steps,
@@ -217,6 +218,11 @@ class _Training:
         with self.clock("evaluation"):
             return compare(agents, self.test, self.engine, self.tools, **self._how(), **shown)
 
+    def _seconds(self) -> dict[str, float]:
+        """What parts of the run took in all sittings; of earlier ones, until their last checkpoint."""
+        now = {**self.clock.seconds, "total": time.perf_counter() - self.started}
+        return {name: self.earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**self.earlier, **now}}
+
     def _how(self) -> dict[str, Any]:
         """How agents are scored."""
         return {
@@ -227,16 +233,6 @@ class _Training:
     def _asked(self) -> dict[str, int]:
         """What tables must have in common to be put together."""
         return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k}
-
-
-def _check_forks(config: TrainConfig, agent: Agent) -> None:
-    """Raises ValueError if attempts of an agent that can't be forked are to be."""
-    forked = next((name for name in config.stages if config.in_stage(name).rollout.forks), None)
-    if forked is not None and agent.choices is None:
-        raise ValueError(
-            f"config.rollout.forks (stage {forked!r}): {type(agent).__name__} does not say how its policy writes the choice of "
-            "a knowledge base (Agent.choices, for a SearchAgent Grammar.choices); take forks=0, or an agent that does"
-        )
 
 
 def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import first_difference, from_config_dict
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import read_json, write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
@@ -91,15 +91,15 @@ class Run:
                 f"{workdir} has {self.start} steps already, more than config.steps={config.steps}: raise it"
             )
         self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
+        self.writer = MetricWriter(
+            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
+        )
         if multihost.is_main():
             # Of an earlier sitting: checkpoints are newer from here on.
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Last: what was refused above may be mended and started again.
             _write_config(config, workdir / "config.json")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
-        self.writer = MetricWriter(
-            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
-        )
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
         """Checkpoints after `step` steps, among the run's own or `into` others.
@@ -254,7 +254,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
 
 def _saved(path: pathlib.Path) -> dict[str, Any]:
     """The configuration in a workdir; settings that are newer than it have their defaults."""
-    saved = json.loads(path.read_text())
+    saved = read_json(path, "use another --workdir")
     try:
         return _as_json(from_config_dict(TrainConfig, saved))
     except ValueError:  # as it is: what no longer is a configuration differs from any

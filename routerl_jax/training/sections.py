@@ -17,13 +17,17 @@ from routerl_jax.core.checked import (
     Size,
     checked,
 )
+from routerl_jax.core.config import naming
 from routerl_jax.core.patience import USUAL
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
+from routerl_jax.parallel.sharding import Layout
+from routerl_jax.rewards.normalize import NORMALIZERS
 
+Dtype = Literal["float32", "bfloat16", "float16"]
 _Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices of a mesh's axis; -1: those that are left
 
 
@@ -37,8 +41,8 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    dtype: str = "float32"  # of weights and optimiser state
-    compute_dtype: str = ""  # of activations; empty: as dtype
+    dtype: Dtype = "float32"  # of weights and optimiser state
+    compute_dtype: Dtype | Literal[""] = ""  # of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
     lora: LoraConfig = LoraConfig()  # an adapter that is trained instead of the weights; rank 0: none
 
@@ -51,7 +55,7 @@ class MeshConfig:
     data: _Axis = -1  # replicas; -1: all devices that the other axes leave
     fsdp: _Axis = 1
     tensor: _Axis = 1
-    layout: str = "replicated"  # parallel.sharding.LAYOUTS
+    layout: Layout = "replicated"  # parallel.sharding.LAYOUTS
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
 
 
@@ -64,7 +68,8 @@ class EngineConfig:
     max_length: Size = 512  # tokens of a conversation
     segment: Size = SEGMENT  # decode steps per device call
     leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
-    layout: str = ""  # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
+    # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
+    layout: Layout | Literal[""] = ""
     # with an adapter: added to the weights after every update, or beside them
     lora: Literal["merged", "adapter"] = "merged"
 
@@ -139,6 +144,8 @@ class EvaluationConfig:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        with naming("config.evaluation.normalizer"):
+            NORMALIZERS.get(self.normalizer)
         for metric in self.headline:
             if metric not in ANSWER:
                 raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join(ANSWER)}")
@@ -192,7 +199,7 @@ class WarmStartConfig:
     invented: Fraction = DemonstrationSource.invented  # atlas: share from invented worlds
     hit: Fraction = DemonstrationSource.hit  # atlas: chance that a demonstrated search finds what it looks for
     persistence: Fraction = DemonstrationSource.persistence  # atlas: chance to search again after a miss
-    direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search
+    direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search; not of golden steps
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write
     vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.core.config import override, unknown_key
+from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.generation.engine import Engine
@@ -62,11 +62,9 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     model = _initial_policy(config, mesh)
     if not config.model.lora.rank:
         return merged(model)
-    try:
+    with naming("config.model.lora"):
         key = jax.random.fold_in(jax.random.key(config.seed), _LORA_KEY)
         apply_lora(model, config.model.lora.build(), key, config.model.lora.dtype)
-    except ValueError as error:
-        raise ValueError(f"config.model.lora: {error}") from error
     return model
 
 
@@ -113,9 +111,9 @@ def build_recipe(config: TrainConfig) -> Recipe:
     Raises:
       ValueError: a setting is no field of the agent, or of another type, or what the recipe itself refuses.
     """
-    recipe = RECIPES.get(config.recipe)(
-        config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer
-    )
+    with naming("config.recipe"):
+        build = RECIPES.get(config.recipe)
+    recipe = build(config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
     return dataclasses.replace(recipe, agent=_with_settings(recipe.agent, config.agent))
 
 

@@ -48,7 +48,7 @@ def train_step(
     """Samples attempts at the questions, learns from them, and gives the engine the new weights. Returns the step's metrics.
 
     Raises:
-      NotFinite: a reward, loss or gradient is no number.
+      NotFinite: a reward or an advantage is not finite.
     """
     config, learner = stage.config, run_.learner
     if stage.restart and step == stage.start:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import pathlib
+from collections.abc import Mapping
 
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
@@ -66,10 +67,20 @@ def supervised(config: TrainConfig) -> TrainConfig:
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
-        watch=WatchConfig(patience=config.watch.patience),  # its bounds are of rollouts
+        watch=_of_updates(config.watch),
         log=config.log,
         warm_start=dataclasses.replace(config.warm_start, steps=0),
     )
+
+
+def _of_updates(watch: WatchConfig) -> WatchConfig:
+    """What config.watch says of updates; a supervised phase measures nothing else that a run's bounds are about."""
+
+    def kept(bounds: Mapping[str, float]) -> dict[str, float]:
+        return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
+
+    bounds = {field: kept(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
+    return WatchConfig(patience=watch.patience, **bounds)
 
 
 def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from routerl_jax.core.config import from_config_dict, to_config_dict, unknown_key
+from routerl_jax.core.config import first_difference, from_config_dict, to_config_dict, unknown_key
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, RolloutConfig, StageConfig, TrainConfig
 
 
@@ -197,3 +197,10 @@ def test_bad_overrides_are_errors_that_name_the_key(
 ) -> None:
     with pytest.raises((ValueError, KeyError, AttributeError, flags.Error), match=named):
         parse(monkeypatch, tmp_path, override)
+
+
+def test_the_first_difference() -> None:
+    """A setting that is None on one side and not there on the other differs, too."""
+    assert first_difference({"a": 1, "b": {"c": None}}, {"a": 1, "b": {}}, "config") == ("config.b.c", None, None)
+    assert first_difference({"a": 1}, {"a": 2, "b": 3}, "config") == ("config.a", 1, 2)
+    assert first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}, "config") == ("config.a.c", None, 2)

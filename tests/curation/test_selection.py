@@ -140,6 +140,9 @@ def test_the_program_on_the_shipped_policy(
     assert not launch_here(*arguments, "--resume")
     assert rows(tmp_path / "difficulty.jsonl") == made
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl")) == before
+    other = ("select_data", f"--config={config}", f"--workdir={tmp_path / 'other'}")
+    assert "config.agent.grammar: unknown grammar 'x'" in refusal(*other, "--config.agent.grammar=x")
+    assert not (tmp_path / "other").exists()
     assert "--stage2: 'hard' is not" in refusal(*arguments, "--resume", "--stage2=hard")
     assert "easy_below differs" in refusal(*arguments, "--resume", "--easy_below=1")
 

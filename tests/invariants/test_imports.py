@@ -1,4 +1,4 @@
-"""Imports run downhill: over the floors of docs/architecture.md, and in no circle of files."""
+"""Imports run downhill: over the levels of docs/architecture.md, and in no circle of files."""
 
 import ast
 import pathlib

@@ -179,3 +179,19 @@ def test_equal_pages_are_in_order(tmp_path: pathlib.Path) -> None:
     (rows, scores) = PageIndex(vectors).search([page[:2]], 4)[0]
     assert rows[:3].tolist() == [1, 2, 4]
     assert scores[0] == scores[1] == scores[2]
+
+
+def test_a_lost_shard_is_made_again(tmp_path: pathlib.Path) -> None:
+    """Of a build that was killed after its last step: a later one would find nothing to do."""
+    pages = [unit(n, 24) for n in (3, 1, 7, 4, 5, 9)]
+    whole = write(tmp_path, pages).read(0, 6)
+    (tmp_path / "vectors" / "values" / "c" / "0" / "0").unlink()
+    made: list[int] = []
+    options: Any = {"width": 24, "precision": "float32", "count": 6, "step": 4}
+    for expected in ([0, 4], []):  # all of it, then nothing
+        made.clear()
+        writer = RaggedWriter(tmp_path, tmp_path / "progress", "vectors", **options)
+        writer.write(lambda start, stop: made.append(start) or pages[start:stop])
+        assert made == expected
+    for page, found in zip(whole, Ragged(tmp_path / "vectors", "float32", memory_limit=0, hint="").read(0, 6)):
+        np.testing.assert_array_equal(page, found)

@@ -134,11 +134,23 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert capsys.readouterr().err == f"launch.train: interrupted; the newest checkpoint is {newest}. {command}"
 
 
+def test_the_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave the ~ of --workdir=~/run as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{")
+    assert str(tmp_path / "run" / "config.json") in refusal("export_hf", "--workdir=~/run", "--output=~/policy")
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
     message = refusal("build_kb", "--config=configs/build_kb.py:foo", "--workdir=kb")
     assert message.startswith(
         "launch.build_kb: --config=configs/build_kb.py:foo: unknown kind of knowledge base to build 'foo'. Known: bm25, "
     )
+    message = refusal("train", "--config=configs/r1_searcher_qwen25_7b.py:grop", "--workdir=run")
+    assert "variant 'grop' of the configuration: expected one of paper, released, grpo, em, cover_em, " in message
     message = refusal("train", "--config=configs/search_qwen25_vl_7b.py:x", "--workdir=run")
     assert message.startswith(
         "launch.train: --config=configs/search_qwen25_vl_7b.py:x: get_config() takes 0 positional"

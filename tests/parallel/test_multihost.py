@@ -22,3 +22,13 @@ def test_exchange_sends_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert multihost.exchange("x" * size) == ["x" * size] * 2
     assert multihost.exchange({"ä": [1, None]}) == [{"ä": [1, None]}] * 2
     assert sent == {1, 2**16, 2**17}
+
+
+@pytest.mark.parametrize(("said", "error"), [([True, "no such key"], ValueError), ([False, "disk full"], RuntimeError)])
+def test_what_fails_on_the_main_process_fails_on_all(
+    monkeypatch: pytest.MonkeyPatch, said: list[bool | str], error: type[Exception]
+) -> None:
+    monkeypatch.setattr(multihost, "is_main", lambda: False)
+    monkeypatch.setattr(multihost, "exchange", lambda own: [said, own])
+    with pytest.raises(error, match=str(said[1])):
+        multihost.on_main(lambda: pytest.fail("done by another process than the main one"))

@@ -17,6 +17,7 @@ from routerl_jax.models.lora import LoraConfig
 from routerl_jax.models.published import PUBLISHED, architecture_of
 from routerl_jax.parallel import topology
 from routerl_jax.training.compile_check import Report, _results, check
+from routerl_jax.training.config import StageConfig
 from tests.training.small_policy import ARCHITECTURE, small_policy
 
 SLICE = "v5e:2x2"
@@ -199,3 +200,16 @@ def test_the_whole_table_is_read() -> None:
             assert architecture_of(name)
         except UnsupportedModelError as error:
             assert "VL" in name, error  # noqa: PT017 - until their family is here
+
+
+def test_every_stage_s_own_update() -> None:
+    """A stage with twice the attempts and no KL has a batch twice as long; what no program depends on makes none."""
+    stages = {
+        "first": StageConfig(reward={"em": 1.0}),
+        "second": StageConfig(start=2, rollout={"samples": 8}, learner={"loss": {"kl_coef": 0.0}}),
+        "third": StageConfig(start=4, learner={"advantage": "reinforce_pp_baseline"}),
+    }
+    found = check(dataclasses.replace(small_policy(), stages=stages), SLICE, ["update"]).programs
+    assert list(found) == ["update", "update/second"]
+    assert found["update/second"].resident_gib == found["update"].resident_gib > 0  # the first stage's reference
+    assert found["update/second"].arguments_gib > found["update"].arguments_gib

@@ -156,3 +156,16 @@ def test_every_fact_that_a_passage_states_is_a_triple():
 def test_mistakes_are_named(knowledge, message, cache: pathlib.Path):
     with pytest.raises(ValueError, match=message):
         opened(**{name: schema.KnowledgeConfig(**fields) for name, fields in knowledge.items()})
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense_text"])
+def test_a_part_of_atlas_in_a_directory_of_one_s_own(
+    encoder: str, cache: pathlib.Path, tmp_path: pathlib.Path, kind: str
+):
+    """Built, found, and told from another part."""
+    mine = spec(encoder, kind=kind, index="exact", directory=str(tmp_path / "kb"))
+    for _ in range(2):
+        [[found]] = opened(text=mine)["text"].search(["atomic number of Iron"], 1)
+        assert kind != "bm25" or found.title == "Iron"  # the encoder is a random one
+    with pytest.raises(ValueError, match=r"config.knowledge.text.source=.*, but the knowledge base in .* another"):
+        opened(text=dataclasses.replace(mine, source="atlas/text"))

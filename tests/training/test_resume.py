@@ -101,6 +101,7 @@ def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path,
     assert third[1] != second[1]
     assert "2" in checkpoints(workdir)
 
+    before = json.loads((workdir / "checkpoints" / "2" / "extra" / "metadata").read_text())["seconds"]
     finish(start("tests.training.small_run", home, workdir, "--resume", JAX_NUM_CPU_DEVICES="1"))  # from step 2
     last = metric_lines(workdir)
     assert len(last) == STEPS
@@ -108,6 +109,9 @@ def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path,
     assert_same_run(home / "whole", workdir)
     results = [json.loads((path / "results.json").read_text())["agents"] for path in (home / "whole", workdir)]
     assert results[0] == results[1]
+    seconds = json.loads((workdir / "results.json").read_text())["seconds"]
+    assert seconds["setup"] > before["setup"] > 0  # of all sittings
+    assert seconds["total"] > max(before["total"], seconds["setup"] + seconds["training"])
 
 
 def test_what_is_restored_takes_the_place_of_what_there_was(

@@ -14,7 +14,14 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import load, rl, sft, warm_start
-from routerl_jax.training.config import ControlConfig, EvaluationConfig, RolloutConfig, TrainConfig, WarmStartConfig
+from routerl_jax.training.config import (
+    ControlConfig,
+    EvaluationConfig,
+    RolloutConfig,
+    TrainConfig,
+    WarmStartConfig,
+    WatchConfig,
+)
 from routerl_jax.training.run import Run, _complaint
 from tests.training.small_run import make_config, make_sft_config
 from tests.training.test_resume import assert_same_run, checkpoints, metric_lines
@@ -142,6 +149,14 @@ def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig, whole: p
     slow = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tool_timeout=600.0))
     assert warm_start.supervised(slow).rollout.tool_timeout == 600.0
     assert _complaint(warm_start.supervised(slow), whole / "warm_start" / "config.json", True) is None
+
+
+def test_what_a_run_says_of_updates_holds_in_the_phase(config: TrainConfig) -> None:
+    """Its bounds, and no other, not even by default."""
+    watch = WatchConfig(patience=3, most={"actor/grad_norm": 7.0, "sampler_gap/mean": 0.5}, least={"rollout/em": 0.1})
+    assert warm_start.supervised(dataclasses.replace(config, watch=watch)).watch == WatchConfig(
+        patience=3, most={"actor/grad_norm": 7.0}, least={}, falls={}
+    )
 
 
 def test_what_is_refused_is_refused_before_anything_is_learnt(config: TrainConfig, tmp_path: pathlib.Path) -> None:

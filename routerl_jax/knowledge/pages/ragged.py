@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+from absl import logging
 from jaxtyping import Float32, Int
 
+from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import StoredArray, create_array, open_array
 from routerl_jax.knowledge.writer import finish
 
@@ -120,13 +122,20 @@ class RaggedWriter:
         self._directory, self._progress, self._name = directory / name, progress, name
         self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
         self._lengths: list[int] = []
-        self._done = 0
+        self._done, written = 0, 0
         for start, _ in self._steps:
             marker = self._marker(start)
             if not marker.is_file():
                 break
-            self._lengths += json.loads(marker.read_text())["lengths"]
-            self._done += 1
+            finished = json.loads(marker.read_text())
+            self._lengths += finished["lengths"]
+            self._done, written = self._done + 1, finished.get("bytes", 0)
+        values = self._directory / "values"
+        if self._done and size_on_disk(values) < written:
+            logging.warning("%s has lost some of what was written there: it is made again", values)
+            for start, _ in self._steps[: self._done]:
+                self._marker(start).unlink()
+            self._lengths, self._done = [], 0
         self.resumed = len(self._lengths)  # pages that were there already
 
     def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
@@ -144,7 +153,8 @@ class RaggedWriter:
                 array = array.resize(exclusive_max=[begin + sum(lengths), None]).result()
                 array[begin:].write(encode(np.concatenate(pages), self._precision)).result()
                 self._lengths += lengths
-                finish(self._marker(start), {"stop": stop, "lengths": lengths})
+                written = size_on_disk(self._directory / "values")
+                finish(self._marker(start), {"stop": stop, "lengths": lengths, "bytes": written})
         self._write_offsets()
 
     def _create(self) -> Any:
