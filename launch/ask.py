@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
 
     from routerl_jax.agents.driver import run
     from routerl_jax.core.types import Example
-    from routerl_jax.evaluation.records import episode_record
+    from routerl_jax.evaluation.records import PictureFiles, episode_record
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.models.images import decode_image
@@ -69,9 +69,9 @@ def main(argv: Sequence[str]) -> None:
         tool_timeout=config.rollout.tool_timeout,
         sampling=Sampling(temperature=FLAGS.temperature),
     )
-    console = Console()
+    console, pictures = Console(), PictureFiles(workdir)
     for episode in episodes:
-        record = episode_record(episode)
+        record = episode_record(episode, pictures)
         if FLAGS.json:
             print(json.dumps(record, ensure_ascii=False))
             continue

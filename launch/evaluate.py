@@ -56,12 +56,12 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from flax import nnx
 
-    from routerl_jax.core.files import write_json_lines, write_whole
+    from routerl_jax.core.files import write_whole
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
     from routerl_jax.evaluation.groups import by_group
-    from routerl_jax.evaluation.records import episode_record
+    from routerl_jax.evaluation.records import write_records
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.models.lora import digest
     from routerl_jax.training import setup
@@ -153,7 +153,7 @@ def main(_: Sequence[str]) -> None:
             seed=FLAGS.seed,
             progress=f"evaluating {name}",
         )
-        write_json_lines(output / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
+        write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     results = {"agents": table, **asked}
     write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")

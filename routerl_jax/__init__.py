@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from routerl_jax.agents.agent import Agent
     from routerl_jax.agents.driver import run
     from routerl_jax.agents.search_agent import SearchAgent
-    from routerl_jax.core.types import Episode, Example, Passage
+    from routerl_jax.core.types import Episode, Example, Passage, Shown
     from routerl_jax.generation.engine import Engine
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.knowledge.load import load_kb
@@ -36,6 +36,7 @@ _HOMES = {
     "Passage": "core.types",
     "Sampling": "generation.sampling",
     "SearchAgent": "agents.search_agent",
+    "Shown": "core.types",
     "load_kb": "knowledge.load",
     "load_pretrained": "models.huggingface",
     "make_mesh": "parallel.mesh",
@@ -52,6 +53,7 @@ __all__ = [
     "Passage",
     "Sampling",
     "SearchAgent",
+    "Shown",
     "load_kb",
     "load_pretrained",
     "make_mesh",

@@ -28,12 +28,12 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["Question: what is on the flag?"] * 3, tiny.VOCABULARY, MARKS, context=256)
 
 
-def config() -> VisionLanguageConfig:
-    """Patches of 4 pixels, windows of 2 x 2 merge groups."""
+def config(context: int = 256) -> VisionLanguageConfig:
+    """Patches of 4 pixels, windows of 2 x 2 merge groups; `context` in tokens."""
     start, image, end = (tokenizer().encode(mark)[0] for mark in MARKS)
     return VisionLanguageConfig(
         model_type="qwen2_5_vl",
-        text=tiny.config(model_type="qwen2", qkv_bias=True, mrope_sections=(2, 1, 1)),
+        text=tiny.config(model_type="qwen2", qkv_bias=True, mrope_sections=(2, 1, 1), max_length=context),
         vision=VisionConfig(
             model_type="qwen2_5_vl",
             depth=2,
@@ -53,9 +53,11 @@ def config() -> VisionLanguageConfig:
     )
 
 
-def model(devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated") -> VisionLanguageModel:
+def model(
+    devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated", context: int = 256
+) -> VisionLanguageModel:
     """A random policy that sees."""
-    made = VisionLanguageModel(config(), jax.random.key(0), param_dtype=dtype)
+    made = VisionLanguageModel(config(context), jax.random.key(0), param_dtype=dtype)
     mesh = mesh or make_mesh(devices=jax.devices()[:devices])
     params = nnx.state(made, nnx.Param)
     nnx.update(made, jax.tree.map(jax.device_put, params, shardings(params, mesh, layout)))

@@ -8,14 +8,16 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, more_tokens, prompt_ids
+from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
+from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
 from routerl_jax.models.images import ImageSource
 
-Pieces = list[tuple[str, bool]]  # stretches of text in order, and whether the policy writes them
+# What follows a prompt, in order, and whether the policy writes it. What it writes is text.
+Pieces = list[tuple[Observation | Reply | Rendered, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -141,7 +143,7 @@ class LLM:
         """Tokens that a conversation would have left after this prompt; less than 1 where it does not fit."""
         engine = self._rollout.engine
         ids = prompt_ids(prompt, engine.tokenizer)
-        return engine.max_length - len(ids) - more_tokens(engine, images)
+        return engine.max_length - len(ids) - expanded_tokens(engine.images, images)
 
     def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:
         """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).

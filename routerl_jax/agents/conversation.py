@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from routerl_jax.agents.forks import Course, Taken, Written
+from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Query, Turn
+from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Query, Shown, Turn
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
@@ -80,9 +81,10 @@ class Conversation:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
 
-    def tokens_of(self, text: str, images: Sequence[ImageSource] = ()) -> int:
-        """Number of tokens that `text` would take, with these images at its markers."""
-        return len(self._engine.tokenizer.encode(text)) + more_tokens(self._engine, images)
+    def tokens_of(self, observation: Observation) -> int:
+        """Number of tokens that a text, or a text with pictures, would take (`observe`)."""
+        said = self._rendered(observation)
+        return len(self._engine.tokenizer.encode(said.text)) + expanded_tokens(self._engine.images, said.images)
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -201,36 +203,51 @@ class Conversation:
         generated = await self._rollout.wait_turn(self._rollout, self._stream)
         return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 
-    def observe(self, text: str, images: Sequence[ImageSource] = ()) -> None:
-        """Feeds what the surroundings say (never trained on), with images at the markers in it.
+    def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
+        """Feeds what the surroundings say (never trained on). A picture that can't be used is replaced by words that say why.
+
+        Args:
+          observation: a text, or pieces of text and `Shown` pictures in order.
+          passages: ids of what it shows as text, for the record (Turn.shown).
 
         Raises:
           DoesNotFit: it is longer than `room` (nothing is cut here); where the agent does not catch it, the episode ends
             unanswered.
-          ValueError: an image can't be used.
+          ValueError: there is a picture, and the model sees none.
         """
-        self._engine.feed(self._stream, self._engine.tokenizer.encode(text), images)
-        if self._rollout.turns:
-            self._rollout.turns[-1].observation += text
+        said = self._rendered(observation)
+        self._feed(self._engine.tokenizer.encode(said.text), said.text, said, passages)
 
-    def reply(self, text: str, images: Sequence[ImageSource] = ()) -> None:
-        """Ends the policy's turn and begins its next one, with a user's message between them (never trained on): the tokens of
-        the model's chat template. Where the policy has ended its turn itself, that token stays its own.
+    def reply(self, observation: Observation, passages: Sequence[str] = ()) -> None:
+        """Ends the policy's turn and begins its next one, with an observation as a user's message between them (never trained
+        on): the tokens of the model's chat template. Where the policy has ended its turn itself, that token stays its own.
 
         Raises:
           DoesNotFit: it is longer than `room`; see `reply_tokens`.
-          ValueError: an image can't be used, or there is no chat template.
+          ValueError: there is no chat template, or a picture, and the model sees none.
         """
-        self._engine.feed(self._stream, self._reply(text), images)
-        if self._rollout.turns:
-            self._rollout.turns[-1].observation += text
+        said = self._rendered(observation)
+        ids = self._reply(said)
+        self._feed(ids, self._engine.tokenizer.decode(ids), said, passages)
 
-    def reply_tokens(self, text: str, images: Sequence[ImageSource] = ()) -> int:
+    def reply_tokens(self, observation: Observation) -> int:
         """Number of tokens that `reply` would take."""
-        return len(self._reply(text)) + more_tokens(self._engine, images)
+        said = self._rendered(observation)
+        return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
 
-    def _reply(self, text: str) -> list[int]:
-        return self._engine.tokenizer.reply(text, last=self._stream.ledger.tokens[-1])
+    def _rendered(self, observation: Observation) -> Rendered:
+        return rendered(observation, self._engine.tokenizer, self._engine.images)
+
+    def _reply(self, said: Rendered) -> list[int]:
+        return self._engine.tokenizer.reply(said.text, last=self._stream.ledger.tokens[-1])
+
+    def _feed(self, ids: list[int], text: str, said: Rendered, passages: Sequence[str]) -> None:
+        self._engine.feed(self._stream, ids, said.images)
+        if self._rollout.turns:
+            turn = self._rollout.turns[-1]
+            turn.observation += text
+            seen = {item.passage for item in said.shown}
+            turn.shown += [*said.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
@@ -271,12 +288,6 @@ class Conversation:
             truncated=truncated,
             branches=tuple(rollout.course.branches),
         )
-
-
-def more_tokens(engine: Engine, images: Sequence[ImageSource]) -> int:
-    """Tokens that images take beyond the one marker that stands for each."""
-    reader = engine.images
-    return 0 if reader is None else sum(reader.process(image).tokens - 1 for image in images)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

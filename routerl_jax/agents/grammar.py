@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Action, Call, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage
 
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
 
@@ -102,8 +102,9 @@ class Grammar(abc.ABC):
     # --- what the surroundings write ---
 
     @abc.abstractmethod
-    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        """The text fed back after a search: these passages (the first ones of `call.passages`), or the call's error."""
+    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
+        """What is fed back after a search: these passages (the first ones of `call.passages`), as text or with their pictures
+        (`Shown`), or the call's error."""
 
     @abc.abstractmethod
     def reminder(self, error: str) -> str:

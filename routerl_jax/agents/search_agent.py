@@ -11,7 +11,7 @@ from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Passage, Turn
+from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Observation, Passage, Turn
 
 OnInvalid = Literal["remind", "end"]
 
@@ -148,15 +148,16 @@ class SearchAgent(Agent):
         return turn.action
 
     def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
-        """Shows as many passages, best first, as fit whole, or the beginning of the first (see `max_observation_tokens`); False
-        if not even an empty observation fits."""
+        """Shows as many passages, best first, as fit whole, pictures included, or the beginning of the first (see
+        `max_observation_tokens`); False if not even an empty observation fits."""
         limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
         def fits(shown: Sequence[Passage]) -> bool:
             return chat.tokens_of(self.grammar.observation(call, shown)) <= limit
 
         shown = fitting(call.passages, fits, cut=bool(self.max_observation_tokens))
-        return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve)
+        names = [passage.id for passage in shown]
+        return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve, names)
 
     async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
         """The last turn, for which `reserve` tokens are kept; `truncated` if the context's end brought it about."""
@@ -197,8 +198,8 @@ class VanillaRAG(NoSearch):
         return await self.final_answer(chat, reserve)
 
 
-def _observe_if_fits(chat: Conversation, text: str, reserve: int) -> bool:
-    if chat.tokens_of(text) > chat.room - reserve:
+def _observe_if_fits(chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
+    if chat.tokens_of(observation) > chat.room - reserve:
         return False
-    chat.observe(text)
+    chat.observe(observation, passages)
     return True

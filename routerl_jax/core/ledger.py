@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
-from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import PlacedImage, Sequence
 
 
@@ -111,23 +108,3 @@ class Ledger:
             versions=np.asarray(self._versions, np.int32),
             images=tuple(self.images),
         )
-
-
-def demonstrated(
-    prompt: Seq[int] | Mapping[str, Any], pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer
-) -> Sequence:
-    """A written example as a rollout would have recorded it.
-
-    Args:
-      prompt: before the first piece, not learnt: ids, or what `Ledger.feed` takes where there are images among them.
-      pieces: stretches of text and whether the policy is to write them; the others are fed, as observations are.
-    """
-    ledger = Ledger()
-    ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))
-    for text, learnt in pieces:
-        ids = tokenizer.encode(text)
-        if learnt:
-            ledger.sample(ids, [0.0] * len(ids), version=0)
-        else:
-            ledger.feed(ids)
-    return ledger.sequence()

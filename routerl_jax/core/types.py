@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 StopReason = Literal["stop", "eos", "length"]
-ActionKind = Literal["search", "answer", "invalid"]
+ActionKind = Literal["search", "region", "answer", "refusal", "invalid"]
 
 
 class PlacedImage(Protocol):
@@ -101,8 +102,34 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A passage or a picture that an observation shows.
+
+    Attributes:
+      passage: id of the passage, "" of a picture that is no passage's.
+      image: the picture, as `Example` has them; "" for a text alone. A record has its path (evaluation.records).
+      digest: of the processed picture (`PlacedImage.digest`), "" before it has been shown.
+      parent: digest of the picture that a crop was cut from, "" if it is whole.
+      box: of a crop: left, top, right and bottom in pixels of its parent; () if it is whole.
+      error: why the picture could not be shown; its place in the text says so, too.
+    """
+
+    passage: str = ""
+    image: Any = ""
+    digest: str = ""
+    parent: str = ""
+    box: tuple[float, ...] = ()
+    error: str = ""
+
+
+# What surroundings say to a policy: a text, or pieces of text and pictures in order.
+Observation = str | Seq[str | Shown]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Action:
-    """What a turn asks for: `search` (`tool`, `query`), `answer` (`answer`) or `invalid` (`error` says why)."""
+    """What a turn asks for: `search` (`tool`, `query`), `region` (`box`, a part of a picture), `answer` (`answer`), `refusal`
+    (it says that it can't answer) or `invalid` (`error` says why)."""
 
     kind: ActionKind
     tool: str = ""
@@ -110,6 +137,7 @@ class Action:
     answer: str = ""
     thought: str = ""
     error: str = ""
+    box: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -124,7 +152,8 @@ class Turn:
       action: the parsed action; set by the agent.
       well_formed: the text obeys the agent's grammar to the letter (a parser may accept more); set by the agent.
       calls: the tool calls made in this turn.
-      observation: the text that was fed back, "" if none.
+      observation: the text that was fed back, with a mark (`LLM.image_marker`) for each picture; "" if none.
+      shown: the pictures and passages in it: pictures in the order of their marks, then passages that are text alone.
       sequence, start: where the sampled tokens stand, as the ledger counted: from `start` on in the episode's
         sequences[sequence].
       asked: what the agent asked for ("route", "answer", "final"); "" where the policy chooses between search and answer.
@@ -139,6 +168,7 @@ class Turn:
     well_formed: bool = False
     calls: list[Call] = dataclasses.field(default_factory=list)
     observation: str = ""
+    shown: list[Shown] = dataclasses.field(default_factory=list)
     sequence: int = 0
     start: int = 0
     asked: str = ""

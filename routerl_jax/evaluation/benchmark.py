@@ -8,10 +8,9 @@ from typing import Any
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
-from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.evaluation.records import episode_record
+from routerl_jax.evaluation.records import write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.parallel import multihost
@@ -67,5 +66,5 @@ def compare(
             agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=said
         )
         if records is not None and multihost.is_main():
-            write_json_lines(records / f"{name}.jsonl", (episode_record(episode) for episode in episodes))
+            write_records(records / f"{name}.jsonl", episodes)
     return table

@@ -74,9 +74,10 @@ def averages(
       `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
       search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of episodes: the same
       knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`,
-      `tool_error_rate` (of calls), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a
-      dense search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
-      `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
+      `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in observations, where there are any),
+      `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search), and
+      `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`, `em/answer` and
+      `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
 
     Raises:
       ValueError: no episodes.
@@ -113,6 +114,7 @@ def _averages(
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
+        **_seen_rates(episodes),
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
@@ -121,6 +123,12 @@ def _averages(
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
     accuracy = routing_accuracy(list(episodes), tools)
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
+
+
+def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of what observations showed; empty where they showed no picture."""
+    pictures = [item for e in episodes for turn in e.turns for item in turn.shown if item.digest or item.error]
+    return {"unusable_picture_rate": sum(bool(item.error) for item in pictures) / len(pictures)} if pictures else {}
 
 
 def _searched_again(episode: Episode) -> bool:

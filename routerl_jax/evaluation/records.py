@@ -3,37 +3,97 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from routerl_jax.core.files import write_json_lines, write_whole
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Shown, Turn
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
+from routerl_jax.models.images import encoded_image, image_digest, is_data
 from routerl_jax.rewards.ranges import accepted_answers
 
+_PICTURES = "pictures"
 
-def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
+
+class PictureFiles:
+    """The pictures of records, as files named by their content in `pictures/` of a directory; each is written once."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self._names: dict[str, str] = {}
+
+    def name(self, image: Any) -> str:
+        """What names a picture in a record of this directory: its own path, or that of its file, relative to the directory;
+        "" where there is none, or one that can't be read."""
+        if not _in_memory(image):
+            return picture_name(image)
+        try:
+            digest = image_digest(image)
+            if digest not in self._names:
+                content, form = encoded_image(image)
+                self._names[digest] = f"{_PICTURES}/{hashlib.sha256(content).hexdigest()[:24]}.{form}"
+                path = self._directory / self._names[digest]
+                if not path.is_file():
+                    write_whole(path, content, shared=True)
+        except ValueError:
+            return ""
+        return self._names[digest]
+
+
+def write_records(path: pathlib.Path, episodes: Iterable[Episode], **extra: Any) -> None:
+    """Writes episodes as JSON lines, and their pictures beside the file."""
+    files = PictureFiles(path.parent)
+    write_json_lines(path, (episode_record(episode, files, **extra) for episode in episodes))
+
+
+def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
     """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`.
 
-    Pictures are named (data.pictures.picture_name); one that was in memory alone has "" for a name.
+    Args:
+      pictures: where to write pictures; without it they are named by their path or `data:` URI, and "" if they are in memory.
     """
+    name = picture_name if pictures is None else pictures.name
     return {
         "id": episode.example.id,
         "sample": episode.sample,
         "question": episode.example.question,
-        "images": [picture_name(image) for image in episode.example.images],
+        "images": [name(image) for image in episode.example.images],
         "golden_answers": list(accepted_answers(episode.example, episode.answer)),
         "metadata": group_fields(episode.example.metadata),
         "prediction": episode.answer,
         "prompt": episode.prompt,
-        "turns": [dataclasses.asdict(turn) for turn in episode.turns],
+        "turns": [_turn_record(turn, name) for turn in episode.turns],
         "rewards": episode.rewards,
         "truncated": episode.truncated,
         "branches": [dataclasses.asdict(branch) for branch in episode.branches],
         **extra,
     }
+
+
+def _turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
+    """All fields; pictures by name."""
+    shown = [
+        dataclasses.replace(item, image=name(item.image) if item.digest or item.error else "") for item in turn.shown
+    ]
+    calls = [
+        dataclasses.replace(call, passages=tuple(_named(passage, name) for passage in call.passages))
+        for call in turn.calls
+    ]
+    return dataclasses.asdict(dataclasses.replace(turn, shown=shown, calls=calls))
+
+
+def _named(passage: Passage, name: Callable[[Any], str]) -> Passage:
+    """Passages name pictures that are files anywhere, as their knowledge base does; those that they hold get a file."""
+    return dataclasses.replace(passage, image=name(passage.image)) if is_data(passage.image) else passage
+
+
+def _in_memory(image: Any) -> bool:
+    return is_data(image) or not isinstance(image, str | os.PathLike)
 
 
 def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
@@ -43,14 +103,14 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             id=str(record["id"]),
             question=record["question"],
             answers=tuple(record["golden_answers"]),
-            images=tuple(record["images"]),
+            images=tuple(_beside(place, image) for image in record["images"]),
             metadata=record.get("metadata", {}),
         )
         return Episode(
             example=example,
             sample=record["sample"],
             answer=record["prediction"],
-            turns=[_turn(turn) for turn in record["turns"]],
+            turns=[_turn(turn, place) for turn in record["turns"]],
             sequences=[],
             prompt=record["prompt"],
             truncated=record["truncated"],
@@ -62,13 +122,29 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
         raise place.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
 
 
-def _turn(fields: Mapping[str, Any]) -> Turn:
-    action = None if fields["action"] is None else Action(**fields["action"])
+def _turn(fields: Mapping[str, Any], place: Place) -> Turn:
+    action = None if fields["action"] is None else Action(**_tuples(fields["action"]))
     calls = [
-        Call(**{**call, "passages": tuple(Passage(**passage) for passage in call["passages"])})
+        Call(**{**call, "passages": tuple(_passage(passage, place) for passage in call["passages"])})
         for call in fields["calls"]
     ]
-    return Turn(**{**fields, "action": action, "calls": calls})
+    shown = [
+        Shown(**{**_tuples(item), "image": _beside(place, item.get("image", ""))}) for item in fields.get("shown", ())
+    ]
+    return Turn(**{**fields, "action": action, "calls": calls, "shown": shown})
+
+
+def _passage(fields: Mapping[str, Any], place: Place) -> Passage:
+    return Passage(**{**fields, "image": _beside(place, fields.get("image", ""))})
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _beside(place: Place, image: str) -> str:
+    """A picture's path, where it is a file beside the record's."""
+    return str(place.path.parent / image) if image.startswith(f"{_PICTURES}/") else image
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:

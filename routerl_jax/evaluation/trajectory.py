@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -37,8 +38,13 @@ def render(record: dict[str, Any]) -> RenderableType:
             )
         elif action["kind"] == "answer" and number < len(record["turns"]):  # to a sub-question
             parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
+        elif action["kind"] == "region":
+            parts.append(Text.assemble(("looks at  ", "bold yellow"), _box(action["box"])))
+        elif action["kind"] == "refusal":
+            parts.append(Text.assemble(("refuses   ", "bold yellow"), turn["text"].strip()))
         for call in turn["calls"]:
             parts.append(_findings(call))
+        parts += [_seen(item) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
         if turn.get("rewards"):
             parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     answer = record["prediction"]
@@ -54,6 +60,19 @@ def render(record: dict[str, Any]) -> RenderableType:
 
 def _terms(rewards: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
+
+
+def _seen(shown: dict[str, Any]) -> RenderableType:
+    """A picture that the policy was shown, or why it could not be."""
+    of = f" of {shown['passage']}" if shown["passage"] else ""
+    if shown["error"]:
+        return Text.assemble(("  unseen  ", "bold red"), f"a picture{of}: {shown['error']}")
+    cut = f", the part {_box(shown['box'])} of it" if shown["box"] else ""
+    return Text.assemble(("  sees    ", "magenta"), f"{shown['image'] or 'a picture'}{of}{cut}")
+
+
+def _box(box: Sequence[float]) -> str:
+    return "(" + ", ".join(f"{side:g}" for side in box) + ")"
 
 
 def _findings(call: dict[str, Any]) -> RenderableType:

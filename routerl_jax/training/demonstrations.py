@@ -16,9 +16,11 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
+from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import Rendered, expanded_tokens
 from routerl_jax.core.config import naming
-from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.rows import read_rows
+from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
@@ -27,6 +29,7 @@ from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
@@ -39,7 +42,7 @@ _PORTION = 1024  # annotated questions that are worked out at a time
 
 
 class Worked(NamedTuple):
-    """A question and what followed it: stretches of text, and whether the policy is to write them."""
+    """A question and what followed it: text and pictures, and whether the policy is to write them."""
 
     example: Example
     pieces: Pieces
@@ -50,22 +53,29 @@ class Worked(NamedTuple):
         It may be longer than that: only documents in its prompt are left out.
 
         Raises:
-          ValueError: the example has a picture, and the model sees none.
+          ValueError: the example has a picture, and the model sees none; names it.
         """
         assert model.tokenizer is not None
-        if not self.example.images:
-            prompt = agent.opening(self.example, model.tokenizer, room=room)
-            return demonstrated(prompt, self.pieces, model.tokenizer)
-        if not isinstance(model, VisionLanguageModel):
-            raise ValueError(
-                f"demonstration {self.example.id!r} has a picture, and the policy sees none: give a vision-language model, or "
-                "demonstrations without pictures (trajectories/text:FILE)"
-            )
-        host = model.image_tokens
-        if room is not None:
-            room -= sum(host.process(image).tokens - 1 for image in self.example.images)
-        prompt = agent.opening(self.example, model.tokenizer, model.tokenizer.decode(host.marker), room)
-        return demonstrated(host.fed(prompt, self.example.images), self.pieces, model.tokenizer)
+        host = model.image_tokens if isinstance(model, VisionLanguageModel) else None
+        try:
+            if not self.example.images:
+                prompt: Any = self._opening(agent, model.tokenizer, host, room)
+            elif host is None:
+                raise ValueError(
+                    "it has a picture, and the policy sees none: give a vision-language model, or demonstrations without "
+                    "pictures (trajectories/text:FILE)"
+                )
+            else:
+                if room is not None:
+                    room -= expanded_tokens(host, self.example.images)
+                prompt = host.fed(self._opening(agent, model.tokenizer, host, room), self.example.images)
+            return demonstrated(prompt, self.pieces, model.tokenizer, host)
+        except ValueError as error:
+            raise ValueError(f"demonstration {self.example.id!r}: {error}") from error
+
+    def _opening(self, agent: Agent, tokenizer: Tokenizer, host: ImageTokens | None, room: int | None) -> list[int]:
+        marker = "" if host is None else tokenizer.decode(host.marker)
+        return agent.opening(self.example, tokenizer, marker, room)
 
 
 class Demonstrations(Protocol):
@@ -188,12 +198,12 @@ class _Kept:
 
 
 def _pieces(episode: Episode) -> Pieces:
-    stretches = [
-        stretch
-        for turn in episode.turns
-        for stretch in ((turn.forced, False), (turn.text, True), (turn.observation, False))
-    ]
-    return [stretch for stretch in stretches if stretch[0]]
+    pieces: Pieces = []
+    for turn in episode.turns:
+        seen = tuple(item for item in turn.shown if item.digest)
+        observation = Rendered(text=turn.observation, shown=seen) if seen else turn.observation
+        pieces += [(turn.forced, False), (turn.text, True), (observation, False)]
+    return [(piece, learnt) for piece, learnt in pieces if piece]
 
 
 def _of_annotated_questions(config: TrainConfig, agent: Agent) -> tuple[list[Worked], str]:

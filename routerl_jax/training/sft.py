@@ -13,8 +13,8 @@ from absl import logging
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.core.files import write_whole
-from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills

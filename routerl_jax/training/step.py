@@ -12,10 +12,9 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.evaluation.records import episode_record
+from routerl_jax.evaluation.records import write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
@@ -245,5 +244,4 @@ def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode],
             attempts.setdefault((episode.example.id, episode.sample), []).append(episode)
         stride = max(len(episodes) // count, 1)
         spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
-        records = [episode_record(episode, step=step) for episode in spread]
-        write_json_lines(workdir / "episodes" / f"step-{step:06d}.jsonl", records)
+        write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", spread, step=step)

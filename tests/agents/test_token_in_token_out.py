@@ -186,4 +186,4 @@ def test_a_chat_goes_on_with_the_template_s_tokens(ends_itself, monkeypatch):
         f"{first}{'' if ends_itself else '<|im_end|>'}\n{fed}Yes.<|im_end|>"
     )
     assert tokenizer.decode(sequence.tokens[sequence.loss_mask]) == f"{first}Yes.<|im_end|>"
-    assert episode.turns[0].observation == "It is Accra."
+    assert episode.turns[0].observation == f"{'' if ends_itself else '<|im_end|>'}\n{fed}"

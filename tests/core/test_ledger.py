@@ -5,7 +5,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from routerl_jax.core.ledger import Ledger, demonstrated
+from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 
 
