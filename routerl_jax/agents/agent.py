@@ -46,6 +46,11 @@ class Agent(abc.ABC):
         """How its policy writes the choice of a knowledge base, so that an attempt can be forked there; None: it can't."""
         return None
 
+    @property
+    def search_budget(self) -> int | None:
+        """Searches that it can make on a question at most; None: that is not known."""
+        return None
+
     # --- what it is compared with ---
 
     def with_passages(self, k: int) -> Agent:
@@ -115,6 +120,11 @@ class Rerouted(Agent):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self.agent.run(example, llm, tools.rerouted(self.routing))
+
+    @property
+    def search_budget(self) -> int | None:
+        """The agent's."""
+        return self.agent.search_budget
 
 
 class LLM:

@@ -220,11 +220,12 @@ class Conversation:
 
     def reply(self, observation: Observation, passages: Sequence[str] = ()) -> None:
         """Ends the policy's turn and begins its next one, with an observation as a user's message between them (never trained
-        on): the tokens of the model's chat template. Where the policy has ended its turn itself, that token stays its own.
+        on): the tokens of the model's chat template (`Tokenizer.reply`). Where the policy has ended its turn itself, that token
+        stays its own.
 
         Raises:
           DoesNotFit: it is longer than `room`; see `reply_tokens`.
-          ValueError: there is no chat template, or a picture, and the model sees none.
+          ValueError: the chat template does not write one turn after the other, or there is a picture, and the model sees none.
         """
         said = self._rendered(observation)
         ids = self._reply(said)

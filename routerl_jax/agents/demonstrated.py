@@ -28,8 +28,8 @@ def demonstrated(
       images: the model's, None for one that sees none.
 
     Raises:
-      ValueError: a piece to be written is no text, a recorded picture can't be used, there are pictures, and the model sees
-        none, or there is a `Reply`, and the tokenizer has no chat template.
+      ValueError: a piece to be written is no text, a recorded picture can't be used, or there are pictures, and the model sees
+        none.
     """
     ledger = Ledger()
     ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))

@@ -78,6 +78,11 @@ class SearchAgent(Agent):
         return self.grammar.answer_opening if self.grammar.forces_answer else ""
 
     @property
+    def search_budget(self) -> int:
+        """`max_searches`."""
+        return self.max_searches
+
+    @property
     def choices(self) -> RouteChoices | None:
         """The grammar's."""
         return self.grammar.choices

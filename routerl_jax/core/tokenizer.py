@@ -98,11 +98,13 @@ class Tokenizer:
         """Ids between an assistant's words and its next ones: the end of its turn, a user's message, the beginning of the next
         turn, as the model's template writes them.
 
+        Without a template, as text: `User: `, the message, and `Assistant: `, each on a line of its own.
+
         Args:
           last: the assistant's last id; where it ends the turn already, that is not said again.
 
         Raises:
-          ValueError: there is no template, or it does not write one turn after the other.
+          ValueError: the template does not write one turn after the other.
         """
         before, after = self._between_turns
         ids = self.encode(f"{before}{text}{after}")
@@ -113,7 +115,7 @@ class Tokenizer:
         """What the template writes from an assistant's words to a user's, and from there to the assistant's next ones."""
         said, asked = "routerl-assistant", "routerl-user"
         if self.hf.chat_template is None:
-            raise ValueError("this tokenizer has no chat template: continue the conversation with text (observe)")
+            return "\nUser: ", "\nAssistant: "
         messages = [("user", "q"), ("assistant", said), ("user", asked)]
         text = self.hf.apply_chat_template(
             [{"role": role, "content": content} for role, content in messages],

@@ -44,7 +44,7 @@ def score(
         tool_timeout=tool_timeout,
         progress=progress,
     )
-    return summarize(episodes, normalizer, tuple(tools)), episodes
+    return summarize(episodes, normalizer, tuple(tools), agent.search_budget), episodes
 
 
 def compare(

@@ -18,18 +18,25 @@ from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
 ANSWER = ("em", "f1", "cover_em", "f1_recall")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
-_OF_GROUPS = (*ANSWER, "routing_accuracy", "searches_per_question")
+_OF_GROUPS = (*ANSWER, "routing_accuracy", "searches_per_question", "searched_rate", "search_ratio")
 
 
 def summarize(
-    episodes: Sequence[Episode], normalizer: str = "search_r1", tools: Collection[str] | None = None
+    episodes: Sequence[Episode],
+    normalizer: str = "search_r1",
+    tools: Collection[str] | None = None,
+    budget: int | None = None,
 ) -> dict[str, Any]:
     """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
 
+    Args:
+      budget: searches that the agent may make on a question (Agent.search_budget).
+
     Returns:
       The entries of `averages`, and besides the intervals of `ANSWER`, `em_interval` and so on (95 %, bootstrap),
-      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `n` and, where the examples are of
-      several data sets, kinds or types, `by`: for each such key and value some of these entries.
+      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `breakdown` (shares of all
+      questions: `correct_with_search`, `correct_without_search`, `wrong_with_search`, `wrong_without_search`, by EM), `n` and,
+      where the examples are of several data sets, kinds or types, `by`: for each such key and value some of these entries.
 
     Raises:
       ValueError: no episodes.
@@ -40,25 +47,39 @@ def summarize(
     groups = by_group([episode.example.metadata for episode in episodes])
     by = {
         key: {
-            value: _of_group([episodes[i] for i in numbers], scores[numbers], tools)
+            value: _of_group([episodes[i] for i in numbers], scores[numbers], tools, budget)
             for value, numbers in values.items()
         }
         for key, values in groups.items()
     }
     return {
-        **_averages(episodes, scores, tools),
+        **_averages(episodes, scores, tools, budget),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
         "kb_share": share,
         "mode_usage": share,
+        "breakdown": _breakdown(episodes, scores),
         "n": len(episodes),
         **({"by": by} if by else {}),
     }
 
 
+def _breakdown(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, float]:
+    """How often it was right and searched (MMSearch-R1, figure 4b)."""
+    right, searched = scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])
+    return {
+        f"{answer}_{search}_search": float((is_right & did).mean())
+        for answer, is_right in (("correct", right), ("wrong", ~right))
+        for search, did in (("with", searched), ("without", ~searched))
+    }
+
+
 def _of_group(
-    episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"], tools: Collection[str] | None
+    episodes: Sequence[Episode],
+    scores: Float[np.ndarray, "N 4"],
+    tools: Collection[str] | None,
+    budget: int | None,
 ) -> dict[str, Any]:
-    found = _averages(episodes, scores, tools)
+    found = _averages(episodes, scores, tools, budget)
     return {"n": len(episodes), **{name: found[name] for name in _OF_GROUPS if name in found}}
 
 
@@ -71,13 +92,15 @@ def averages(
       tools: names of the knowledge bases that there were; default: those that were asked.
 
     Returns:
-      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `valid_search_share` (of episodes: at least one
-      search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of episodes: the same
-      knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`, `truncated_rate`,
-      `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in observations, where there are any),
-      `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense search), and
-      `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`, `em/answer` and
-      `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
+      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least one
+      search), `search_ratio` (searches made of those allowed, where `summarize` is told their number), `valid_search_share` (of
+      episodes: at least one search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of
+      episodes: the same knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`,
+      `forced_rate` (of episodes: the answer was begun for the policy), `refusal_rate` (of episodes: the policy said that it
+      can't answer), `truncated_rate`, `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in observations, where
+      there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense
+      search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
+      `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
 
     Raises:
       ValueError: no episodes.
@@ -101,17 +124,24 @@ def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.nda
 
 
 def _averages(
-    episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"], tools: Collection[str] | None
+    episodes: Sequence[Episode],
+    scores: Float[np.ndarray, "N 4"],
+    tools: Collection[str] | None,
+    budget: int | None = None,
 ) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
     calls = [call for episode in episodes for call in episode.calls]
     result = {
         **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
+        "searched_rate": float(np.mean([bool(e.calls) for e in episodes])),
+        **({"search_ratio": len(calls) / (budget * len(episodes))} if budget else {}),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
+        "forced_rate": float(np.mean([e.answer is not None and bool(e.turns[-1].forced) for e in episodes])),
+        "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         **_seen_rates(episodes),
@@ -123,6 +153,11 @@ def _averages(
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
     accuracy = routing_accuracy(list(episodes), tools)
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
+
+
+def _last_action(episode: Episode) -> str:
+    action = episode.turns[-1].action if episode.turns else None
+    return "" if action is None else action.kind
 
 
 def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from routerl_jax.recipes import r1_searcher, routerag, search, search_r1  # noqa: F401 - they register themselves
+from routerl_jax.recipes.mmsearch_r1 import recipe as mmsearch_r1_recipe  # noqa: F401
+from routerl_jax.recipes.mmsearch_r1 import rewards as mmsearch_r1_rewards  # noqa: F401
 from routerl_jax.recipes.r1_router import grammar, recipe, rewards, turns  # noqa: F401
 from routerl_jax.recipes.recipe import RECIPES
 

@@ -11,7 +11,7 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.streams import Generated, PromptTooLong, Stream
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar, R1SearcherOpenedAnswer
-from tests import tiny
+from tests import seeing, tiny
 
 AGENT = SearchAgent(grammar=tiny.GRAMMAR, max_searches=3, k=2, max_turn_tokens=100, answer_tokens=12)
 AGENTS = {
@@ -121,3 +121,23 @@ class ScriptedEngine:
             del self._wanted[id(stream)]
             finished.append((stream, Generated(tokens=ids, stop_reason=reason, stop=stop)))
         return finished
+
+
+class SeeingScript(ScriptedEngine):
+    """One whose policy sees, as tests.seeing's."""
+
+    def __init__(self, script: Callable[[str, int, int], str], **settings) -> None:
+        super().__init__(script, **settings)
+        self.tokenizer = seeing.tokenizer()
+        self.images = seeing.model(context=1024).image_tokens
+
+    def open(self, prompt, example_id="", sample=0, images=()):
+        stream = super().open([0], example_id, sample)
+        stream.ledger = Ledger()
+        self.feed(stream, prompt, images)
+        return stream
+
+    def feed(self, stream, tokens, images=()):
+        fed = self.images.fed(tokens, images, stream.ledger.next_position) if images else {"tokens": tokens}
+        assert len(fed["tokens"]) <= self.room(stream)
+        stream.ledger.feed(**fed)

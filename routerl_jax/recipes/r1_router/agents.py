@@ -188,6 +188,11 @@ class StepwiseAgent(StepAgent):
         return dataclasses.replace(episode, truncated=answer is None and episode.turns[-1].stop_reason == "length")
 
     @property
+    def search_budget(self) -> int:
+        """`max_searches`."""
+        return self.max_searches
+
+    @property
     def tools(self) -> tuple[str, ...]:
         """Names of the knowledge bases."""
         return self.protocol.tools

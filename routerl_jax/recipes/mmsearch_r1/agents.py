@@ -1,0 +1,274 @@
+"""MMSearch-R1's agents (arXiv 2506.20670): searching on demand, and what the paper compares it with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.conversation import Conversation
+from routerl_jax.agents.fitting import fitting
+from routerl_jax.agents.observation import Reply
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import (
+    Action,
+    Call,
+    Demonstration,
+    Episode,
+    Example,
+    Message,
+    Observation,
+    Passage,
+    Query,
+    Shown,
+    TextAndImage,
+    Turn,
+)
+from routerl_jax.recipes.mmsearch_r1 import protocol
+from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits
+
+NO_PICTURE = "the question shows no picture to search by"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchAgent(Agent):
+    """Looks at the question's picture and answers, searches by the picture, or searches in words, round by round.
+
+    A turn that holds nothing that may be done now, or an image search where there is no picture, ends the search: the answer
+    is then begun for the policy, or the episode ends without one.
+
+    Attributes:
+      image_tool, text_tool: names of the knowledge bases.
+      searches, image_searches, text_searches, image_first: see `Limits`.
+      k: summaries per search in words.
+      image_k: thumbnails per search by the picture.
+      max_turn_tokens: most tokens of a turn.
+      max_observation_tokens: most tokens of what a search shows, in whole results; 0: as many as there is room for.
+      answer_tokens: room kept for an answer that is begun for the policy.
+      force_answer: begin the answer for the policy where it has spent its rounds; the released code ends without one.
+      instruct: say how to work (for pretrained models).
+    """
+
+    image_tool: str
+    text_tool: str
+    searches: int = 2
+    image_searches: int = 1
+    text_searches: int = 1
+    image_first: bool = True
+    k: int = 5
+    image_k: int = 5
+    max_turn_tokens: int = 512
+    max_observation_tokens: int = 0
+    answer_tokens: int = 64
+    force_answer: bool = True
+    instruct: bool = False
+
+    @property
+    def search_budget(self) -> int:
+        """What the limits allow."""
+        return self.limits.allowed
+
+    @property
+    def limits(self) -> Limits:
+        """Of searches."""
+        return Limits(
+            searches=self.searches,
+            image_searches=self.image_searches,
+            text_searches=self.text_searches,
+            image_first=self.image_first,
+        )
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self._begin(example, llm)
+        made: list[Kind] = []
+        for _ in range(self.searches + 1):
+            room = chat.room - self._reserve(chat)
+            if room < 1:
+                return await self._forced(chat, truncated=True)
+            turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
+            action = self._read(turn, example, made)
+            if action.kind in ("answer", "refusal"):
+                return chat.episode(answer=action.answer if action.kind == "answer" else None)
+            if action.kind == "invalid":
+                return await self._forced(chat, truncated=turn.stop_reason == "length")
+            kind = self._kind(action.tool)
+            made.append(kind)
+            if not await self._search(kind, action.query, example, chat, tools, made):
+                return await self._forced(chat, truncated=True)
+        return await self._forced(chat)
+
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """`direct`, without a search (table 5), and `rag_workflow`, with both, always (table 6)."""
+        return {"direct": DirectAnswer(**{**self._fields, "searches": 0}), **self.vanilla_rag(tools)}
+
+    def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        return {"rag_workflow": RagWorkflow(**{**self._fields, "force_answer": True})}
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Those that every agent of the recipe has, a subclass of another project's, too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(MMSearchAgent)}
+
+    # --- how it is shown what to write ---
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        return "demonstrations"
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return protocol.TAGS
+
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        """The ids of the first message: the pictures, the question, and how to work where that must be said."""
+        return self._message(
+            protocol.first(example.question, self.limits, self.instruct), example, tokenizer, image_marker
+        )
+
+    def pieces(self, demonstration: Demonstration) -> Pieces:
+        """The steps' tools are this agent's; a search by the picture has no query."""
+        pieces: Pieces = []
+        made: list[Kind] = []
+        for step in demonstration.steps:
+            kind = self._kind(step.tool)
+            made.append(kind)
+            action = protocol.IMAGE_SEARCH if kind == "image" else f"<text_search>{step.query}</text_search>"
+            pieces.append((f"<reason>{step.thought}</reason>\n{action}", True))
+            call = Call(tool=step.tool, query=step.query, passages=step.passages)
+            said = self._observation(call, step.passages, kind, demonstration.example, made)
+            pieces.append((Reply(said) if self.instruct else said, False))
+        last = f"<reason>{demonstration.thought}</reason>\n<answer>{demonstration.answer}</answer>"
+        return [*pieces, (last, True)]
+
+    # --- what a rollout is made of ---
+
+    def _message(self, text: str, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+        content = image_marker * len(example.images) + text
+        if self.instruct and tokenizer.has_chat_template:
+            return tokenizer.chat([Message(role="user", content=content)])
+        return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
+
+    def _begin(self, example: Example, llm: LLM) -> Conversation:
+        return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
+
+    def _reserve(self, chat: Conversation) -> int:
+        """Tokens kept for an answer that is begun for the policy."""
+        return self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING) if self.force_answer else 0
+
+    def _kind(self, tool: str) -> Kind:
+        return "image" if tool == self.image_tool else "text"
+
+    def _read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
+        """The turn's action; a search that may not be made now is invalid."""
+        text = turn.forced + turn.text
+        action = protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+        if action.kind == "search":
+            kind = self._kind(action.tool)
+            why = self.limits.refused(kind, made) or (NO_PICTURE if kind == "image" and not example.images else "")
+            if why:
+                action = dataclasses.replace(action, kind="invalid", error=why)
+        turn.action = action
+        turn.well_formed = action.kind != "invalid" and not turn.forced and protocol.well_formed(turn.text)
+        return action
+
+    async def _search(
+        self, kind: Kind, query: str, example: Example, chat: Conversation, tools: Tools, made: Sequence[Kind]
+    ) -> bool:
+        """Searches and shows what was found; False where not even that nothing fits can be said."""
+        if kind == "image":
+            call = await tools[self.image_tool].search(picture_query(example), self.image_k)
+        else:
+            call = await tools[self.text_tool].search(query, self.k)
+        limit = min(self.max_observation_tokens or chat.room, chat.room - self._reserve(chat))
+
+        def said(shown: Sequence[Passage]) -> Observation:
+            return self._observation(call, shown, kind, example, made)
+
+        size, say = (chat.reply_tokens, chat.reply) if self.instruct else (chat.tokens_of, chat.observe)
+        shown = fitting(call.passages, lambda some: size(said(some)) <= limit, cut=kind == "text")
+        if size(said(shown)) > chat.room - self._reserve(chat):
+            return False
+        say(said(shown), [passage.id for passage in shown])
+        return True
+
+    def _observation(
+        self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]
+    ) -> Observation:
+        """What was found, then the question with its pictures again."""
+        return [
+            "" if self.instruct else "\n",
+            *protocol.information(call, passages, kind),
+            *(Shown(image=image) for image in example.images),
+            protocol.after(example.question, made, self.limits, self.instruct),
+        ]
+
+    async def _forced(self, chat: Conversation, truncated: bool = False) -> Episode:
+        """The end of an episode that has come to no answer: one that is begun for the policy, where that is wanted."""
+        return (
+            await self._answer(chat, truncated) if self.force_answer else chat.episode(answer=None, truncated=truncated)
+        )
+
+    async def _answer(self, chat: Conversation, truncated: bool = False) -> Episode:
+        """An answer that is begun for the policy; `truncated` if a limit of tokens brought it about."""
+        if chat.room < self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING):
+            return chat.episode(answer=None, truncated=True)
+        chat.force(protocol.ANSWER_OPENING)
+        turn = await chat.generate(stop=("</answer>",), max_tokens=self.answer_tokens)
+        turn.action = protocol.parse(turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool)
+        answer = turn.action.answer if turn.action.kind == "answer" else None
+        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+
+
+def picture_query(example: Example) -> Query:
+    """What a search by the picture asks: the URL under which the picture lies (`metadata["image_urls"]`), or the picture."""
+    urls = example.metadata.get("image_urls") if isinstance(example.metadata, Mapping) else None
+    return TextAndImage(image=urls[0] if urls else example.images[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectAnswer(MMSearchAgent):
+    """Answers from the picture alone (table 5): the answer is begun for the policy at once."""
+
+    searches: int = 0
+
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        return await self._answer(self._begin(example, llm))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RagWorkflow(MMSearchAgent):
+    """Searches by the picture, then in the policy's words, then answers, whatever it knows (table 6).
+
+    The searches are written in the policy's place, but for the words of the query. A question without a picture is searched
+    for in words alone.
+    """
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self._begin(example, llm)
+        made: list[Kind] = []
+        if example.images and self.image_searches:
+            chat.write(protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
+            made.append("image")
+            if not await self._search("image", "", example, chat, tools, made):
+                return await self._forced(chat, truncated=True)
+        room = chat.room - self._reserve(chat) - chat.tokens_of(protocol.TEXT_OPENING)
+        if room < 1:
+            return await self._forced(chat, truncated=True)
+        chat.force(protocol.TEXT_OPENING)
+        turn = await chat.generate(stop=("</text_search>",), max_tokens=min(self.max_turn_tokens, room))
+        action = turn.action = protocol.parse(
+            turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool
+        )
+        if action.kind == "search":
+            made.append("text")
+            if not await self._search("text", action.query, example, chat, tools, made):
+                return await self._forced(chat, truncated=True)
+        return await self._forced(chat)

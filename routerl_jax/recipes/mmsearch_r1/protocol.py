@@ -1,0 +1,208 @@
+"""What MMSearch-R1's policy may do and writes (arXiv 2506.20670, sections 2.2 and 4.1, tables 3, 5 and 6), in words of our own.
+
+Every round is one message and one turn: thoughts in `<reason>`, then one of a search by the picture, a search in words, an
+answer or a refusal. What a search finds comes in `<information>`, with the picture and the question once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from routerl_jax.agents.grammar import between, unshown
+from routerl_jax.core.types import Action, Call, Passage, Shown
+
+Kind = Literal["image", "text"]
+
+IMAGE_SEARCH = "<search><img></search>"
+REFUSAL = "Unable to answer due to lack of relevant information"  # the protocol's own words, as a tag is
+ANSWER_OPENING = "<answer>"
+TEXT_OPENING = "<text_search>"
+
+STOPS = ("</search>", "</text_search>", "</answer>", REFUSAL)
+TAGS = (
+    *("<reason>", "</reason>", "<search>", "<img>", "</search>", "<text_search>", "</text_search>"),
+    *("<information>", "</information>", "<answer>", "</answer>"),
+)
+_ACTION_MARKS = ("<search><img></search>", "<text_search>", "</text_search>", "<answer>", "</answer>", REFUSAL)
+_QUERY_LETTERS = 2000  # of a query; a search engine takes less
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How often which search may be made: one table for the prompt, the parser, the format reward and the evaluation.
+
+    Attributes:
+      searches: in all; there is one round more, in which the policy must answer.
+      image_searches, text_searches: of each kind. The paper has one of each; the released code two in words.
+      image_first: a search by the picture is for the first round alone (paper); the released code takes it in any.
+    """
+
+    searches: int = 2
+    image_searches: int = 1
+    text_searches: int = 1
+    image_first: bool = True
+
+    @property
+    def allowed(self) -> int:
+        """Searches that an episode can make at most."""
+        return min(self.searches, self.image_searches + self.text_searches)
+
+    def refused(self, kind: Kind, made: Sequence[Kind]) -> str:
+        """Why a search of a kind may not follow these; "" if it may."""
+        if len(made) >= self.searches:
+            return "no search is left: this was the last round"
+        if made.count(kind) >= (self.image_searches if kind == "image" else self.text_searches):
+            return f"no further search {'by the picture' if kind == 'image' else 'in words'} is left"
+        if kind == "image" and made and self.image_first:
+            return "the picture may be searched by in the first round alone"
+        return ""
+
+    def left(self, kind: Kind, made: Sequence[Kind]) -> bool:
+        """Whether a search of a kind may come next."""
+        return not self.refused(kind, made)
+
+
+def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
+    """The action of a turn. A search must end it; what may not be done now is the agent's matter.
+
+    An answer counts before a refusal. Several actions, or none, are invalid.
+    """
+    text = text.strip()
+    thought = between(text, "<reason>", "</reason>") or ""
+    found = [mark for mark in ("<answer>", "<text_search>", "<search>") if mark in text]
+    if len(found) > 1:
+        error = "there are several actions in one turn; write one"
+        return Action(kind="invalid", thought=thought, error=error)
+    answer = between(text, "<answer>", "</answer>")
+    if answer is not None:
+        return Action(kind="answer", answer=answer, thought=thought)
+    if text.endswith(IMAGE_SEARCH):
+        return Action(kind="search", tool=image_tool, thought=thought)
+    query = between(text, "<text_search>", "</text_search>") if text.endswith("</text_search>") else None
+    if query is not None:
+        query = " ".join(query.split())[:_QUERY_LETTERS]
+        if query:
+            return Action(kind="search", tool=text_tool, query=query, thought=thought)
+        return Action(kind="invalid", thought=thought, error="the query is empty")
+    if REFUSAL in text:
+        return Action(kind="refusal", thought=thought)
+    return Action(kind="invalid", thought=thought, error="there is neither a search at the end nor an answer")
+
+
+def well_formed(text: str) -> bool:
+    """Whether a turn keeps the form: thoughts first, then one action, at the end (section 2.4; the released checks).
+
+    A refusal does, too; whether it is paid for is the reward's matter.
+    """
+    text = text.strip()
+    if text.count("<reason>") != 1 or text.count("</reason>") != 1 or "information>" in text:
+        return False
+    forms = (
+        (r"<answer>.*</answer>", ("<answer>", "</answer>")),
+        (re.escape(IMAGE_SEARCH), (IMAGE_SEARCH,)),
+        (r"<text_search>.*</text_search>", ("<text_search>", "</text_search>")),
+        (re.escape(REFUSAL), (REFUSAL,)),
+    )
+    for form, own in forms:
+        if re.fullmatch(rf"<reason>.*</reason>.*{form}\W*", text, re.DOTALL):
+            once = all(text.count(mark) == 1 for mark in own)
+            return once and not any(mark in text for mark in _ACTION_MARKS if mark not in own)
+    return False
+
+
+# --- what is said to the policy ---
+
+
+def first(question: str, limits: Limits, instruct: bool) -> str:
+    """What follows the picture in the first message."""
+    if not instruct:
+        return f"Question: {question}\n"
+    return f"{_task(limits)}\n\nThe question: {question}"
+
+
+def direct(question: str, instruct: bool) -> str:
+    """What follows the picture where nothing is searched (table 5)."""
+    if not instruct:
+        return f"Question: {question}\n"
+    return f"Look at the picture and answer the question in as few words as possible.\nQuestion: {question}"
+
+
+def _task(limits: Limits) -> str:
+    by_picture = (
+        f"If you cannot tell what the picture shows and need to, end your turn with {IMAGE_SEARCH}. The picture is then "
+        "searched for, and you see similar pictures with their titles"
+        + (" (in your first turn alone)" if limits.image_first else "")
+        + (". " if limits.image_searches == 1 else f", up to {limits.image_searches} times. ")
+    )
+    in_words = (
+        "If you know what is shown but lack a fact, end your turn with a short search query inside <text_search> and "
+        "</text_search>; summaries of what is found follow"
+        + (". " if limits.text_searches == 1 else f". You may do this {limits.text_searches} times. ")
+    )
+    return (
+        "Answer the question about the picture. First look for what you recognise in it: people, places, objects, writing, "
+        "events. "
+        + (by_picture if limits.image_searches else "")
+        + (in_words if limits.text_searches else "")
+        + "What is found stands inside <information> and </information>. If you are sure of what is shown and of the answer, "
+        "search for nothing. Begin each turn with your thoughts inside <reason> and </reason>, then do one thing: search or "
+        "answer. Write the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Mount "
+        "Kenya</answer>."
+    )
+
+
+def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -> str:
+    """What follows what was found and the picture: the question once more, and what may be done now (table 3)."""
+    if not instruct:
+        return f"Question: {question}\n"
+    lines = [f"The question: {question}"]
+    if made[-1] == "image":
+        lines.append("Find out from these results what the picture shows, as far as the question asks for it.")
+    if limits.left("text", made):
+        lines.append(
+            "Think inside <reason> and </reason> about what is still missing. If it must be looked up, end with a query inside "
+            "<text_search> and </text_search> that names what the picture shows. Otherwise write the answer alone inside "
+            "<answer> and </answer>."
+        )
+    else:
+        lines.append(
+            "Think inside <reason> and </reason> about what the results say. No search is left. If the answer is neither in "
+            f"them nor known to you, end with the words: {REFUSAL}. Otherwise write the answer alone inside <answer> and "
+            "</answer>."
+        )
+    return "\n".join(lines)
+
+
+def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
+    """What a search found: thumbnails with titles, or summaries with their links (section 2.2, figure 2); or why nothing.
+
+    Titles and summaries are text, whatever tags are in them.
+    """
+    if said := unshown(call, passages):
+        return [f"<information>\n{said}\n</information>\n"]
+    pieces: list[str | Shown] = ["<information>\n"]
+    for number, passage in enumerate(passages, 1):
+        if kind == "image":
+            pieces.append(f"{number}. ")
+            if passage.image:
+                pieces.append(Shown(passage=passage.id, image=passage.image))
+            pieces.append(f" {_one_line(passage.title or passage.text)}\n")
+        else:
+            link = f"({passage.id}) " if "://" in passage.id else ""
+            told = (
+                passage.text
+                if not passage.title or passage.title in passage.text
+                else f"{passage.title}: {passage.text}"
+            )
+            pieces.append(f"{number}. {link}{_one_line(told)}\n")
+    return [*pieces, "</information>\n"]
+
+
+def _one_line(text: str) -> str:
+    """On one line, and with no tag of the protocol in it: what was found says nothing in the policy's place."""
+    for tag in TAGS:
+        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+    return " ".join(text.split())

@@ -1,0 +1,63 @@
+"""The recipe "mmsearch_r1": a policy that sees learns when to search, by the picture or in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.agents.config import AgentConfig
+from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
+from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.search import StageSettings, stages_of
+
+IMAGE_TOOLS = (
+    "image",
+    "reverse_image",
+)  # names that say what a knowledge base is for, where config.agent.sees is empty
+
+
+@RECIPES.register("mmsearch_r1")
+def mmsearch_r1(
+    agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str
+) -> Recipe:
+    """Builds the recipe from its configuration. config.agent.max_searches are searches in all; the other limits, `image_k` and
+    `force_answer` are config.agent.settings.
+
+    Raises:
+      ValueError: other knowledge bases than one that is searched by pictures and one that is searched in words, a grammar,
+        prompt or `on_invalid` of another recipe, or an unknown reward term.
+    """
+    if agent.grammar:
+        raise ValueError(
+            f"config.agent.grammar={agent.grammar!r}: config.recipe='mmsearch_r1' has tags of its own; leave it empty"
+        )
+    if agent.prompt or agent.prompt_suffix:
+        raise ValueError(
+            "config.agent.prompt and prompt_suffix: config.recipe='mmsearch_r1' has a prompt for every round; leave them empty"
+        )
+    if agent.on_invalid != "remind":
+        raise ValueError(
+            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='mmsearch_r1' says with "
+            "config.agent.settings.force_answer what follows a turn that can't be read; leave on_invalid='remind'"
+        )
+    image = tuple(agent.sees) or tuple(name for name in tools if name in IMAGE_TOOLS)
+    text = [name for name in tools if name not in image]
+    if len(image) != 1 or image[0] not in tools or len(text) != 1:
+        sees = f", config.agent.sees {tuple(agent.sees)}" if agent.sees else ""
+        raise ValueError(
+            "config.recipe='mmsearch_r1' needs two knowledge bases, one searched by pictures, which config.agent.sees names "
+            f"(or which is called {' or '.join(IMAGE_TOOLS)}), and one searched in words; config.knowledge has "
+            f"{', '.join(tools) or 'none'}{sees}"
+        )
+    return Recipe(
+        agent=MMSearchAgent(
+            image_tool=image[0],
+            text_tool=text[0],
+            searches=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+        ),
+        stages=stages_of(stages, normalizer),
+    )
