@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
@@ -23,10 +25,14 @@ class SimpleVQA(FlashRag):
 
     def example(self, row: Row, place: Place) -> Example | None:
         picture = row.get("image")
-        if isinstance(picture, str) and picture and "." not in picture and not picture.startswith("data:"):
-            picture = f"data:;base64,{''.join(picture.split())}"
         own = {key: value for key, value in row.items() if key not in ("data_id", "image")}
-        return super().example({"id": row["data_id"], **own, "image": picture}, place)
+        if not isinstance(picture, str) or "." in picture or picture.startswith("data:"):
+            return super().example({"id": row["data_id"], **own, "image": picture}, place)
+        from routerl_jax.models.images import image_bytes  # brings jax along, which takes a moment
+
+        uri = f"data:;base64,{''.join(picture.split())}" if picture else None
+        example = super().example({"id": row["data_id"], **own, "image": uri}, place)
+        return example and dataclasses.replace(example, images=tuple(map(image_bytes, example.images)))
 
 
 FORMATS.register("simplevqa")(SimpleVQA())
