@@ -58,7 +58,7 @@ def find_overlaps(
     words of a template that many questions share count little, the names in them count. No pair is missed: one that reaches
     the threshold shares one of the rarest shingles of the test question that hold more than 1 - threshold of its weight
     (prefix filtering, Bayardo et al. 2007), and only training questions with one of these are compared. A question with
-    pictures counts only where text and pictures are equal.
+    pictures counts only where text and pictures are equal; where it has only their URLs (`image_urls`), those.
 
     Args:
       train: read once, in order.
@@ -164,7 +164,7 @@ class _Index:
 
     def _shingles(self, example: Example) -> np.ndarray:
         words = words_of(example.question)
-        if example.images or not words:
+        if _pictures(example) or not words:
             return np.empty(0, np.int32)
         last = max(len(words) - self._words, 0)
         texts = dict.fromkeys(" ".join(words[i : i + self._words]) for i in range(last + 1))
@@ -174,7 +174,11 @@ class _Index:
 def _key(example: Example) -> str:
     """What is equal for equal questions: words (or, without any, the text), and pictures."""
     text = " ".join(words_of(example.question)) or example.question.strip()
-    return "\n".join([text, *map(_picture_key, example.images)])
+    return "\n".join([text, *map(_picture_key, _pictures(example))])
+
+
+def _pictures(example: Example) -> Sequence[Any]:
+    return example.images or example.metadata.get("image_urls", ())
 
 
 def _picture_key(image: Any) -> str:

@@ -36,10 +36,10 @@ class FileExamples:
     """The questions of one file, in its order, held in memory.
 
     A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG); `.tsv` and `.csv` name
-    their columns (PopQA); all may be compressed. `.parquet` holds verl's rows. Which data set a row is of is told by its keys
-    (data.formats), unless `form` names it. Rows without an answer are left out where a data set has such (MuSiQue-Full, test
-    sets), and an error elsewhere. An answer that is repeated is kept once. With `pictures`, rows that have none, or name one
-    that is not there, are left out.
+    their columns (PopQA); all may be compressed. `.parquet` holds verl's rows and the hub's. Which data set a row is of is
+    told by its keys (data.formats), unless `form` names it. Rows without an answer are left out where a data set has such
+    (MuSiQue-Full, test sets), and an error elsewhere. An answer that is repeated is kept once. With `pictures`, rows that have
+    none, or one that is not there or can't be read, are left out.
 
     Raises:
       ValueError: names the file and the line or item that cannot be used, and why.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import pathlib
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from PIL import Image
 
 HOTPOT = {
     "_id": "5a8b57f2",
@@ -87,6 +89,76 @@ VERL = {
     "reward_model": {"style": "rule", "ground_truth": {"target": ["Lou Ash", "L. Ash"]}},
     "extra_info": {"index": 3, "split": "train", "supporting_facts": '[["Tin Boats", 0]]'},
 }
+FVQA = {  # as lmms-lab/FVQA; MMSearch-R1's mini_data.pq has neither of the last two
+    "prompt": [{"content": "Which ship is shown?", "role": "user"}],
+    "images": [{"bytes": b"", "path": None}],
+    "reward_model": {"candidate_answers": '["Grey Gull", "the gull", 1931]', "ground_truth": "gull", "style": "rule"},
+    "data_source": "mmsearch_r1/fvqa_train",
+    "image_urls": None,
+    "data_id": "fvqa_train_67",
+    "category": "search_required",
+}
+MMSEARCH = {
+    "sample_id": "news_001",
+    "query": "When was this bridge closed?",
+    "query_image": {"bytes": b"", "path": None},
+    "image_search_result": {"bytes": b"", "path": None},
+    "area": "news",
+    "subfield": "paris",
+    "timestamp": "2024-07-15",
+    "gt_requery": "blue bridge closure date",
+    "gt_answer": "4 July 2024",
+    "alternative_gt_answers": ["July 4, 2024"],
+}
+SIMPLEVQA = {
+    "data_id": 7,
+    "image_description": "A flower.",
+    "language": "EN",
+    "question": "Which family is this flower of?",
+    "answer": "Rosaceae",
+    "original_category": "biology",
+    "source": "CCSimpleQA",
+    "atomic_question": "What is this flower?",
+    "atomic_fact": "dog rose",
+    "vqa_category": "object",
+    "image": "",
+}
+LIVEVQA: dict[str, Any] = {
+    "id": "0_20250507",
+    "img_path": "cnn_1.jpg",
+    "level1_qa": {
+        "question": "Based on the provided image, what event is taking place?",
+        "question_type": "event",
+        "options": ["A. a regatta", "B. a fair"],
+        "Ground_Truth": "A",
+        "Ground_Truth_List": ["a regatta", "boat race"],
+        "img_path": "cnn_1.jpg",
+        "img_url": "https://example.org/1.jpg?c=16x9",
+    },
+    "level2_qa": {
+        "question": "Who won it?",
+        "options": ["A. Ann", "B. Bo"],
+        "Ground_Truth": "B",
+        "Ground_Truth_List": ["Bo"],
+        "img_path": "cnn_1.jpg",
+    },
+    "source": "CNN World",
+    "time": "2024-10-02T01:38:01.679Z",
+}
+DYNVQA = {
+    "image_url": "https://example.org/image_1.jpeg",
+    "question": "How many people have landed on this planet?",
+    "question_id": "en34",
+    "answer": [["nobody yet", 0], None, "zero"],
+    "gloden_query": "How many people have landed on Mars?",
+}
+
+
+def png(colour: str = "red", size: int = 3) -> bytes:
+    """A picture of one colour, encoded."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), colour).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def as_json(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import pathlib
@@ -15,7 +16,7 @@ from routerl_jax.data.formats.format import passage_id
 from routerl_jax.data.formats.known import format_of, read_passages
 from routerl_jax.data.readers import FileExamples, open_dataset
 from tests.data import original_rows as rows
-from tests.data.original_rows import as_json, as_parquet, as_table
+from tests.data.original_rows import as_json, as_parquet, as_table, png
 
 ADA = passage_id("Ada Pell", "Ada Pell was born in Moss Town. She sails.")
 MOSS = passage_id("Moss Town", "Moss Town lies on a fjord. It is in Norway.")
@@ -83,7 +84,7 @@ def test_pictures_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     for place in ("a.jpg", "images/b.jpg"):
         (tmp_path / place).write_bytes(b"jpeg")
     plain = {"question": "What is this?", "golden_answers": ["x"]}
-    uri = "data:image/png;base64,AAAA"
+    uri = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     path = as_json(
         tmp_path / "vqa.jsonl",
         {**plain, "id": "1", "image": "a.jpg"},
@@ -243,7 +244,8 @@ def test_verl_rows_with_pictures_and_columns_of_their_data_set(tmp_path: pathlib
     seen = only(as_json(tmp_path / "seen.jsonl", {**rows.VERL, "images": ["a.png"], "difficulty": "hard"}))
     assert seen.images == (tmp_path / "a.png",)
     assert seen.metadata["difficulty"] == "hard"
-    assert only(as_parquet(tmp_path / "seen.parquet", {**rows.VERL, "images": [{"bytes": b"x"}]})).images == (b"x",)
+    held = as_parquet(tmp_path / "seen.parquet", {**rows.VERL, "images": [{"bytes": png()}]})
+    assert only(held).images == (png(),)
     assert only(as_json(tmp_path / "b.jsonl", {**rows.VERL, "images": [{"bytes": None, "path": "a.png"}]})).images == (
         tmp_path / "a.png",
     )

@@ -93,6 +93,12 @@ def test_questions_about_pictures_differ_by_their_pictures() -> None:
     pairs = find_overlaps(train, [seen("c", b"dog"), seen("d", "dog.png")])
     assert [(pair.train_id, pair.test_id) for pair in pairs] == [("b", "c")]
 
+    def linked(name: str, url: str) -> Example:
+        return Example(id=name, question="What is this?", answers=("x",), metadata={"image_urls": [url]})
+
+    pairs = find_overlaps([linked("a", "http://a/1"), linked("b", "http://a/2")], [linked("c", "http://a/2")])
+    assert [(pair.train_id, pair.test_id) for pair in pairs] == [("b", "c")]
+
 
 def test_options() -> None:
     for options in ({"threshold": 0.0}, {"threshold": 1.5}, {"words": 0}):

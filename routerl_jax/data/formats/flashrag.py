@@ -10,12 +10,15 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
     FORMATS,
+    URL_KEYS,
     QuestionFormat,
     Row,
     distinct,
     example_id,
+    image_urls,
     images_of,
     question_of,
+    search_kind,
     strings,
     with_metadata,
 )
@@ -23,10 +26,11 @@ from routerl_jax.data.formats.format import (
 
 class FlashRag(QuestionFormat):
     """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`), `answer_aliases`, and
-    `image` or `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs.
+    `image` or `images`: paths, which lie beside the file or in `images` beside it, `data:` URIs, or URLs, which go to
+    `metadata["image_urls"]`, as do those under `image_urls` or `image_url`.
 
     A row without answers is left out if it has `supporting`, gold passages to retrieve, and else an error. Every other key goes
-    to `metadata` as it is, and so does what is under `metadata`.
+    to `metadata` as it is, and so does what is under `metadata`; but see `format.search_kind`.
     """
 
     def holds(self, row: Row) -> bool:
@@ -46,14 +50,15 @@ class FlashRag(QuestionFormat):
         if not answers:
             raise place.error(f"key {key!r} holds no answer but blanks")
         images = images_of(row, place)
-        used = ("id", "_id", "question", "answer_aliases", key, *(("image", "images") if images else ()))
+        urls = image_urls(row, place)
+        used = ("id", "_id", "question", "answer_aliases", key, *URL_KEYS, *(("image", "images") if images else ()))
         own = {name: value for name, value in row.items() if name not in used}
         return Example(
             id=example_id(row, place),
             question=question,
             answers=distinct(answers, strings(aliases, place, "answer_aliases")),
             images=images,
-            metadata=with_metadata(own),
+            metadata=search_kind(with_metadata(own)) | urls,
         )
 
 

@@ -12,13 +12,18 @@ from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     bamboogle,
+    dynvqa,
     flashrag,
+    fvqa,
     hipporag,
     hotpotqa,
     infoseek,
+    livevqa,
+    mmsearch,
     musique,
     popqa,
     r1_searcher,
+    simplevqa,
     two_wiki,
     verl,
 )
@@ -28,7 +33,12 @@ from routerl_jax.data.pictures import MissingPictureError
 
 # The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
 _ORDER = (
+    "fvqa",
     "verl",
+    "livevqa",
+    "mmsearch",
+    "simplevqa",
+    "dynvqa",
     "popqa",
     "musique",
     "2wikimultihopqa",
@@ -55,7 +65,7 @@ def format_of(row: Row) -> QuestionFormat:
 def read_examples(
     path: str | pathlib.Path, form: str = ""
 ) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
-    """The questions of a file with their places; for a row that names a picture which is not there what is to be raised, and
+    """The questions of a file with their places; for one whose picture is not there or can't be read what is to be raised, and
     None for one without an answer, which is to be left out.
 
     Args:
@@ -66,10 +76,12 @@ def read_examples(
     """
     named = FORMATS.get(form) if form else None
     for place, row in read_question_rows(path):
-        try:
-            yield place, (named or format_of(row)).example(row, place)
-        except MissingPictureError as error:
-            yield place, error
+        form_of_row = named or format_of(row)
+        for part in form_of_row.parts(row, place):
+            try:
+                yield place, form_of_row.example(part, place)
+            except MissingPictureError as error:
+                yield place, error
 
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:

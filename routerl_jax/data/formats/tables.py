@@ -1,4 +1,4 @@
-"""Rows of tables: .parquet, and .csv and .tsv files whose first line names the columns."""
+"""Rows of tables: .parquet (.pq), and .csv and .tsv files whose first line names the columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from routerl_jax.core.compressed import open_bytes, plain_name
 from routerl_jax.core.rows import Place, read_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_PARQUET = (".parquet", ".pq")
 _BATCH = 1024  # rows of a parquet file that are in memory at a time
 
 
 def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Rows of a file with their places: .parquet, .csv, .tsv, or JSON as `core.rows.read_rows` has it; told by the name.
+    """Rows of a file with their places: .parquet (.pq), .csv, .tsv, or JSON as `core.rows.read_rows` has it; told by the name.
 
     All but .parquet may be compressed (.gz, .bz2, .xz, .zst).
 
@@ -25,7 +26,7 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[s
     """
     path = pathlib.Path(path).expanduser()
     suffix = pathlib.Path(plain_name(path)).suffix.lower()
-    if path.suffix.lower() == ".parquet":
+    if path.suffix.lower() in _PARQUET:
         return _parquet(path)
     if suffix in _DELIMITERS:
         return _separated(path, _DELIMITERS[suffix])

@@ -11,9 +11,11 @@ from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     FORMATS,
+    URL_KEYS,
     QuestionFormat,
     Row,
     distinct,
+    image_urls,
     images_of,
     strings,
     with_metadata,
@@ -21,7 +23,8 @@ from routerl_jax.data.formats.format import (
 
 T = TypeVar("T")
 _MARK = "Question:"
-_READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images")
+_READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images", *URL_KEYS)
+_PICTURE = "<image>"  # where verl's prompts say that a picture stands
 _WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
 
 
@@ -31,8 +34,8 @@ class Verl(QuestionFormat):
     The question is `question`, or `extra_info.question`, or what follows the last "Question:" of the last user message
     (Search-R1's and RouteRAG's prompts end so): its instructions are those of another agent and are dropped. The id is
     `data_source/split/index` (or `data_source/id`), as Search-R1 counts each data set from 0 in one file. `images` are pictures
-    (format.images_of). Other columns, and what is under `metadata`, are metadata; where they are a data set's own (`context`
-    and `supporting_facts`, ..), they are read as that one's.
+    (format.images_of), URLs go to `metadata["image_urls"]`. Other columns, and what is under `metadata`, are metadata; where
+    they are a data set's own (`context` and `supporting_facts`, ..), they are read as that one's.
     """
 
     def holds(self, row: Row) -> bool:
@@ -55,7 +58,7 @@ class Verl(QuestionFormat):
             return None
         metadata = dict(found.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
-        return dataclasses.replace(example, metadata=metadata)
+        return dataclasses.replace(example, metadata=metadata | image_urls(row, place))
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
         fields = _columns(row) | {"golden_answers": []}
@@ -84,14 +87,14 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
 
 def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
     for value in (row.get("question"), info.get("question")):
-        if isinstance(value, str) and value.strip():
-            return value.strip()
+        if isinstance(value, str) and (text := value.replace(_PICTURE, "").strip()):
+            return text
     prompt = row.get("prompt")
     messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
     users = [message.get("content") for message in messages if message.get("role") == "user"]
     if not users or not isinstance(users[-1], str):
         raise place.error("no question: neither 'question' nor 'extra_info.question', and 'prompt' has no user message")
-    text = users[-1]
+    text = users[-1].replace(_PICTURE, "")
     _, mark, question = text.rpartition(_MARK)
     if mark:
         return question.strip() or _no_question(place)

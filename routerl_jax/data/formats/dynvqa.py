@@ -1,0 +1,35 @@
+"""Dyn-VQA's rows (Alibaba-NLP/OmniSearch; arXiv 2411.02937): questions whose answers change, about pictures on the web."""
+
+from __future__ import annotations
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.flashrag import FlashRag
+from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, texts
+
+_QUERIES = ("golden_query", "gloden_query")  # as files before 202502 spell it
+
+
+class DynVQA(FlashRag):
+    """Plain rows (`flashrag`) `{image_url, question, question_id, answer: [..], golden_query}`, as in DynVQA_en.202502.jsonl.
+
+    Answers are strings, numbers, null and, in some files, lists of these. A row that has no answer but null is left out. The
+    picture is known by its URL alone (`metadata["image_urls"]`): put its path under `image`.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "image_url" in row and any(key in row for key in _QUERIES)
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        key = next((key for key in ANSWER_KEYS if row.get(key)), None)
+        answers = [] if key is None else texts(row[key], place, key)
+        if not any(answer.strip() for answer in answers):
+            return None
+        query = next((row[key] for key in _QUERIES if row.get(key)), None)
+        unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
+        own = {key: value for key, value in row.items() if key not in unread}
+        told = {"golden_query": query} if query else {}
+        return super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **told}, place)
+
+
+FORMATS.register("dynvqa")(DynVQA())

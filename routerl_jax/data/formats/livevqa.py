@@ -1,0 +1,76 @@
+"""LiveVQA's benchmark.json (fumingyang2004/LIVEVQA; arXiv 2504.05288): two multiple-choice questions about each picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    image_urls,
+    images_of,
+    question_of,
+    texts,
+)
+
+_LEVELS = ("level1", "level2")
+_FOLDERS = ("images", "News_imgs", "Paper_images", "Video_images")
+_READ = ("question", "question_type", "options", "Ground_Truth", "Ground_Truth_List", "img_path", "img_url")
+
+
+class LiveVQA(QuestionFormat):
+    """`{id, img_path, level1_qa: {question, question_type, options, Ground_Truth: "B", Ground_Truth_List: [..], img_path,
+    img_url}, level2_qa: {..}, source, time}`: what the picture shows, and a question about it that takes a search.
+
+    The ids are `ID/level1` and `ID/level2`. Accepted answers are `Ground_Truth_List`. Questions are asked openly: `options` and
+    the letter of the right one, `correct_option`, are metadata, with `level`, and with the `question_type` as `type`. Pictures
+    lie beside the file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
+    """
+
+    def holds(self, row: Row) -> bool:
+        return any(f"{level}_qa" in row for level in _LEVELS)
+
+    def parts(self, row: Row, place: Place) -> Sequence[Row]:
+        found = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
+        if not found:
+            raise place.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
+        return found
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        level = row["level"]
+        key = f"{level}_qa"
+        asked = row[key]
+        if not isinstance(asked, Mapping):
+            raise place.error(f"key {key!r} must be an object, found {str(asked)[:80]!r}")
+        question = question_of(asked, place)
+        answers = distinct(texts(asked.get("Ground_Truth_List"), place, f"{key}.Ground_Truth_List"))
+        if not answers:
+            raise place.error(f"key '{key}.Ground_Truth_List' is missing or empty")
+        named = {"img_path": asked.get("img_path") or row.get("img_path")}
+        own = {
+            key: value
+            for key, value in row.items()
+            if key not in ("id", "img_path", *(f"{level}_qa" for level in _LEVELS))
+        }
+        own |= {key: value for key, value in asked.items() if key not in _READ}
+        told = {
+            "type": asked.get("question_type"),
+            "options": asked.get("options"),
+            "correct_option": asked.get("Ground_Truth"),
+        }
+        urls = image_urls({"image_urls": asked.get("img_url") or None, "image": named["img_path"]}, place)
+        return Example(
+            id=f"{example_id(row, place)}/{level}",
+            question=question.strip(),
+            answers=answers,
+            images=images_of(named, place, "img_path", _FOLDERS),
+            metadata=own | {key: value for key, value in told.items() if value} | urls,
+        )
+
+
+FORMATS.register("livevqa")(LiveVQA())

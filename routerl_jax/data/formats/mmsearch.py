@@ -1,0 +1,77 @@
+"""MMSearch's end-to-end rows (CaraJ7/MMSearch; arXiv 2409.12959), and what is written in the same keys."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import (
+    FORMATS,
+    URL_KEYS,
+    QuestionFormat,
+    Row,
+    distinct,
+    example_id,
+    image_urls,
+    images_of,
+    json_strings,
+    question_of,
+    texts,
+)
+
+_FOLDERS = ("images", "image")
+_USED = (
+    "sample_id",
+    "query",
+    "query_image",
+    "image_search_result",
+    "gt_answer",
+    "alternative_gt_answers",
+    "gt_requery",
+)
+
+
+class MMSearch(QuestionFormat):
+    """`{sample_id, query, query_image, image_search_result, area, subfield, timestamp, gt_requery, gt_answer,
+    alternative_gt_answers}`.
+
+    Questions that need no picture have null for `query_image`. `image_search_result` is a screenshot and dropped. `gt_requery`
+    is `metadata["golden_query"]`. The keys are those of lmms-eval's and other public readers; the files could not be seen.
+
+    LiveVQA's research preview (ONE-Lab/LiveVQA-Research-Preview, qa.json) has rows `{sample_id, query, query_image, gt_answer}`
+    by a public reader of it. The picture is named by its path on another machine: its name is looked for in `image` and
+    `images`.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "query" in row and "gt_answer" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        question = question_of(row, place, "query")
+        answers = texts(row["gt_answer"], place, "gt_answer")
+        aliases = json_strings(row.get("alternative_gt_answers"), place, "alternative_gt_answers", single=True)
+        if not distinct(answers):
+            raise place.error("key 'gt_answer' is missing or empty")
+        picture = row.get("query_image")
+        if isinstance(picture, str) and pathlib.PurePosixPath(picture).is_absolute():
+            picture = pathlib.PurePosixPath(picture).name
+        metadata: dict[str, Any] = {
+            key: value
+            for key, value in row.items()
+            if key not in (*_USED, *URL_KEYS) and not (isinstance(value, Mapping) and "bytes" in value)
+        }
+        if row.get("gt_requery"):
+            metadata["golden_query"] = row["gt_requery"]
+        return Example(
+            id=example_id(row, place, ("sample_id", "id")),
+            question=question.strip(),
+            answers=distinct(answers, aliases),
+            images=images_of({"query_image": picture}, place, "query_image", _FOLDERS),
+            metadata=metadata | image_urls({**row, "image": picture}, place),
+        )
+
+
+FORMATS.register("mmsearch")(MMSearch())

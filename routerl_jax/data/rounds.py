@@ -1,0 +1,103 @@
+"""Recorded rounds: what a policy wrote and what its tools gave back, from wherever a trace comes, as JSON lines.
+
+    {"id": "fvqa_train_37", "question": "..", "golden_answers": ["Azores"], "images": ["images/37.jpg"], "rounds": [
+      {"text": "<reason>..</reason><search><img></search>", "tool": "image_search", "observation": "1. ..", "error": null},
+      {"text": "<reason>..</reason><answer>Azores</answer>"}]}
+
+`text` is what was written, to the letter. `tool` is the trace's own name of the tool that was called, "" (the default) where
+none was. `observation` is what the tool found, before a recipe frames it, "" (the default) where it found nothing. `error` says
+why a call failed, null (the default) where none did. The other keys of a row are those of `flashrag` rows (data.formats):
+pictures beside the file, and any further key is metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.flashrag import FlashRag
+from routerl_jax.data.pictures import picture_name
+
+_KEYS = ("text", "tool", "observation", "error")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed."""
+
+    text: str
+    tool: str = ""
+    observation: str = ""
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedRounds:
+    """A question and the rounds of one attempt at it, in order."""
+
+    example: Example
+    rounds: tuple[Round, ...]
+
+
+def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
+    """The rows of a file (.jsonl, .json; may be compressed) with their places.
+
+    Raises:
+      ValueError: while reading: names file, row and key.
+    """
+    for place, row in read_rows(path):
+        asked = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
+        example = FlashRag().example(asked, place)
+        if example is None:
+            raise place.error("no answers; give them under 'golden_answers'")
+        given = row.get("rounds")
+        if not isinstance(given, list) or not given:
+            raise place.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")
+        rounds = tuple(_round(item, number, place) for number, item in enumerate(given, 1))
+        yield place, RecordedRounds(example=example, rounds=rounds)
+
+
+def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -> None:
+    """Writes them as `read_rounds` reads them; the file appears whole. Pictures are named by their absolute paths.
+
+    Raises:
+      ValueError: a picture is in memory alone.
+    """
+    write_json_lines(pathlib.Path(path), map(_row, recorded))
+
+
+def _round(item: Any, number: int, place: Place) -> Round:
+    if not isinstance(item, dict):
+        raise place.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
+    if unknown := [key for key in item if key not in _KEYS]:
+        raise place.error(f"key 'rounds', round {number}: no key {unknown[0]!r}; there are: {', '.join(_KEYS)}")
+    said = {key: item.get(key) or "" for key in ("tool", "observation")}
+    for key, value in {"text": item.get("text"), **said}.items():
+        if not isinstance(value, str):
+            raise place.error(f"key 'rounds', round {number}: {key!r} must be a string")
+    error = item.get("error")
+    if error is not None and (not isinstance(error, str) or not error):
+        raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
+    return Round(text=item["text"], error=error, **said)
+
+
+def _row(recorded: RecordedRounds) -> dict[str, Any]:
+    example = recorded.example
+    names = [picture_name(image) for image in example.images]
+    if not all(names):
+        raise ValueError(
+            f"question {example.id!r}: picture {names.index('') + 1} is in memory alone; write it to a file first"
+        )
+    return {
+        "id": example.id,
+        "question": example.question,
+        "golden_answers": list(example.answers),
+        "images": names,
+        "rounds": [dataclasses.asdict(item) for item in recorded.rounds],
+        "metadata": dict(example.metadata),
+    }
