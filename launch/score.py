@@ -3,9 +3,15 @@ r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95% b
     python -m launch.score --predictions=predictions.jsonl --normalizer=search_r1
     python -m launch.score --predictions=predictions.jsonl.gz --group=dataset,model --json
 
-One JSON object per line: {"id": .., "question": .., "prediction": .., "golden_answers": [..]}. `prediction` may also be
-called `pred_answer` and may be null; `golden_answers` may be one string; `id` and `question` are optional. A thousand
-rows take under a second on one CPU core.
+    python -m launch.score --trajectories=rounds.jsonl --recipe=mmsearch_r1 --json
+
+Predictions are one JSON object per line: {"id": .., "question": .., "prediction": .., "golden_answers": [..]}. `prediction`
+may also be called `pred_answer` and may be null; `golden_answers` may be one string; `id` and `question` are optional. A
+thousand rows take under a second on one CPU core.
+
+Trajectories are recorded rounds (routerl_jax/data/rounds.py): what a policy wrote and its tools found, judged as the recipe's
+agent judges its own: actions, form, reward, searches, answers. --agent has settings of the agent, such as
+--agent='{"text_searches": 2, "image_first": false}' for the limits of MMSearch-R1's released code.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -29,7 +36,12 @@ _TITLES = {"em": "EM", "cover_em": "CEM", "substring_em": "SubEM", "f1": "F1", "
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("predictions", None, "The .jsonl or .jsonl.gz file to score.", required=True)
+    flags.DEFINE_string("predictions", None, "The .jsonl or .jsonl.gz file to score.")
+    flags.DEFINE_string("trajectories", None, "A file of recorded rounds to score instead; goes with --recipe.")
+    flags.DEFINE_string("recipe", None, "Whose agent reads the trajectories, such as mmsearch_r1.")
+    flags.DEFINE_list("tools", ["image", "text"], "Names of that agent's knowledge bases.")
+    flags.DEFINE_integer("searches", 2, "Searches that the agent may make on a question.", lower_bound=0)
+    flags.DEFINE_string("agent", "{}", "Settings of that agent, as JSON.")
     flags.DEFINE_string("normalizer", "search_r1", f"How answers are normalised: {', '.join(NORMALIZERS)}.")
     flags.DEFINE_list("group", [], "Fields to report by as well as overall, such as dataset,model.")
     flags.DEFINE_bool("json", False, "Print one JSON object, values in [0, 1], instead of a table.")
@@ -53,6 +65,47 @@ def table(overall: scoring.Report, groups: Mapping[str, scoring.Report], caption
 
 def main(_: Sequence[str]) -> None:
     NORMALIZERS.get(FLAGS.normalizer)
+    if bool(FLAGS.predictions) == bool(FLAGS.trajectories):
+        raise ValueError("give either --predictions or --trajectories")
+    if bool(FLAGS.trajectories) != bool(FLAGS.recipe):
+        raise ValueError("--trajectories and --recipe go together: the recipe's agent reads the trajectories")
+    if FLAGS.trajectories:
+        _score_trajectories()
+    else:
+        _score_predictions()
+
+
+def _score_trajectories() -> None:
+    from routerl_jax.evaluation import report
+    from routerl_jax.evaluation.recorded import score_rounds
+
+    found = score_rounds(
+        FLAGS.trajectories,
+        FLAGS.recipe,
+        FLAGS.tools,
+        _settings(FLAGS.agent),
+        searches=FLAGS.searches,
+        normalizer=FLAGS.normalizer,
+    )
+    if FLAGS.json:
+        print(json.dumps(found))
+        return
+    print(report.markdown({FLAGS.recipe: found["metrics"]}))
+    for name, value in found["reward"].items():
+        print(f"reward {name}: {value:.4f}")
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--agent={text}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f'--agent={text}: give an object, such as {{"text_searches": 2}}')
+    return found
+
+
+def _score_predictions() -> None:
     rows = scoring.read_predictions(FLAGS.predictions, FLAGS.group)
     scores = scoring.score_rows(rows, FLAGS.normalizer, progress=True)
     overall, groups = scoring.summarize(scores), scoring.summarize_groups(rows, scores)

@@ -14,6 +14,7 @@ from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
+from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 
 # What follows a prompt, in order, and whether the policy writes it. What it writes is text.
@@ -50,6 +51,14 @@ class Agent(abc.ABC):
     def search_budget(self) -> int | None:
         """Searches that it can make on a question at most; None: that is not known."""
         return None
+
+    def recorded(self, recorded: RecordedRounds) -> Episode:
+        """An attempt that some other program recorded, as this agent reads it: its turns, calls and answer, without tokens.
+
+        Raises:
+          ValueError: the agent has no way to read one.
+        """
+        raise ValueError(f"{type(self).__name__} reads no recorded rounds: write its recorded()")
 
     # --- what it is compared with ---
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.registry import Registry
@@ -24,11 +25,17 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An agent and its stages, in order of their start; `headline`: the metrics by which its paper judges."""
+    """An agent and its stages, in order of their start.
+
+    Attributes:
+      headline: the metrics by which its paper judges.
+      reward: what its paper pays, for attempts that no run's stages judge (launch.score).
+    """
 
     agent: Agent
     stages: Sequence[Stage]
     headline: tuple[str, ...] = ("em",)
+    reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 # (config.agent, config.stages, names of the knowledge bases, config.evaluation.normalizer) -> Recipe

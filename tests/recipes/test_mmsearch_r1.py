@@ -4,6 +4,9 @@ import base64
 import dataclasses
 import io
 import itertools
+import json
+import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,14 +28,18 @@ from routerl_jax.core.types import (
     TextAndImage,
 )
 from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.evaluation.recorded import score_rounds
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, RagWorkflow
 from routerl_jax.recipes.mmsearch_r1.protocol import Limits
 from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, reward
+from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import RewardFunction
 from tests import seeing
 from tests.agents.scripted import SeeingScript
+from tests.data.mmsearch_traces import FILE, write_recorded
+from tests.programs import launch_here, refusal
 
 PICTURE = seeing.picture(0)
 EXAMPLE = Example(id="q", question="What is its capital?", answers=("Accra",), images=(PICTURE,))
@@ -418,3 +425,69 @@ def test_the_recipe_names_its_knowledge_bases() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build(agent, {}, tools, "search_r1")
+
+
+# --- real traces ---
+
+
+def test_real_traces_are_read_as_they_were_counted(shared_data, tmp_path: pathlib.Path) -> None:
+    """35 rollouts of the released 7B: actions, form, reward and EM. Form by the released checks' three patterns."""
+    file = write_recorded(shared_data(FILE), tmp_path / "rounds.jsonl")
+    found = score_rounds(file, "mmsearch_r1", ("image", "text"))
+    assert found["n"] == 35
+    assert {"search image": 27, "search text": 20, "answer": 27}.items() <= found["actions"].items()
+    assert sum(found["actions"].values()) == 27 + 20 + 27
+    metrics = found["metrics"]
+    assert metrics["em"] == pytest.approx(13 / 35)
+    assert metrics["search_ratio"] == pytest.approx(47 / 70)
+    assert metrics["searched_rate"] == pytest.approx(27 / 35)
+    assert metrics["tool_error_rate"] == pytest.approx(8 / 47)
+    assert {kind: row["n"] for kind, row in metrics["by"]["kind"].items()} == {"search_free": 20, "search_required": 15}
+    whole = re.compile(
+        r"<reason>.*</reason>.*(<answer>.*</answer>|<search><img></search>|<text_search>.*</text_search>)", re.S
+    )
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [
+        bool(
+            "<answer>" in row["rounds"][-1]["text"]
+            and all(whole.fullmatch(item["text"].strip()) for item in row["rounds"])
+        )
+        for row in rows
+    ]
+    assert found["reward"]["mmsearch_r1.format"] == pytest.approx(0.1 * sum(kept) / 35)
+    by_hand = []
+    for row, kept_form, episode in zip(rows, kept, found["episodes"]):
+        right = bool(exact_match(episode["answer"], row["golden_answers"]))
+        by_hand.append(0.9 * right * (0.9 if len(row["rounds"]) > 1 else 1) + 0.1 * kept_form)
+    assert [episode["reward"] for episode in found["episodes"]] == pytest.approx(by_hand)
+
+
+def test_the_program_scores_recorded_rounds(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"id": "a", "question": "q", "golden_answers": ["Accra"], "image": str(tmp_path / "a.png")}
+    Image.fromarray(seeing.picture(0)).save(tmp_path / "a.png")
+    rounds = [
+        {"text": TEXT, "tool": "text_search", "observation": "x"},
+        {"text": TEXT, "tool": "text_search"},
+        {"text": RIGHT},
+    ]
+    (tmp_path / "r.jsonl").write_text(json.dumps({**row, "rounds": rounds}) + "\n")
+    assert not launch_here("score", f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=mmsearch_r1", "--json")
+    paper = json.loads(capsys.readouterr().out)
+    assert (paper["metrics"]["em"], paper["actions"]) == (0, {"invalid text": 1, "search text": 1})
+    limits = '{"text_searches": 2, "image_first": false}'
+    assert not launch_here(
+        "score", f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=mmsearch_r1", "--json", f"--agent={limits}"
+    )
+    released = json.loads(capsys.readouterr().out)
+    assert released["reward"]["total"] == pytest.approx(0.91)
+    for flags, message in (
+        ((f"--trajectories={tmp_path / 'r.jsonl'}",), "--trajectories and --recipe go together"),
+        ((), "give either --predictions or --trajectories"),
+        (
+            (f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=search_r1", "--tools=text"),
+            "SearchAgent reads no recorded rounds",
+        ),
+        ((f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=mmsearch_r1", "--agent={"), "--agent={: not JSON"),
+        ((f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=mmsearch_r1", '--agent={"rounds": 2}'), "--agent"),
+    ):
+        assert message in refusal("score", *flags)

@@ -25,6 +25,7 @@ from routerl_jax.core.types import (
     TextAndImage,
     Turn,
 )
+from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits
 
@@ -109,6 +110,22 @@ class MMSearchAgent(Agent):
     def _fields(self) -> dict[str, Any]:
         """Those that every agent of the recipe has, a subclass of another project's, too."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(MMSearchAgent)}
+
+    def recorded(self, recorded: RecordedRounds) -> Episode:
+        """The rounds up to the first that searches nothing, each judged as in a rollout."""
+        turns: list[Turn] = []
+        made: list[Kind] = []
+        for item in recorded.rounds:
+            turn = Turn(text=item.text, stop_reason="stop", tokens=0, observation=item.observation)
+            turns.append(turn)
+            action = self._read(turn, recorded.example, made)
+            if action.kind != "search":
+                break
+            made.append(self._kind(action.tool))
+            turn.calls = [Call(tool=action.tool, query=action.query, error=item.error)]
+        last = turns[-1].action
+        answer = last.answer if last is not None and last.kind == "answer" else None
+        return Episode(example=recorded.example, sample=0, answer=answer, turns=turns, sequences=[])
 
     # --- how it is shown what to write ---
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
+from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
 from routerl_jax.recipes.recipe import RECIPES, Recipe
 from routerl_jax.recipes.search import StageSettings, stages_of
 
@@ -60,4 +61,5 @@ def mmsearch_r1(
             instruct=agent.instruct,
         ),
         stages=stages_of(stages, normalizer),
+        reward=REWARD,
     )
