@@ -178,14 +178,13 @@ class BatchLayout:
         used: dict[tuple[int, int], int] = {}  # patches
         begins: dict[tuple[int, int, str], int] = {}  # the first patch of each image
         for sequence, (micro, shard, slots) in zip(sequences, places):
-            start = int(slots[0])  # one with images lies alone, its tokens in a row
             for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
                 group = groups.setdefault((micro, shard), {})
                 if image.digest not in group:
                     group[image.digest] = image
                     begins[micro, shard, image.digest] = used.get((micro, shard), 0)
                     used[micro, shard] = used.get((micro, shard), 0) + len(image.patches)
-                tokens = slice(start + first, start + first + image.tokens)
+                tokens = slots[first : first + image.tokens]  # apart where sequences that share a picture branch off
                 image_index[micro, shard, tokens] = image.slots + begins[micro, shard, image.digest] // vision.group
         size = _LEAST_PATCHES
         while size < max(used.values()):

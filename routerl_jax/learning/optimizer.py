@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import jax
 import optax
 import optax.contrib
 from flax import nnx
@@ -31,13 +32,21 @@ class OptimizerConfig:
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
     lr: NonNegative = 1e-6
     adam_lr: NonNegative = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "sigmoid"] = "constant"
     warmup: Count = 0  # updates of linear warm-up from 0
-    decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear and cosine)
+    decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)
+    # sigmoid: how many updates after the warm-up the rate is midway between lr and its end; 0: half of them
+    midpoint: Count = 0
     weight_decay: NonNegative = 0.01
     b1: BelowOne = 0.9
     b2: BelowOne = 0.95
     max_grad_norm: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        if self.midpoint and self.schedule != "sigmoid":
+            raise ValueError(
+                f"optimizer.midpoint={self.midpoint} is of schedule='sigmoid', not of {self.schedule!r}: set it to 0"
+            )
 
     def learning_rate(self, updates: int, peak: float = 0.0) -> optax.Schedule:
         """The learning rate by update number, for a run of `updates` updates; `peak` instead of `lr` if given."""
@@ -47,6 +56,8 @@ class OptimizerConfig:
             main = optax.linear_schedule(peak, peak * self.decay_to, rest)
         elif self.schedule == "cosine":
             main = optax.cosine_decay_schedule(peak, rest, alpha=self.decay_to)
+        elif self.schedule == "sigmoid":
+            main = _sigmoid_decay(peak, peak * self.decay_to, self.midpoint or rest / 2)
         else:
             main = optax.constant_schedule(peak)
         if not self.warmup:
@@ -69,6 +80,15 @@ class OptimizerConfig:
         else:
             step = optax.adamw(lr, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=_decayed)
         return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), step)
+
+
+def _sigmoid_decay(start: float, end: float, midpoint: float) -> optax.Schedule:
+    """end + (start - end) * sigmoid((midpoint - t) / width), where the width is a tenth of the midpoint.
+
+    So 98 % of the decay lies between 0.54 and 1.46 midpoints, whatever the run's length. The schedule of MMSearch-R1's released
+    code (`lr_sigmoid_decay_ratio` there is 1 - end / start, `lr_sigmoid_decay_warmup_steps` the midpoint).
+    """
+    return lambda count: end + (start - end) * jax.nn.sigmoid(10 * (midpoint - count) / midpoint)
 
 
 def _matrices(params: Any) -> Any:

@@ -7,6 +7,9 @@ in the order of a visit, so that those from a stretch's `id` up to its `end` lie
 before it with id[k] <= id[q] < end[k]. For sequences that share nothing this is the equality of segment ids.
 
 A slot holds one target, weight and advantage. So sequences share no further than to the first token on which both are trained.
+
+Two tokens are the same if id, rotary position and picture are. All tokens of pictures have one id, so pictures are compared by
+digest. Sequences share no further than to the token before the first picture that differs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from routerl_jax.core.types import Sequence
+
+Units = Int[
+    np.ndarray, "T 5"
+]  # of each token all that the model is given: id, picture (0: none), and position on three axes
 
 LEAST_SHARED = 8  # tokens; below, what is saved is not worth a stretch of its own
 
@@ -87,7 +94,7 @@ class Bundle:
 def bundles(
     sequences: Seq[Sequence], weights: Seq[np.ndarray], longest: int, least: int = LEAST_SHARED
 ) -> list[Bundle]:
-    """Puts every sequence into a bundle; those that share most are put together first, those with images stay alone.
+    """Puts every sequence into a bundle; those that share most are put together first.
 
     In the order of their tokens, what a sequence shares most with is its neighbour: two comparisons per sequence.
 
@@ -97,25 +104,19 @@ def bundles(
       least: tokens that must be shared.
     """
     trained = [np.asarray(weight) != 0 for weight in weights]
-    seen = [i for i, sequence in enumerate(sequences) if sequence.images]
-    order = sorted(
-        set(range(len(sequences))) - set(seen),
-        key=lambda i: (sequences[i].tokens.astype(">u4").tobytes(), sequences[i].positions.tobytes()),
-    )
+    units = _units(sequences)
+    order = sorted(range(len(sequences)), key=lambda i: units[i].astype(">u4").tobytes())
     shared = [0] + [
-        _shared(sequences[i], sequences[before], trained[i], trained[before][1:])
-        for before, i in itertools.pairwise(order)
+        _shared(units[i], units[before], trained[i], trained[before][1:]) for before, i in itertools.pairwise(order)
     ]
-    made = [Bundle() for _ in seen]
-    for bundle, index in zip(made, seen):
-        bundle.add(index, trained[index])
+    made: list[Bundle] = []
     for run in _runs([len(sequences[i]) for i in order], shared, longest, least):
         bundle = Bundle()
         for index in [order[place] for place in run]:
             start = 0
             if bundle.members:
                 taken = bundle.trained[bundle.slots[-1][:-1]]  # by any member, not the neighbour alone
-                start = _shared(sequences[index], sequences[bundle.members[-1]], trained[index], taken)
+                start = _shared(units[index], units[bundle.members[-1]], trained[index], taken)
                 if start < least or len(bundle) + len(sequences[index]) - start > longest:
                     made.append(bundle)
                     bundle, start = Bundle(), 0
@@ -143,7 +144,19 @@ def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list
     return runs
 
 
-def _shared(one: Sequence, other: Sequence, trained: np.ndarray, taken: np.ndarray) -> int:
+def _units(sequences: Seq[Sequence]) -> list[Units]:
+    """Per sequence its tokens as rows that are equal where the model is given the same."""
+    numbers: dict[str, int] = {}  # of pictures, from 1
+    result = []
+    for sequence in sequences:
+        shown = np.zeros(len(sequence), np.int32)
+        for first, image in sequence.images:
+            shown[first : first + image.tokens] = numbers.setdefault(image.digest, len(numbers) + 1)
+        result.append(np.column_stack([sequence.tokens, shown, sequence.positions.T]))
+    return result
+
+
+def _shared(one: Units, other: Units, trained: np.ndarray, taken: np.ndarray) -> int:
     """How many first tokens of `one` may lie where those of `other` do: all but the last that are equal.
 
     Args:
@@ -151,9 +164,7 @@ def _shared(one: Sequence, other: Sequence, trained: np.ndarray, taken: np.ndarr
       taken: for the slots of `other`, whether what they predict is trained on by a member.
     """
     count = min(len(one), len(other))
-    differs = (one.tokens[:count] != other.tokens[:count]) | (
-        one.positions[:, :count] != other.positions[:, :count]
-    ).any(0)
+    differs = (one[:count] != other[:count]).any(1)
     differs[1:] |= trained[1:count] & taken[: count - 1]
     equal = int(differs.argmax()) if differs.any() else count
     return equal - 1

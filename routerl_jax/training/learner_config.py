@@ -43,7 +43,7 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
-    # prompts and histories that sequences have in common are computed once (learning.prefixes)
+    # prompts and histories that sequences have in common, pictures included, are computed once (learning.prefixes)
     share_prefixes: bool = False
     remat: Remat = "none"
 

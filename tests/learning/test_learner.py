@@ -352,6 +352,24 @@ def test_optimizer_decays_matrices_only_and_schedules():
     np.testing.assert_allclose([rate(0), rate(5), rate(10)], [2, 1.1, 0.2], rtol=1e-6)
 
 
+def test_sigmoid_schedule():
+    """MMSearch-R1's: from 2e-6 down by 95 %, half of it in 45 updates. 1 / (1 + e^2) = 0.119203, 1 / (1 + e^10) = 4.54e-5."""
+    released = OptimizerConfig(lr=2e-6, schedule="sigmoid", decay_to=0.05, midpoint=45)
+    expected = [0.05 + 0.95 * share for share in (1 - 4.53979e-5, 0.880797, 0.5, 0.119203, 4.53979e-5, 0)]
+    for updates in (60, 10_000):  # the run's length changes nothing
+        rate = released.learning_rate(updates)
+        np.testing.assert_allclose([float(rate(t)) / 2e-6 for t in (0, 36, 45, 54, 90, 5000)], expected, rtol=1e-5)
+        np.testing.assert_allclose(rate(jnp.int32(54)), 2e-6 * expected[3], rtol=1e-5)  # as the optimiser counts
+    rate = OptimizerConfig(lr=2.0, schedule="sigmoid", decay_to=0.0, warmup=20).learning_rate(100)
+    np.testing.assert_allclose([float(rate(t)) for t in (10, 60, 68)], [1.0, 1.0, 2 * 0.119203], rtol=1e-5)
+    with pytest.raises(ValueError, match="midpoint=-1 must not be negative"):
+        OptimizerConfig(schedule="sigmoid", midpoint=-1)
+    with pytest.raises(
+        ValueError, match=r"optimizer\.midpoint=45 is of schedule='sigmoid', not of 'cosine': set it to 0"
+    ):
+        OptimizerConfig(schedule="cosine", midpoint=45)
+
+
 def test_muon_takes_orthogonal_steps_on_layers_and_adam_steps_elsewhere():
     optimizer = OptimizerConfig(kind="muon", lr=0.02, adam_lr=0.001, weight_decay=0.0, max_grad_norm=1e9)
     made = learner(devices=2, optimizer=optimizer.build(10))

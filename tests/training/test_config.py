@@ -83,6 +83,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
         assert count_steps(two_stages(tmp_path)).steps
+        assert OptimizerConfig(schedule="sigmoid").learning_rate(2)
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []
