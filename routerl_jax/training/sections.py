@@ -41,6 +41,9 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # least and most pixels of a picture after resizing, of a model that sees; 0: the model's own (preprocessor_config.json)
+    min_pixels: Count = 0
+    max_pixels: Count = 0
     dtype: Dtype = "float32"  # of weights and optimiser state
     compute_dtype: Dtype | Literal[""] = ""  # of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head

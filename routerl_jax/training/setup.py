@@ -60,6 +60,7 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         fit.
     """
     model = _initial_policy(config, mesh)
+    _bound_pictures(config.model, model)
     if not config.model.lora.rank:
         return merged(model)
     with naming("config.model.lora"):
@@ -87,6 +88,22 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         mesh,
         config.mesh.layout,
     )
+
+
+def _bound_pictures(config: ModelConfig, model: Decoder) -> None:
+    """Sets the sizes of the model's pictures. Raises ValueError where it sees none, or the least is above the most."""
+    given = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(config, name))}
+    if not given:
+        return
+    said = ", ".join(f"config.model.{name}={value}" for name, value in given.items())
+    if not isinstance(model, VisionLanguageModel):
+        raise ValueError(f"{said}: a {model.config.model_type} model sees no pictures; set it to 0")
+    processor = dataclasses.replace(model.image_processor, **given)
+    if processor.min_pixels > processor.max_pixels:
+        raise ValueError(
+            f"{said}: pictures would have at least {processor.min_pixels} and at most {processor.max_pixels} pixels"
+        )
+    model.image_processor = processor
 
 
 def _seeing(config: TrainConfig, model: Decoder, mesh: Mesh) -> Decoder:
