@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Turn, Verdict
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.rewards.ranges import accepted_answers
 
 
 def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`.
+    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`, and the
+    judge's verdict if there is one.
 
     Pictures are named (data.pictures.picture_name); one that was in memory alone has "" for a name.
     """
@@ -32,6 +33,7 @@ def episode_record(episode: Episode, **extra: Any) -> dict[str, Any]:
         "rewards": episode.rewards,
         "truncated": episode.truncated,
         "branches": [dataclasses.asdict(branch) for branch in episode.branches],
+        **({"verdict": dataclasses.asdict(episode.verdict)} if episode.verdict else {}),
         **extra,
     }
 
@@ -56,6 +58,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             truncated=record["truncated"],
             rewards=dict(record["rewards"]),
             branches=tuple(Branch(**branch) for branch in record.get("branches", ())),
+            verdict=Verdict(**record["verdict"]) if record.get("verdict") else None,
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)

@@ -84,8 +84,8 @@ class CachedModel:
 
 
 def _write(answer: Completion) -> bytes:
-    return json.dumps(dataclasses.asdict(answer)).encode()
+    return json.dumps({key: value for key, value in dataclasses.asdict(answer).items() if key != "kept"}).encode()
 
 
 def _read(value: bytes) -> Completion:
-    return Completion(**json.loads(value))
+    return Completion(**json.loads(value), kept=True)
