@@ -79,8 +79,9 @@ class CachedModel:
         return [answers[key] for key in keys]
 
     def close(self) -> None:
-        """Closes the cache."""
+        """Closes the cache, and the model if it can be closed."""
         self._cache.close()
+        getattr(self._model, "close", lambda: None)()
 
 
 def _write(answer: Completion) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +50,13 @@ class ModelJudge:
     failed. The model is asked by the main process alone.
 
     Args:
-      open_model: gives the model, on the main process; called once, when it is first needed.
+      open_model: gives the model, on the main process; called when it is first needed, and after `close`.
       normalizer: of the exact match that decides with failed="em".
     """
 
     def __init__(self, open_model: Callable[[], ChatModel], config: JudgeConfig, normalizer: str = "search_r1") -> None:
-        self._open, self._config, self._normalizer = functools.cache(open_model), config, normalizer
+        self._open, self._config, self._normalizer = open_model, config, normalizer
+        self._model: ChatModel | None = None
         self._style = JUDGE_STYLES.get(config.style)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
@@ -67,6 +67,12 @@ class ModelJudge:
         """
         found = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
         return [Verdict(**fields) for fields in multihost.exchange(found)[0]]
+
+    def close(self) -> None:
+        """Closes the cache and the model's connections, if they are open."""
+        if self._model is not None:
+            getattr(self._model, "close", lambda: None)()
+            self._model = None
 
     def _verdicts(self, episodes: Sequence[Episode]) -> list[Verdict]:
         asked = [i for i, episode in enumerate(episodes) if (episode.answer or "").strip()]
@@ -86,7 +92,9 @@ class ModelJudge:
 
     def _replies(self, conversations: Sequence[Sequence[Message]]) -> list[_Reply]:
         """What each conversation comes to."""
-        model, config = self._open(), self._config
+        if self._model is None:
+            self._model = self._open()
+        model, config = self._model, self._config
         found: list[_Reply] = []
         open_ = list(range(len(conversations)))
         with patience(config.seconds):
@@ -144,18 +152,18 @@ def open_judge(config: JudgeConfig, normalizer: str = "search_r1", cache: Cache 
             "kind='engine' is for a single process: serve the model over HTTP, and take kind='openai' and its base_url"
         )
 
-    def opened() -> ChatModel:
+    def opened() -> CachedModel:
         # All replies of a call are saved at once, or one that hangs would take the others' time.
         return CachedModel(_Bounded(chat_model(config)), cache, save_every=1 << 30)
 
-    def prepare() -> Callable[[], ChatModel]:
+    def prepare() -> None:
         if config.kind == "engine" and config.model:
             resolve(config.model)
-            return opened
-        model = opened()
-        return lambda: model
+        else:
+            opened().close()  # raises what is wrong
 
-    return ModelJudge(multihost.on_main(prepare) or opened, config, normalizer)
+    multihost.on_main(prepare)
+    return ModelJudge(opened, config, normalizer)
 
 
 class _Bounded:
@@ -186,6 +194,9 @@ class _Bounded:
             return done.result(None if seconds == math.inf else seconds + _GRACE)
         except TimeoutError:
             return _failed(f"{self.name}: no reply within {seconds:.3g} s", conversations)
+
+    def close(self) -> None:
+        getattr(self._model, "close", lambda: None)()
 
 
 def _failed(message: str, conversations: Sequence[Any]) -> list[Completion]:

@@ -77,9 +77,13 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     training = _Training(config, workdir, resume)
-    if config.evaluation.before and training.run.start == 0:
-        training.keep("warm_start")
-    return training.finish(training.train())
+    try:
+        if config.evaluation.before and training.run.start == 0:
+            training.keep("warm_start")
+        return training.finish(training.train())
+    finally:
+        if training.judge is not None:
+            training.judge.close()
 
 
 class _Training:
@@ -94,9 +98,9 @@ class _Training:
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
             self.recipe = build_recipe(config)
-            judge = build_judge(config, self.recipe)
-            self.recipe = with_judge(self.recipe, judge)
-            self.evaluating = judge if config.evaluation.judge else None
+            self.judge = build_judge(config, self.recipe)
+            self.recipe = with_judge(self.recipe, self.judge)
+            self.evaluating = self.judge if config.evaluation.judge else None
             if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
                 check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
             self.judged = evaluated_agent(config, self.recipe)
