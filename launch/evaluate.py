@@ -63,10 +63,12 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.groups import by_group
     from routerl_jax.evaluation.records import write_records
     from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.llms.judge import settings_that_count
     from routerl_jax.models.lora import digest
     from routerl_jax.training import setup
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.setup import (
+        build_judge,
         build_mesh,
         build_policy,
         build_recipe,
@@ -92,6 +94,7 @@ def main(_: Sequence[str]) -> None:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     recipe, bases = build_recipe(config), tuple(config.knowledge)
+    judge = build_judge(config, recipe) if config.evaluation.judge else None
     judged, headline = evaluated_agent(config, recipe), setup.headline(config, recipe)
     agents = {"trained": judged, **judged.baselines(bases), **judged.vanilla_rag(bases)}
     unknown = [name for name in FLAGS.agents if name not in agents]
@@ -127,6 +130,7 @@ def main(_: Sequence[str]) -> None:
         "temperature": FLAGS.temperature,
         "seed": FLAGS.seed,
         "normalizer": config.evaluation.normalizer,
+        **({"judge": dict(settings_that_count(config.judge))} if judge else {}),
         # of what is too long to be told; equal ones are the same
         "policy digest": digest(nnx.state(model)),
         "questions digest": _digest([[item.id, item.question, item.answers] for item in examples]),
@@ -152,6 +156,7 @@ def main(_: Sequence[str]) -> None:
             sampling=Sampling(temperature=FLAGS.temperature),
             seed=FLAGS.seed,
             progress=f"evaluating {name}",
+            judge=judge,
         )
         write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
@@ -160,7 +165,10 @@ def main(_: Sequence[str]) -> None:
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
     write_whole(output / "report.md", text)
-    figures.comparison_figure(table, output / "figures" / "comparison.png", headline[0])
+    measured = (
+        metric for metric in (*headline, *report.EM) if all(f"{metric}_interval" in row for row in table.values())
+    )
+    figures.comparison_figure(table, output / "figures" / "comparison.png", next(measured))
     if FLAGS.json:
         print(json.dumps(results))
     else:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float32, Int32
 
 StopReason = Literal["stop", "eos", "length"]
 ActionKind = Literal["search", "region", "answer", "refusal", "invalid"]
+VerdictKind = Literal["right", "wrong", "unreadable", "failed", "unasked"]
 
 
 class PlacedImage(Protocol):
@@ -218,11 +219,30 @@ class Branch:
     logprob: float
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a judge says of an episode's answer.
+
+    Attributes:
+      kind: "right" or "wrong"; "unreadable" (no reply said which), "failed" (there was no reply), "unasked" (there is no
+        answer).
+      counts: what it counts in rewards and means, 1 or 0; None: the episode is left out of them.
+      kept: the reply was in the cache.
+      said: the last reply, or the error.
+    """
+
+    kind: VerdictKind
+    counts: float | None
+    kept: bool = False
+    said: str = ""
+
+
 @dataclasses.dataclass(kw_only=True)
 class Episode:
     """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
 
-    `rewards` holds named terms; recipes decide how they combine and store the sum under `total`.
+    `rewards` holds named terms; recipes decide how they combine and store the sum under `total`. `verdict` is a judge's, None
+    where none was asked.
     `truncated` is True when a token limit, not the agent, ended it. `branches` are the decisions at which the attempt was
     forked: episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the
     policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each
@@ -238,6 +258,7 @@ class Episode:
     truncated: bool = False
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
     branches: tuple[Branch, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def calls(self) -> list[Call]:

@@ -14,6 +14,7 @@ from routerl_jax.evaluation.records import write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.parallel import multihost
+from routerl_jax.rewards.verdicts import Judge
 
 
 def score(
@@ -27,11 +28,13 @@ def score(
     sampling: Sampling = GREEDY,
     seed: int = 0,
     progress: str = "",
+    judge: Judge | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Runs an agent once on every example, greedily unless asked otherwise; returns metrics and episodes.
 
     Args:
       tool_timeout: seconds after which a search counts as failed; that of training, or the two differ.
+      judge: asked about every answer, so that there are its metrics, too.
     """
     episodes = run(
         agent,
@@ -44,6 +47,9 @@ def score(
         tool_timeout=tool_timeout,
         progress=progress,
     )
+    if judge is not None:
+        for episode, verdict in zip(episodes, judge(episodes), strict=True):
+            episode.verdict = verdict
     return summarize(episodes, normalizer, tuple(tools), agent.search_budget), episodes
 
 
@@ -57,13 +63,14 @@ def compare(
     tool_timeout: float,
     progress: bool = True,
     records: pathlib.Path | None = None,
+    judge: Judge | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of several agents with one policy on the same questions, by name; their episodes in `records`/NAME.jsonl."""
     table = {}
     for name, agent in agents.items():
         said = f"evaluating {name}" if progress else ""
         table[name], episodes = score(
-            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=said
+            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=said, judge=judge
         )
         if records is not None and multihost.is_main():
             write_records(records / f"{name}.jsonl", episodes)

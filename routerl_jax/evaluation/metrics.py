@@ -18,7 +18,8 @@ from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
 ANSWER = ("em", "f1", "cover_em", "f1_recall")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
-_OF_GROUPS = (*ANSWER, "routing_accuracy", "searches_per_question", "searched_rate", "search_ratio")
+JUDGE = "judge"  # what the judge's verdicts come to, where there are some
+_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", "searches_per_question", "searched_rate", "search_ratio")
 
 
 def summarize(
@@ -37,6 +38,7 @@ def summarize(
       `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `breakdown` (shares of all
       questions: `correct_with_search`, `correct_without_search`, `wrong_with_search`, `wrong_without_search`, by EM), `n` and,
       where the examples are of several data sets, kinds or types, `by`: for each such key and value some of these entries.
+      Where verdicts count, also `judge_interval`.
 
     Raises:
       ValueError: no episodes.
@@ -55,6 +57,7 @@ def summarize(
     return {
         **_averages(episodes, scores, tools, budget),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
+        **_judge_interval(episodes),
         "kb_share": share,
         "mode_usage": share,
         "breakdown": _breakdown(episodes, scores),
@@ -101,6 +104,9 @@ def averages(
       there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense
       search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
       `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
+      Where a judge was asked, `judge` (mean of what its verdicts count, of those that do; absent if none does), of all
+      episodes the shares `judge/asked` (they have an answer), `judge/right`, `judge/unreadable`, `judge/failed` and
+      `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the same.
 
     Raises:
       ValueError: no episodes.
@@ -148,6 +154,7 @@ def _averages(
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
+    result |= _judged(episodes, scores[:, 0])
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
@@ -164,6 +171,31 @@ def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
     """Of what observations showed; empty where they showed no picture."""
     pictures = [item for e in episodes for turn in e.turns for item in turn.shown if item.digest or item.error]
     return {"unusable_picture_rate": sum(bool(item.error) for item in pictures) / len(pictures)} if pictures else {}
+
+
+def _judged(episodes: Sequence[Episode], em: Float[np.ndarray, " N"]) -> dict[str, float]:
+    """What the verdicts come to; {} if there are none."""
+    found = [(episode.verdict, exact) for episode, exact in zip(episodes, em) if episode.verdict is not None]
+    if not found:
+        return {}
+    kinds = [verdict.kind for verdict, _ in found]
+    shares = {name: float(np.mean([kind == name for kind in kinds])) for name in ("right", "unreadable", "failed")}
+    shares["asked"] = float(np.mean([kind != "unasked" for kind in kinds]))
+    shares["from_cache"] = float(np.mean([verdict.kept for verdict, _ in found]))
+    agreed = [
+        (verdict.kind == "right") == (exact == 1) for verdict, exact in found if verdict.kind in ("right", "wrong")
+    ]
+    if agreed:
+        shares["em_agreement"] = float(np.mean(agreed))
+    counted = [verdict.counts for verdict, _ in found if verdict.counts is not None]
+    mean = {JUDGE: float(np.mean(counted))} if counted else {}
+    return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}
+
+
+def _judge_interval(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
+    counted = [verdict.counts for verdict in verdicts if verdict.counts is not None]
+    return {f"{JUDGE}_interval": bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist()} if counted else {}
 
 
 def _searched_again(episode: Episode) -> bool:

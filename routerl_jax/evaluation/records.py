@@ -11,7 +11,7 @@ from typing import Any
 
 from routerl_jax.core.files import write_json_lines, write_whole
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Shown, Turn
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Shown, Turn, Verdict
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data
@@ -52,7 +52,8 @@ def write_records(path: pathlib.Path, episodes: Iterable[Episode], **extra: Any)
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`.
+    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`, and the
+    judge's verdict if there is one.
 
     Args:
       pictures: where to write pictures; without it they are named by their path or `data:` URI, and "" if they are in memory.
@@ -71,6 +72,7 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
         "rewards": episode.rewards,
         "truncated": episode.truncated,
         "branches": [dataclasses.asdict(branch) for branch in episode.branches],
+        **({"verdict": dataclasses.asdict(episode.verdict)} if episode.verdict else {}),
         **extra,
     }
 
@@ -116,6 +118,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             truncated=record["truncated"],
             rewards=dict(record["rewards"]),
             branches=tuple(Branch(**branch) for branch in record.get("branches", ())),
+            verdict=Verdict(**record["verdict"]) if record.get("verdict") else None,
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)

@@ -18,6 +18,7 @@ _COLUMNS = (
     ("f1", "F1 %", 100, 1),
     ("cover_em", "CEM %", 100, 1),
     ("f1_recall", "F1-recall %", 100, 1),
+    ("judge", "judge %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
     ("retrieval_cost", "cost", 1, 2),

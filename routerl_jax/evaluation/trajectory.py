@@ -53,6 +53,9 @@ def render(record: dict[str, Any]) -> RenderableType:
     parts.append(Text.assemble(("answers   ", "bold green"), (answer if answer is not None else "(no answer)", "bold")))
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
+    if verdict := record.get("verdict"):
+        said = " ".join(verdict["said"].split())
+        parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {said}" if said else "", "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     return Group(*parts)

@@ -21,3 +21,10 @@ def void_turns(episode: Episode) -> bool:
 def overlong(episode: Episode) -> bool:
     """A token limit ended it, so that its reward says little of its course (DAPO, arXiv 2503.14476, section 3.4)."""
     return episode.truncated
+
+
+@EPISODE_MASKS.register("unjudged")
+def unjudged(episode: Episode) -> bool:
+    """A judge gave no verdict that counts. These are left out whether or not they are named: nothing is known of their answers,
+    and their reward is made up (rewards.judge)."""
+    return episode.verdict is not None and episode.verdict.counts is None

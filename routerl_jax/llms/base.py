@@ -19,6 +19,7 @@ class Completion:
       error: why it failed, in one line; None if it did not.
       finish: "stop" (it came to its end), "length" (`max_tokens` cut it) or "error".
       prompt_tokens, tokens: read and written; 0 where they are not known.
+      kept: it was in a cache.
     """
 
     text: str = ""
@@ -26,6 +27,7 @@ class Completion:
     finish: str = "stop"
     prompt_tokens: int = 0
     tokens: int = 0
+    kept: bool = False
 
 
 def spoken(conversation: Sequence[Message]) -> list[list[str]]:
@@ -59,7 +61,8 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> list[Completion]:
-        """One answer per conversation, in order. A conversation that fails has `error` set; nothing is raised for it.
+        """One answer per conversation, in order. A conversation that fails has `error` set; nothing is raised for it. Where the
+        caller has set a time limit (core.patience), what has no answer by then has failed.
 
         Args:
           schema: a JSON schema that the answer should obey. A model that can't be made to may ignore it: check the answer.

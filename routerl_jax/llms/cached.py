@@ -79,13 +79,14 @@ class CachedModel:
         return [answers[key] for key in keys]
 
     def close(self) -> None:
-        """Closes the cache."""
+        """Closes the cache, and the model if it can be closed."""
         self._cache.close()
+        getattr(self._model, "close", lambda: None)()
 
 
 def _write(answer: Completion) -> bytes:
-    return json.dumps(dataclasses.asdict(answer)).encode()
+    return json.dumps({key: value for key, value in dataclasses.asdict(answer).items() if key != "kept"}).encode()
 
 
 def _read(value: bytes) -> Completion:
-    return Completion(**json.loads(value))
+    return Completion(**json.loads(value), kept=True)

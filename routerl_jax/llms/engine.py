@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import queue
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 from absl import logging
 
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
@@ -80,7 +82,7 @@ class EngineModel:
                 self._worker.start()
             for job in jobs:
                 self._jobs.put(job)
-        return [job.done.result() for job in jobs]
+        return [_result(job) for job in jobs]
 
     def close(self) -> None:
         """Ends the thread after the conversations that are under way."""
@@ -174,6 +176,15 @@ class EngineModel:
             prompt_tokens=length - len(generated.tokens),
             tokens=len(generated.tokens),
         )
+
+
+def _result(job: _Job) -> Completion:
+    """A job's answer, waited for as long as the caller has time. One that comes later is nobody's."""
+    seconds = seconds_left(math.inf)
+    try:
+        return job.done.result(None if seconds == math.inf else seconds)
+    except TimeoutError:
+        return Completion(error="no answer in the time that was left", finish="error")
 
 
 def _identity(conversation: Sequence[Message]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
@@ -83,9 +85,20 @@ class OpenAIModel:
     ) -> list[Completion]:
         """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings."""
 
-        async def ask_all() -> list[Completion]:
+        seconds = seconds_left(math.inf)
+
+        async def ask(one: Sequence[Message]) -> Completion:
             options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
-            return await asyncio.gather(*(self.complete_async(one, **options, sample=sample) for one in conversations))
+            try:
+                async with asyncio.timeout(None if seconds == math.inf else seconds):
+                    return await self.complete_async(one, **options, sample=sample)
+            except TimeoutError:
+                return Completion(
+                    error=f"{self._url}: no answer within the {seconds:.3g} s that are left", finish="error"
+                )
+
+        async def ask_all() -> list[Completion]:
+            return await asyncio.gather(*map(ask, conversations))
 
         return shared_loop().run(ask_all())
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Episode
+from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.verdicts import Judge, counts, judge_reward
 
-# A term is a pure function of an episode. A keyword `normalizer` is given the run's; others are options for the configuration.
+# A term is a pure function of an episode. A keyword `normalizer` is given the run's, a keyword `verdict` the judge's verdict on
+# the episode; others are options for the configuration.
 RewardTerm = Callable[..., float]
 
 
@@ -24,7 +26,8 @@ RewardTerm = Callable[..., float]
 class StepTerm:
     """A term that compares the episodes of a step: `function(episodes, **options)` gives one number for each, in order.
 
-    `judges` says which episodes it is about; that of others, 0, is left out of its mean in the metrics. None: all.
+    A keyword `verdicts` is given the judge's, one for each. `judges` says which episodes the term is about; the values of
+    others are left out of its mean in the metrics. None: all.
     """
 
     function: Callable[..., Sequence[float]]
@@ -38,7 +41,8 @@ class StepTerm:
 class TurnTerm:
     """A term that judges each turn: `function(episodes, **options)` gives, for each episode, one number per turn, in order.
 
-    An episode's value is their sum; with config.learner.credit="turn" each number is its own turn's.
+    An episode's value is their sum; with config.learner.credit="turn" each number is its own turn's. `verdicts` as of
+    `StepTerm`.
     """
 
     function: Callable[..., Sequence[Sequence[float]]]
@@ -97,6 +101,11 @@ def invalid_actions(episode: Episode) -> float:
     return float(episode.invalid_actions)
 
 
+REWARD_TERMS.register("judge")(StepTerm(judge_reward, judges=counts))
+_GIVEN = {"normalizer", "verdict", "verdicts"}  # arguments of terms that no configuration sets
+_Bound = Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[float]]
+
+
 @dataclasses.dataclass(frozen=True)
 class RewardFunction:
     """A weighted sum of named terms.
@@ -105,6 +114,7 @@ class RewardFunction:
       terms: by its name in `REWARD_TERMS` or its dotted path, the weight of each term (a penalty's is negative), or a mapping
         of its options with the weight among them (`weight`, 1 by default).
       normalizer: how the answer metrics normalise, a name in `NORMALIZERS`.
+      judge: whose verdicts terms with a keyword `verdict` or `verdicts` are given; asked once a step, if there are such terms.
 
     Raises:
       ValueError: for an unknown term, option or normaliser, with the known ones.
@@ -112,6 +122,7 @@ class RewardFunction:
 
     terms: Mapping[str, float | Mapping[str, Any]]
     normalizer: str = "search_r1"
+    judge: Judge | None = None
 
     def __post_init__(self) -> None:
         NORMALIZERS.get(self.normalizer)
@@ -120,43 +131,64 @@ class RewardFunction:
     def __call__(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
         """For each episode of a step, the weighted terms by name, and their sum as `total`.
 
-        Terms of turns are also left where they belong, in `Turn.rewards`.
+        Terms of turns are also left where they belong, in `Turn.rewards`, and verdicts in `Episode.verdict`.
 
         Raises:
           ValueError: a term gave something else than numbers, or another number of them than there are episodes, or a term of
-            turns than an episode has turns.
+            turns than an episode has turns; or a term needs a judge, and there is none.
         """
+        verdicts = self._verdicts(episodes) if self.asks else []
         columns = {
-            name: [weight * value for value in _numbers(name, term(episodes), episodes)]
+            name: [weight * value for value in _numbers(name, term(episodes, verdicts), episodes)]
             for name, (weight, term) in self._bound.items()
         }
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
     @functools.cached_property
-    def _bound(self) -> dict[str, tuple[float, Callable[[Sequence[Episode]], Sequence[float]]]]:
-        """By name, the weight of a term, and the term as a function of a step's episodes."""
+    def asks(self) -> tuple[str, ...]:
+        """The terms that need a judge's verdicts."""
+        return tuple(name for name in self.terms if _options(REWARD_TERMS.get(name)) & {"verdict", "verdicts"})
+
+    def _verdicts(self, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+        if self.judge is None:
+            raise ValueError(f"reward term {self.asks[0]!r} asks a judge, and there is none: set config.judge.model")
+        verdicts = self.judge(episodes)
+        for episode, verdict in zip(episodes, verdicts, strict=True):
+            episode.verdict = verdict
+        return verdicts
+
+    @functools.cached_property
+    def _bound(self) -> dict[str, tuple[float, _Bound]]:
+        """By name, the weight of a term, and the term as a function of a step's episodes and verdicts."""
         return {name: self._bind(name, spec) for name, spec in self.terms.items()}
 
-    def _bind(
-        self, name: str, spec: float | Mapping[str, Any]
-    ) -> tuple[float, Callable[[Sequence[Episode]], Sequence[float]]]:
+    def _bind(self, name: str, spec: float | Mapping[str, Any]) -> tuple[float, _Bound]:
         term = REWARD_TERMS.get(name)
         options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
         weight = float(options.pop("weight", 1.0))
         known = _options(term)
         for key in options:
-            if key not in known - {"normalizer"}:
-                raise ValueError(
-                    unknown_key(f"options of reward term {name!r}", key, {"weight", *known} - {"normalizer"})
-                )
+            if key not in known - _GIVEN:
+                raise ValueError(unknown_key(f"options of reward term {name!r}", key, {"weight", *known} - _GIVEN))
         if "normalizer" in known:
             options["normalizer"] = self.normalizer
-        if isinstance(term, StepTerm):
-            return weight, functools.partial(term, **options)
-        if isinstance(term, TurnTerm):
-            return weight, functools.partial(_of_turns, name, weight, functools.partial(term, **options))
-        return weight, lambda episodes: [term(episode, **options) for episode in episodes]
+        if isinstance(term, StepTerm | TurnTerm):
+            of_step = _of_step(term, options, "verdicts" in known)
+            of_turns = functools.partial(_of_turns, name, weight, of_step)
+            return weight, of_turns if isinstance(term, TurnTerm) else of_step
+        if "verdict" in known:
+            return weight, lambda episodes, verdicts: [
+                term(episode, verdict=verdict, **options) for episode, verdict in zip(episodes, verdicts, strict=True)
+            ]
+        return weight, lambda episodes, _: [term(episode, **options) for episode in episodes]
+
+
+def _of_step(term: Callable[..., Any], options: Mapping[str, Any], judged: bool) -> Callable[..., Any]:
+    """A term of a whole step, which is given the verdicts if it is `judged`."""
+    if judged:
+        return lambda episodes, verdicts: term(episodes, verdicts=verdicts, **options)
+    return lambda episodes, _: term(episodes, **options)
 
 
 def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]:
@@ -192,12 +224,13 @@ def _said(value: Any) -> str:
 def _of_turns(
     name: str,
     weight: float,
-    term: Callable[[Sequence[Episode]], Sequence[Sequence[float]]],
+    term: Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[Sequence[float]]],
     episodes: Sequence[Episode],
+    verdicts: Sequence[Verdict],
 ) -> list[float]:
     """Leaves a term's weighted values at their turns; their unweighted sum per episode."""
     sums = []
-    for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes), episodes)):
+    for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes, verdicts), episodes)):
         if not isinstance(of_turns, Collection) or len(of_turns) != len(episode.turns):
             count = len(of_turns) if isinstance(of_turns, Collection) else _said(of_turns)
             raise ValueError(

@@ -12,6 +12,7 @@ from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.llms.config import JudgeConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
@@ -36,6 +37,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "ForkCreditConfig",
+    "JudgeConfig",
     "KnowledgeConfig",
     "LearnerConfig",
     "LossConfig",
@@ -130,6 +132,7 @@ class TrainConfig:
     # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
+    judge: JudgeConfig = JudgeConfig()  # asked by reward terms such as `judge`, and for config.evaluation.judge
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
@@ -193,6 +196,10 @@ class TrainConfig:
             (
                 len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
                 "config.stages: two stages start at the same step, so one of them would never be",
+            ),
+            (
+                not self.evaluation.judge or bool(self.judge.model),
+                "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges",
             ),
             (
                 not (self.learner.loss.kl_coef and self.learner.reward_kl_coef),

@@ -146,7 +146,10 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
         return
     _episode_files(settings.demonstrations, source)
     with naming(f"{section}.select"):
-        RewardFunction(dict(settings.select), config.evaluation.normalizer)
+        if asks := RewardFunction(dict(settings.select), config.evaluation.normalizer).asks:
+            raise ValueError(
+                f"{asks[0]!r} asks a judge, and episodes are selected without one; take another reward term"
+            )
 
 
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:

@@ -54,7 +54,7 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
         raise ValueError(f"config.evaluation.names.{unknown[0]}: no agent is called so; {hint}")
 
 
-def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, int]) -> None:
+def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in; `asked`: with which
     settings, that may be others by then."""
     if multihost.is_main():
@@ -62,7 +62,7 @@ def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked
         write_whole(path, json.dumps({"asked": asked, "agents": table}))
 
 
-def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, int]) -> dict[str, Any]:
+def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The kept tables; those of other settings are left out, with a warning.
 
     Raises:

@@ -22,6 +22,7 @@ from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
+from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.config import TrainConfig
@@ -35,6 +36,7 @@ from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
 from routerl_jax.training.setup import (
+    build_judge,
     build_mesh,
     build_policy,
     build_recipe,
@@ -42,6 +44,7 @@ from routerl_jax.training.setup import (
     headline,
     make_engine,
     open_knowledge,
+    with_judge,
 )
 from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.step import Clock, train_step
@@ -74,9 +77,13 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     training = _Training(config, workdir, resume)
-    if config.evaluation.before and training.run.start == 0:
-        training.keep("warm_start")
-    return training.finish(training.train())
+    try:
+        if config.evaluation.before and training.run.start == 0:
+            training.keep("warm_start")
+        return training.finish(training.train())
+    finally:
+        if training.judge is not None:
+            training.judge.close()
 
 
 class _Training:
@@ -91,6 +98,9 @@ class _Training:
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
             self.recipe = build_recipe(config)
+            self.judge = build_judge(config, self.recipe)
+            self.recipe = with_judge(self.recipe, self.judge)
+            self.evaluating = self.judge if config.evaluation.judge else None
             if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
                 check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
             self.judged = evaluated_agent(config, self.recipe)
@@ -151,7 +161,9 @@ class _Training:
         evaluation = self.config.evaluation
         if evaluation.every and (done % evaluation.every == 0 or done == self.config.steps):
             with clock("validation"):
-                summary, _ = score(self.judged, self.validation, self.engine, self.tools, **self._how())
+                summary, _ = score(
+                    self.judged, self.validation, self.engine, self.tools, **self._how(), judge=self.evaluating
+                )
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
             if evaluation.canary:
                 with clock("canary"):
@@ -216,7 +228,7 @@ class _Training:
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}
         with self.clock("evaluation"):
-            return compare(agents, self.test, self.engine, self.tools, **self._how(), **shown)
+            return compare(agents, self.test, self.engine, self.tools, **self._how(), **shown, judge=self.evaluating)
 
     def _seconds(self) -> dict[str, float]:
         """What parts of the run took in all sittings; of earlier ones, until their last checkpoint."""
@@ -230,9 +242,10 @@ class _Training:
             "tool_timeout": self.config.rollout.tool_timeout,
         }
 
-    def _asked(self) -> dict[str, int]:
+    def _asked(self) -> dict[str, Any]:
         """What tables must have in common to be put together."""
-        return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k}
+        judge = {"judge": dict(settings_that_count(self.config.judge))} if self.evaluating else {}
+        return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
 
 
 def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:

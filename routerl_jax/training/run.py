@@ -16,16 +16,18 @@ from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.core.config import first_difference, from_config_dict
+from routerl_jax.core.config import first_difference, from_config_dict, naming
 from routerl_jax.core.files import read_json, write_whole
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig
+from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
+from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.writer import MetricWriter
@@ -229,6 +231,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     if not resume:
         return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
     saved, current = _saved(path), _as_json(config)
+    saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
     free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
@@ -250,6 +253,16 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
         f"or use another --workdir"
     )
+
+
+def _judge_of(saved: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """A saved judge, with the current one's settings that change no verdict; where no reward asks one, all of them."""
+    rewarded = False
+    for name, stage in config.stages.items() if config.kind == "rl" else ():
+        with naming(f"config.stages.{name}.reward"):
+            rewarded = rewarded or bool(RewardFunction(dict(stage.reward)).asks)
+    matters = settings_that_count(config.judge) if rewarded else ()
+    return {**_as_json(config)["judge"], **{name: saved.get(name) for name in matters}}
 
 
 def _saved(path: pathlib.Path) -> dict[str, Any]:

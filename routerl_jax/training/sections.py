@@ -20,7 +20,7 @@ from routerl_jax.core.checked import (
 from routerl_jax.core.config import naming
 from routerl_jax.core.patience import USUAL
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
-from routerl_jax.evaluation.metrics import ANSWER
+from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
@@ -137,11 +137,12 @@ class EvaluationConfig:
     final_examples: Count = 512  # test questions of the final table; 0: all
     baselines: bool = True  # always one KB, random KB, no search
     canary: bool = False  # validate with a retriever that answers other questions, too
+    judge: bool = False  # ask config.judge about every answer, too
     before: bool = True  # also score the untrained policy
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: Count = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    # metrics that lead the printed table, of evaluation.metrics.ANSWER; empty: the paper's (Recipe.headline)
+    # metrics that lead the printed table, of evaluation.metrics.ANSWER, or judge; empty: the paper's (Recipe.headline)
     headline: tuple[str, ...] = ()
     # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -150,8 +151,10 @@ class EvaluationConfig:
         with naming("config.evaluation.normalizer"):
             NORMALIZERS.get(self.normalizer)
         for metric in self.headline:
-            if metric not in ANSWER:
-                raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join(ANSWER)}")
+            if metric not in (*ANSWER, JUDGE):
+                raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join((*ANSWER, JUDGE))}")
+            if metric == JUDGE and not self.judge:
+                raise ValueError("config.evaluation.headline: 'judge' is never measured: set config.evaluation.judge")
         if len(set(self.headline)) < len(self.headline):
             raise ValueError(f"config.evaluation.headline={self.headline} names a metric twice")
 

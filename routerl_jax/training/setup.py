@@ -14,6 +14,7 @@ from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.generation.engine import Engine
+from routerl_jax.llms.judge import ModelJudge, open_judge
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder
@@ -24,11 +25,14 @@ from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.known import RECIPES
-from routerl_jax.recipes.recipe import Recipe
+from routerl_jax.recipes.recipe import Recipe, Stage
+from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import AgentConfig, MeshConfig, ModelConfig, TrainConfig
+from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.knowledge import open_knowledge
 
 __all__ = [
+    "build_judge",
     "build_mesh",
     "build_policy",
     "build_recipe",
@@ -126,12 +130,57 @@ def build_recipe(config: TrainConfig) -> Recipe:
     """The recipe with its agent, which has config.agent.settings, and stages.
 
     Raises:
-      ValueError: a setting is no field of the agent, or of another type, or what the recipe itself refuses.
+      ValueError: a setting is no field of the agent, or of another type, a reward asks a judge and there is none, or what
+        the recipe itself refuses.
     """
     with naming("config.recipe"):
         build = RECIPES.get(config.recipe)
     recipe = build(config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
+    _check_verdicts(config, recipe)
     return dataclasses.replace(recipe, agent=_with_settings(recipe.agent, config.agent))
+
+
+def _asks(stage: Stage) -> tuple[str, ...]:
+    """The terms of a stage's reward that need a judge's verdicts."""
+    return stage.reward.asks if isinstance(stage.reward, RewardFunction) else ()
+
+
+def _check_verdicts(config: TrainConfig, recipe: Recipe) -> None:
+    for stage in filter(_asks, recipe.stages):
+        term = f"config.stages.{stage.name}.reward.{_asks(stage)[0]}"
+        if not config.judge.model:
+            raise ValueError(
+                f"{term} asks a judge, and config.judge.model is empty: name the language model that judges"
+            )
+        credit = config.in_stage(stage.name).learner.credit
+        if config.judge.failed == "leave_out" and credit_named(credit).forked:
+            raise ValueError(
+                f"{term} with config.judge.failed='leave_out' does not go with config.learner.credit={credit!r}: without one "
+                "of its ways a choice has only the advantages of the others; take failed='zero' or 'em'"
+            )
+
+
+def build_judge(config: TrainConfig, recipe: Recipe) -> ModelJudge | None:
+    """The run's judge, if a reward or the evaluation asks one; every process must call this.
+
+    Raises:
+      ValueError: it can't be reached as config.judge says, or a variable is not set.
+    """
+    if not (config.evaluation.judge or any(map(_asks, recipe.stages))):
+        return None
+    with naming("config.judge"):
+        return open_judge(config.judge, config.evaluation.normalizer)
+
+
+def with_judge(recipe: Recipe, judge: ModelJudge | None) -> Recipe:
+    """The recipe with a judge for the rewards that ask one."""
+    stages = [
+        dataclasses.replace(stage, reward=dataclasses.replace(stage.reward, judge=judge))
+        if isinstance(stage.reward, RewardFunction) and _asks(stage)
+        else stage
+        for stage in recipe.stages
+    ]
+    return dataclasses.replace(recipe, stages=stages)
 
 
 def _with_settings(agent: Agent, config: AgentConfig) -> Agent:

@@ -57,7 +57,9 @@ def train_step(
     with clock("rollout"):
         episodes = _rollout(stage, agent, engine, tools, examples, step, stats)
     engine.rest()
-    for episode, rewards in zip(episodes, stage.reward(episodes), strict=True):
+    with clock("reward"):
+        scored = stage.reward(episodes)
+    for episode, rewards in zip(episodes, scored, strict=True):
         episode.rewards = rewards
     place = {example.id: i for i, example in enumerate(examples)}
     groups = np.asarray([place[episode.example.id] for episode in episodes])

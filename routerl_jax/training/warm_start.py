@@ -65,6 +65,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         data=config.data,
         rollout=RolloutConfig(tool_timeout=config.rollout.tool_timeout),  # of searches for demonstrations
         learner=LearnerConfig(optimizer=config.warm_start.optimizer, **learner),
+        judge=config.judge,
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
         watch=_of_updates(config.watch),

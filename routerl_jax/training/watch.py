@@ -23,9 +23,11 @@ _SOMETIMES = (
     "forks/",
     "importance/",
     "reward/",
+    "rollout/judge",
     "rollout/kb/",
     "rollout/routing_accuracy",
     "rollout/searches/",
+    "validation/judge",
 )
 _MEASURED = ("validation/", "canary/", "held_out/")  # .. and those of steps that validate
 _LEARNED = "actor/loss"  # is of every step that has trained on a token

@@ -26,6 +26,7 @@ from routerl_jax.core.types import (
     Passage,
     Shown,
     TextAndImage,
+    Verdict,
 )
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.recorded import score_rounds
@@ -330,6 +331,18 @@ def test_the_penalty() -> None:
         ],
     )
     assert RewardFunction(dict(REWARD))([failed])[0]["total"] == pytest.approx(0.91)
+
+
+def test_the_judge_s_word_in_the_place_of_exact_match() -> None:
+    """A wrong string that the judge accepts, with a search and without."""
+    episodes = [play(WRONG), play(IMAGE, WRONG), play(RIGHT)]
+
+    def judge(some: Sequence[Episode]) -> list[Verdict]:
+        return [Verdict(kind="right", counts=1.0)] * 2 + [Verdict(kind="wrong", counts=0.0)]
+
+    terms = {"mmsearch_r1.judged_accuracy": 0.9, "mmsearch_r1.format": 0.1}
+    found = RewardFunction(terms, judge=judge)(episodes)
+    assert [row["total"] for row in found] == pytest.approx([1.0, 0.91, 0.1])
 
 
 def test_every_plan_of_two_searches() -> None:

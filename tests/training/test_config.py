@@ -30,10 +30,13 @@ from configs import (
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.llms.judge import open_judge
+from routerl_jax.llms.load import chat_model
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.remote.cache import MemoryCache
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.credit.assign import assign
@@ -60,8 +63,8 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, or
-    when steps are counted."""
+    """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, when
+    steps are counted, or by a judge."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -84,6 +87,11 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
         assert count_steps(two_stages(tmp_path)).steps
         assert OptimizerConfig(schedule="sigmoid").learning_rate(2)
+        judge = schema.JudgeConfig(model="atlas-warm-start", base_url="http://127.0.0.1:9/v1", retries=0, rate=9.0)
+        tried = dataclasses.replace(test_fork_credit.TREE[0], answer="somewhere")
+        assert open_judge(judge, cache=MemoryCache())([tried])[0].kind == "failed"
+        with pytest.raises(ValueError, match="no chat template"):
+            chat_model(dataclasses.replace(judge, kind="engine"))
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []

@@ -8,13 +8,14 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from routerl_jax.core.types import Episode
+from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import REWARD_TERMS
+from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+from routerl_jax.rewards.verdicts import counts, judge_reward
 
 Per = Literal["episode", "search"]
 Plans = Literal["within_limits", "released"]
@@ -37,7 +38,7 @@ def accuracy(
 
     Args:
       metric: a name in `rewards.metrics.ANSWER_METRICS`; the paper has em, its code substring_em as well.
-      penalty: the share, from 0 to 1.
+      penalty: the share, from -1 (a bonus, where a schedule begins) to 1.
       per: "episode": once; "search": for every call, (1 - penalty) to the power of their number (an option of the released
         code). Failed calls count, as the policy asked for them.
 
@@ -46,13 +47,29 @@ def accuracy(
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
+    score = ANSWER_METRICS[metric](episode.answer, accepted_answers(episode.example, episode.answer), normalizer)
+    return score * _share(episode, penalty, per)
+
+
+def judged_accuracy(
+    episodes: Sequence[Episode], verdicts: Sequence[Verdict], penalty: float = PENALTY, per: Per = "episode"
+) -> list[float]:
+    """As `mmsearch_r1.accuracy`, with the judge's verdict as the score (the paper's table 9)."""
+    scores = judge_reward(episodes, verdicts)
+    return [score * _share(episode, penalty, per) for score, episode in zip(scores, episodes)]
+
+
+REWARD_TERMS.register("mmsearch_r1.judged_accuracy")(StepTerm(judged_accuracy, judges=counts))
+
+
+def _share(episode: Episode, penalty: float, per: Per) -> float:
+    """What is left of the score after the penalty for searching."""
     if per not in get_args(Per):
         raise ValueError(f"per={per!r} is not known; use one of {', '.join(get_args(Per))}")
     if not -1 <= penalty <= 1:
         raise ValueError(f"penalty={penalty} must be from -1 to 1")
-    score = ANSWER_METRICS[metric](episode.answer, accepted_answers(episode.example, episode.answer), normalizer)
     made = len(episode.calls)
-    return score * (1 - penalty) ** (made if per == "search" else min(made, 1))
+    return (1 - penalty) ** (made if per == "search" else min(made, 1))
 
 
 @REWARD_TERMS.register("mmsearch_r1.format")

@@ -18,7 +18,7 @@ from routerl_jax.learning.advantages import (
     whiten,
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
-from routerl_jax.learning.masks import EPISODE_MASKS
+from routerl_jax.learning.masks import EPISODE_MASKS, unjudged
 from routerl_jax.training.credit.kinds import Shares, credit_named
 from routerl_jax.training.learner_config import LearnerConfig
 
@@ -138,7 +138,7 @@ def assign(
     advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
-    for name in settings.leave_out:
+    for name in _masks(settings, episodes):
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
@@ -149,6 +149,11 @@ def assign(
     # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
     past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
     return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, credit.reach)
+
+
+def _masks(settings: LearnerConfig, episodes: Seq[Episode]) -> list[str]:
+    """Names of what is left out: the configured ones, and "unjudged" where an episode's verdict does not count."""
+    return list(dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]))
 
 
 def _without_signal(

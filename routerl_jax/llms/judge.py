@@ -1,0 +1,209 @@
+"""A language model as a judge of answers: asked by one process within a time limit, its verdicts the same on all."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+from absl import logging
+
+from routerl_jax.core.patience import patience, seconds_left
+from routerl_jax.core.types import Episode, Message, Verdict, VerdictKind
+from routerl_jax.llms.base import ChatModel, Completion
+from routerl_jax.llms.cached import CachedModel
+from routerl_jax.llms.config import JudgeConfig
+from routerl_jax.llms.judge_styles import JUDGE_STYLES
+from routerl_jax.llms.load import chat_model
+from routerl_jax.models.pretrained import resolve
+from routerl_jax.parallel import multihost
+from routerl_jax.remote.cache import Cache
+from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.rewards.ranges import accepted_answers
+
+_AGAIN = 0.7  # least temperature of a second reply: at 0 it would be the first
+_SHARE = 0.75  # of the time that is left, for the first replies: one that hangs leaves time to ask the others again
+_SHOWN = 300  # letters of a reply that a verdict keeps
+_TROUBLES: tuple[VerdictKind, ...] = ("failed", "unreadable")
+_GRACE = 1.0  # seconds for a model that keeps to the time limit to say so
+
+
+class _Reply(NamedTuple):
+    """What a reply says, and the reply."""
+
+    kind: VerdictKind
+    reply: Completion
+
+
+class ModelJudge:
+    """A `rewards.verdicts.Judge` that asks a language model.
+
+    An episode without an answer is not asked about and counts 0. A reply that can't be read is asked for again, at a
+    temperature of at least 0.7 and at most `config.asks` times in all. What has no verdict then, or failed, counts as
+    `config.failed` says. All verdicts of a call take at most `config.seconds` and a second; those that are missing then have
+    failed. The model is asked by the main process alone.
+
+    Args:
+      open_model: gives the model, on the main process; called when it is first needed, and after `close`.
+      normalizer: of the exact match that decides with failed="em".
+    """
+
+    def __init__(self, open_model: Callable[[], ChatModel], config: JudgeConfig, normalizer: str = "search_r1") -> None:
+        self._open, self._config, self._normalizer = open_model, config, normalizer
+        self._model: ChatModel | None = None
+        self._style = JUDGE_STYLES.get(config.style)
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """One verdict per episode, in order, the same on every process (a collective call).
+
+        Raises:
+          ValueError, RuntimeError: the model can't be opened. What goes wrong when it is asked is a verdict that failed.
+        """
+        found = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
+        return [Verdict(**fields) for fields in multihost.exchange(found)[0]]
+
+    def close(self) -> None:
+        """Closes the cache and the model's connections, if they are open."""
+        if self._model is not None:
+            getattr(self._model, "close", lambda: None)()
+            self._model = None
+
+    def _verdicts(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        asked = [i for i, episode in enumerate(episodes) if (episode.answer or "").strip()]
+        replies = self._replies([self._conversation(episodes[i]) for i in asked]) if asked else []
+        said = dict(zip(asked, replies))
+        verdicts = []
+        for i, episode in enumerate(episodes):
+            kind, reply = said.get(i, _Reply("unasked", Completion()))
+            text = " ".join((reply.error or reply.text).split())[-_SHOWN:]
+            verdicts.append(Verdict(kind=kind, counts=self._counts(kind, episode), kept=reply.kept, said=text))
+        return verdicts
+
+    def _conversation(self, episode: Episode) -> list[Message]:
+        example, answer = episode.example, episode.answer or ""
+        pictures = example.images if self._config.pictures else ()
+        return self._style.conversation(example.question, accepted_answers(example, answer), answer, pictures)
+
+    def _replies(self, conversations: Sequence[Sequence[Message]]) -> list[_Reply]:
+        """What each conversation comes to."""
+        if self._model is None:
+            self._model = self._open()
+        model, config = self._model, self._config
+        found: list[_Reply] = []
+        open_ = list(range(len(conversations)))
+        with patience(config.seconds):
+            for sample in range(config.asks):
+                last = sample + 1 == config.asks
+                with patience(seconds_left() * (1.0 if last else _SHARE)):
+                    answers = model.complete(
+                        [conversations[i] for i in open_],
+                        max_tokens=config.max_tokens,
+                        temperature=max(config.temperature, _AGAIN) if sample else config.temperature,
+                        sample=sample,
+                    )
+                read = [self._read(answer) for answer in answers]
+                found = found or list(read)
+                for i, reply in zip(open_, read):
+                    if reply.kind != "failed":  # else there was a reply before, and it could not be read
+                        found[i] = reply
+                open_ = [i for i in open_ if found[i].kind == "unreadable"]
+                if not open_:
+                    break
+        self._complain(found)
+        return found
+
+    def _read(self, answer: Completion) -> _Reply:
+        if answer.error is not None:
+            return _Reply("failed", answer)
+        right = self._style.read(answer.text)
+        return _Reply("unreadable" if right is None else "right" if right else "wrong", answer)
+
+    def _counts(self, kind: VerdictKind, episode: Episode) -> float | None:
+        if kind not in _TROUBLES:
+            return float(kind == "right")
+        if self._config.failed == "em":
+            return exact_match(episode.answer, accepted_answers(episode.example, episode.answer), self._normalizer)
+        return 0.0 if self._config.failed == "zero" else None
+
+    def _complain(self, found: Sequence[_Reply]) -> None:
+        for trouble in _TROUBLES:
+            if replies := [reply for kind, reply in found if kind == trouble]:
+                logging.warning(
+                    "judge %s: %d of %d verdicts are %s: %.200s",
+                    *(self._config.model, len(replies), len(found), trouble, replies[0].error or replies[0].text),
+                )
+
+
+def open_judge(config: JudgeConfig, normalizer: str = "search_r1", cache: Cache | None = None) -> ModelJudge:
+    """The judge that a configuration describes, with its replies kept in `cache` (default: as of `CachedModel`); every process
+    must call this. Weights of kind="engine" are not loaded before the judge is asked.
+
+    Raises:
+      ValueError: no model is named, it can't be reached as the configuration says, or a variable is not set.
+    """
+    if config.kind == "engine" and jax.process_count() > 1:
+        raise ValueError(
+            "kind='engine' is for a single process: serve the model over HTTP, and take kind='openai' and its base_url"
+        )
+
+    def opened() -> CachedModel:
+        # All replies of a call are saved at once, or one that hangs would take the others' time.
+        return CachedModel(_Bounded(chat_model(config)), cache, save_every=1 << 30)
+
+    def prepare() -> None:
+        if config.kind == "engine" and config.model:
+            resolve(config.model)
+        else:
+            opened().close()  # raises what is wrong
+
+    multihost.on_main(prepare)
+    return ModelJudge(opened, config, normalizer)
+
+
+class _Bounded:
+    """A chat model that is waited for no longer than the caller has time, whatever it does, and whose errors are replies."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.name, self.settings = model.name, model.settings
+        self._model = model
+
+    def complete(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Completion]:
+        done: Future[list[Completion]] = Future()
+        context = contextvars.copy_context()  # the time limit is the thread's, too
+
+        def work() -> None:
+            try:
+                replies = context.run(self._model.complete, conversations, **options)
+                if len(replies) != len(conversations):
+                    raise ValueError(f"{self.name} gave {len(replies)} replies to {len(conversations)} conversations")
+                result = list(replies)
+            except Exception as error:
+                result = _failed(f"{type(error).__name__}: {error}", conversations)
+            with contextlib.suppress(Exception):
+                done.set_result(result)
+
+        threading.Thread(target=work, daemon=True, name="judge").start()
+        seconds = seconds_left(math.inf)
+        try:
+            return done.result(None if seconds == math.inf else seconds + _GRACE)
+        except TimeoutError:
+            return _failed(f"{self.name}: no reply within {seconds:.3g} s", conversations)
+
+    def close(self) -> None:
+        getattr(self._model, "close", lambda: None)()
+
+
+def _failed(message: str, conversations: Sequence[Any]) -> list[Completion]:
+    return [Completion(error=message, finish="error") for _ in conversations]
+
+
+def settings_that_count(config: JudgeConfig) -> Mapping[str, Any]:
+    """What verdicts depend on: two judges that have it in common are one. Where it is reached, and how fast, may change."""
+    names = ("kind", "model", "extra", "style", "pictures", "failed", "asks", "temperature", "max_tokens")
+    return {name: getattr(config, name) for name in names}
