@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import mmsearch_r1_qwen25_vl_7b
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import (
     Call,
     Demonstration,
@@ -30,6 +32,8 @@ from routerl_jax.core.types import (
 )
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.recorded import score_rounds
+from routerl_jax.models.huggingface import save_pretrained
+from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, RagWorkflow
@@ -37,6 +41,8 @@ from routerl_jax.recipes.mmsearch_r1.protocol import Limits
 from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, reward
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import RewardFunction
+from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig
+from routerl_jax.training.setup import build_policy, build_recipe
 from tests import seeing
 from tests.agents.scripted import SeeingScript
 from tests.data.mmsearch_traces import FILE, write_recorded
@@ -504,3 +510,43 @@ def test_the_program_scores_recorded_rounds(tmp_path: pathlib.Path, capsys: pyte
         ((f"--trajectories={tmp_path / 'r.jsonl'}", "--recipe=mmsearch_r1", '--agent={"rounds": 2}'), "--agent"),
     ):
         assert message in refusal("score", *flags)
+
+
+def test_the_configuration_as_published_and_as_released() -> None:
+    paper, released = (
+        from_config_dict(TrainConfig, mmsearch_r1_qwen25_vl_7b.get_config(name)) for name in ("paper", "released")
+    )
+    agent = build_recipe(paper).agent
+    assert isinstance(agent, MMSearchAgent)
+    assert (agent.limits, agent.force_answer) == (Limits(), True)
+    other = build_recipe(released).agent
+    assert isinstance(other, MMSearchAgent)
+    assert (other.limits, other.force_answer) == (Limits(text_searches=2, image_first=False), False)
+    assert (paper.rollout.examples, paper.rollout.samples, paper.learner.minibatches) == (512, 8, 4)
+    assert (released.rollout.examples, released.rollout.samples, released.learner.minibatches) == (32, 4, 1)
+    rate = released.learner.optimizer.learning_rate(1000)
+    assert [float(rate(t)) for t in (0, 45, 1000)] == pytest.approx([2e-6, 1.05e-6, 1e-7], rel=1e-3)
+    with pytest.raises(ValueError, match="expected one of paper, released"):
+        mmsearch_r1_qwen25_vl_7b.get_config("mine")
+
+
+def test_bounds_of_pictures_are_the_model_s(tmp_path: pathlib.Path) -> None:
+    model = seeing.model()
+    save_pretrained(model, tmp_path / "seeing")
+    mesh = single_device_mesh()
+
+    def config(model: ModelConfig) -> TrainConfig:
+        return TrainConfig(model=model, knowledge={"text": KnowledgeConfig(source="atlas/text")})
+
+    def built(**fields: Any) -> Any:
+        return build_policy(config(ModelConfig(path=str(tmp_path / "seeing"), **fields)), mesh)
+
+    assert built().image_processor.max_pixels == model.image_processor.max_pixels
+    bounded = built(max_pixels=1024, min_pixels=256).image_processor
+    assert (bounded.min_pixels, bounded.max_pixels) == (256, 1024)
+    with pytest.raises(
+        ValueError, match=r"config\.model\.max_pixels=32: pictures would have at least 64 and at most 32"
+    ):
+        built(max_pixels=32)
+    with pytest.raises(ValueError, match=r"config\.model\.max_pixels=32: a llama model sees no pictures"):
+        build_policy(config(ModelConfig(path="atlas-warm-start", max_pixels=32)), mesh)
