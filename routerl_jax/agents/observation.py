@@ -36,6 +36,14 @@ class Reply:
     observation: Observation
 
 
+def texts(piece: Observation | Reply | Rendered) -> list[str]:
+    """The texts of what is said, without pictures."""
+    said = piece.observation if isinstance(piece, Reply) else piece
+    if isinstance(said, Rendered):
+        return [said.text]
+    return [said] if isinstance(said, str) else [one for one in said if isinstance(one, str)]
+
+
 def rendered(observation: Observation, tokenizer: Tokenizer, images: ImageTokens | None) -> Rendered:
     """An observation in a model's form. A picture that can't be used is replaced by words that say why.
 

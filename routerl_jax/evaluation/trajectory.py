@@ -16,7 +16,8 @@ def render(record: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
-        action = turn["action"] or {"kind": "written", "thought": ""}  # an agent need not say what a turn asks for
+        # an agent need not say what a turn asks for
+        action: dict[str, Any] = turn["action"] or {"kind": "written", "thought": ""}
         if action["kind"] == "written":
             parts.append(
                 Text.assemble(("writes    ", "cyan"), (turn["forced"], "dim"), turn["text"].strip() or "(nothing)")

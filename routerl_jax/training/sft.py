@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import texts
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
@@ -138,14 +139,16 @@ def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
 def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> Tokenizer:
     """A tokenizer trained on demonstrations (of Atlas: invented ones and the training split's)."""
     worked = (source[i] for i in range(_VOCABULARY_EXAMPLES))
-    texts = itertools.chain.from_iterable((one.example.question, *(text for text, _ in one.pieces)) for one in worked)
+    said = ([one.example.question, *(text for piece, _ in one.pieces for text in texts(piece))] for one in worked)
     size = config.warm_start.vocabulary
     if size != config.model.architecture.get("vocab_size"):
         raise ValueError(
             f"config.warm_start.vocabulary={size} differs from config.model.architecture.vocab_size="
             f"{config.model.architecture.get('vocab_size')}; make them equal"
         )
-    return train_tokenizer(texts, size, agent.special_tokens, context=config.engine.max_length)
+    return train_tokenizer(
+        itertools.chain.from_iterable(said), size, agent.special_tokens, context=config.engine.max_length
+    )
 
 
 class _Fitting:
