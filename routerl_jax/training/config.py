@@ -26,6 +26,7 @@ from routerl_jax.training.sections import (
     RolloutConfig,
     WarmStartConfig,
     WatchConfig,
+    WebSnapshotConfig,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "TurnCreditConfig",
     "WarmStartConfig",
     "WatchConfig",
+    "WebSnapshotConfig",
 ]
 
 # What a stage may change, by section.
@@ -124,6 +126,7 @@ class TrainConfig:
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    snapshot: WebSnapshotConfig = WebSnapshotConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})

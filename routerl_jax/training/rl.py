@@ -43,6 +43,7 @@ from routerl_jax.training.setup import (
     make_engine,
     open_knowledge,
 )
+from routerl_jax.training.snapshots import check_snapshot
 from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.step import Clock, train_step
 from routerl_jax.training.warm_start import warm_start
@@ -57,7 +58,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
 
     That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
-    (a Hugging Face directory), evaluation/, controls/, figures/ and results.json.
+    (a Hugging Face directory), evaluation/, controls/, snapshot/ (config.snapshot), figures/ and results.json.
 
     Returns:
       The content of results.json.
@@ -90,6 +91,7 @@ class _Training:
             check_workdir(config, workdir, resume)
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
+            check_snapshot(config, workdir, resume=resume)
             self.recipe = build_recipe(config)
             if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
                 check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
@@ -113,7 +115,7 @@ class _Training:
         self.engine = make_engine(config, model)
         _check_room(config, self.judged, first, self.engine)
         self.engine.rest()  # a merged adapter's weights exist once
-        self.tools = open_knowledge(config, progress=multihost.is_main())
+        self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         self.engine.update(self.run.served_params(), self.run.start)

@@ -26,6 +26,7 @@ from routerl_jax.knowledge.web.search import WebError
 TABLES = ("answers", "searches", "pages", "summaries")
 Mode = Literal["record", "replay", "auto"]
 FORMAT = 1
+MANIFEST = "snapshot.json"
 
 
 class NotRecorded(WebError):
@@ -57,7 +58,7 @@ class Snapshot:
         self.mode = mode
         if mode not in get_args(Mode):
             raise ValueError(f"snapshot.mode={mode!r} is not one of {', '.join(get_args(Mode))}")
-        manifest = self.directory / "snapshot.json"
+        manifest = self.directory / MANIFEST
         there = manifest.is_file()
         if mode == "replay" and not there:
             raise ValueError(f"{manifest} does not exist: there is nothing to replay. Record it first (mode='record')")
@@ -204,6 +205,12 @@ class Snapshot:
                         f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "
                         f"change the configuration, or record anew"
                     )
+
+
+def holds_records(directory: pathlib.Path) -> bool:
+    """Whether anything was recorded in a directory."""
+    files = (directory / f"{name}.jsonl" for name in TABLES)
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 def _failed(fields: Mapping[str, Any]) -> bool:
