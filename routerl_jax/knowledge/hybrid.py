@@ -148,7 +148,7 @@ def _readable(query: Query, reads: frozenset[str]) -> Query:
     if isinstance(query, str):
         return query if "text" in reads else ""
     text, image = query.text if "text" in reads else None, query.image if "image" in reads else None
-    kept = TextAndImage(text=text, image=image)
+    kept = TextAndImage(text=text, image=image, question=query.question)
     return "" if is_blank(kept) else checked_query(kept, 0, reads, "")
 
 

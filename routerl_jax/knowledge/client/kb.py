@@ -200,7 +200,9 @@ def _query_json(query: Query) -> Any:
     if isinstance(query, str):
         return query
     body = {} if query.text is None else {"text": query.text}
-    return {**body, "image": image_uri(query.image)}
+    if query.image is not None:
+        body["image"] = image_uri(query.image)
+    return {**body, "question": query.question} if query.question else body
 
 
 def _pack(passages: Sequence[Passage], seconds: float) -> bytes:

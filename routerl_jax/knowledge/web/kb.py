@@ -16,6 +16,7 @@ from absl import logging
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.query import query_question, query_text
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
@@ -61,6 +62,8 @@ class WebKB(KnowledgeBase):
         self.name, self.cost, self.config = config.name, config.cost, config
         self._stages = Stages(config, model)
         self._recent = MemoryCache(4096)
+        if config.asks_model and config.summary.about == "question":
+            vars(self)["reads"] = self.reads | {"question"}  # of the class elsewhere; here it follows from the settings
         self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
 
     def __len__(self) -> int:
@@ -114,8 +117,8 @@ class WebKB(KnowledgeBase):
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
         asked = await asyncio.to_thread(self._asked, query)
-        want = min(k, self.config.pages)
-        key = cache_key("answer", self._about, want, asked)
+        want, question = min(k, self.config.pages), query_question(query)
+        key = cache_key("answer", self._about, want, asked, *([question] if question else []))
         known = self._recent.get(key)
         if known is not None:
             return _passages(Record(**json.loads(known)))
@@ -157,7 +160,8 @@ class WebKB(KnowledgeBase):
         if self.config.snippets == "only" and self.config.mode == "text":
             found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return found
-        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(asked, rank, hit))
+        about = query_question(query) or asked
+        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(about, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
                 if len(found.passages) < want and rank not in found.passages and hit.snippet:
@@ -202,14 +206,14 @@ class WebKB(KnowledgeBase):
             for task in running:
                 task.cancel()
 
-    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
         page = await self._stages.page(hit.url)
-        summary = await self._stages.summary(query, page)
+        summary = await self._stages.summary(about, page)
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
     def _asked(self, query: Query) -> str:
         """What the query is, as one string."""
-        return str(query)
+        return query_text(query)
 
     async def _target(self, query: Query, asked: str) -> str:
         """What the search engine is asked for."""
@@ -241,7 +245,7 @@ class WebImageKB(WebKB):
         content = await asyncio.to_thread(_jpeg, query.image)
         return await self._stages.upload(content, f"{asked.removeprefix('sha256:')}.jpg")
 
-    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
         if not hit.thumbnail or not hit.title:
             raise WebError(f"{hit.url}: a result without thumbnail or title")
         picture = await self._stages.picture(hit.thumbnail)

@@ -198,8 +198,9 @@ class Snapshot:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error!r}). Record anew") from error
         for stage, settings in json.loads(json.dumps(made_with)).items():
-            for key, value in settings.items():
-                then = recorded.get(stage, {}).get(key)
+            before = recorded.get(stage, {})
+            for key in {**settings, **before}:
+                then, value = before.get(key), settings.get(key)
                 if then != value:
                     raise ValueError(
                         f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "

@@ -244,6 +244,12 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
             "max_chars": summary.max_chars,
             "max_tokens": summary.max_tokens,
         }
+        # only where they are not the defaults: what was kept before there was a choice stays good
+        writer |= {
+            key: value
+            for key, usual in (("instruction", "relevant"), ("about", "query"))
+            if (value := getattr(summary, key)) != usual
+        }
     return {
         "search": {"engine": search.engine, "country": search.country, "language": search.language},
         "reader": {"kind": reader.kind, "max_chars": reader.max_chars},
