@@ -80,6 +80,7 @@ def main(_: Sequence[str]) -> None:
         take_examples,
     )
     from routerl_jax.training.snapshots import check_snapshot
+    from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
     if bool(FLAGS.workdir) == bool(FLAGS.model):
         raise ValueError("give either --workdir or --model")
@@ -163,7 +164,8 @@ def main(_: Sequence[str]) -> None:
         )
         write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
-    results = {"agents": table, **asked}
+    counted = tool_counts(tools)
+    results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}
     write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
@@ -173,6 +175,8 @@ def main(_: Sequence[str]) -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output, FLAGS.by or "", headline)
+        if said := tool_table(counted):
+            print(said)
 
 
 def _names(config: TrainConfig) -> Mapping[str, str]:

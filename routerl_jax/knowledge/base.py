@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.corpus import corpus_sha256
+from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
@@ -43,6 +44,10 @@ class KnowledgeBase(abc.ABC):
 
         They may be `TimedResults`, if it is known what each query took; else each has its part of the time of all.
         """
+
+    def stage_counts(self) -> Counts:
+        """What its stages were asked and how that ended, since it was opened; {} for a kind that counts nothing."""
+        return {}
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.

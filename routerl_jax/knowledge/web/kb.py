@@ -16,6 +16,7 @@ from absl import logging
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.query import query_question, query_text
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.knowledge.web.config import WebConfig
@@ -80,6 +81,12 @@ class WebKB(KnowledgeBase):
         self._recent = MemoryCache(4096)
         return self._stages.snapshot.drop_failures()
 
+    def stage_counts(self) -> Counts:
+        """Of queries, and of the stages that answer them: search, page, summary (of pictures: search, picture, upload), and
+        snapshot, whose failures are what a replay lacks. What joins another's request counts as a hit; a query that is asked
+        again within a minute counts once."""
+        return self._stages.counts()
+
     def close(self) -> None:
         """Ends what is under way and closes connections and files."""
         shared_loop().run(self._stages.close())
@@ -119,21 +126,25 @@ class WebKB(KnowledgeBase):
         asked = await asyncio.to_thread(self._asked, query)
         want, question = min(k, self.config.pages), query_question(query)
         key = cache_key("answer", self._about, want, asked, *([question] if question else []))
-        known = self._recent.get(key)
-        if known is not None:
+        counts, known = self._stages.counts, self._recent.get(key)
+        if known is not None:  # a query of a batch that raised, asked again by itself: counted before
             return _passages(Record(**json.loads(known)))
-        record = await self._stages.once(key, lambda: self._recorded(key, query, asked, want))
-        return _passages(record)
+        counts.add("query", asked=1, hits=self._stages.under_way(key))
+        try:
+            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, asked, want)))
+        except WebError:
+            counts.add("query", failures=1)
+            raise
 
     async def _recorded(self, key: str, query: Query, asked: str, want: int) -> Record:
         snapshot = self._stages.snapshot
-        if snapshot is not None:
-            try:
-                record = snapshot.get("answers", key, asked)
-            except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
-                record = None
-            if record is not None:
-                return record
+        try:
+            record = self._stages.recorded("answers", key, asked)
+        except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
+            record = None
+        if record is not None:
+            self._stages.counts.add("query", hits=1)
+            return record
         try:
             found = await self._find(query, asked, want)
             rows = [dataclasses.asdict(found.passages[rank]) for rank in sorted(found.passages)]
