@@ -154,7 +154,7 @@ class WebKB(KnowledgeBase):
         except WebError as error:
             record = Record(error=str(error))
         if snapshot is not None:
-            snapshot.put("answers", key, asked, record)
+            record = snapshot.put("answers", key, asked, record)
         self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
         return record
 

@@ -201,14 +201,12 @@ class Stages:
             try:
                 value = await ask()
             except WebError as error:
-                if self.snapshot is not None:
-                    self.snapshot.put(table, key, about, Record(error=str(error)))
-                raise
+                if self.snapshot is None:
+                    raise
+                return _value(self.snapshot.put(table, key, about, Record(error=str(error))))
             if self._cache is not None and keep(value):
                 await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
-        if self.snapshot is not None:
-            self.snapshot.put(table, key, about, Record(value))
-        return value
+        return value if self.snapshot is None else _value(self.snapshot.put(table, key, about, Record(value)))
 
     async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Work of the cache: on a thread, unless it is in memory alone."""

@@ -89,6 +89,16 @@ def test_a_run_is_replayed_without_the_web(
         k: v for k, v in trained[1].items() if "second" not in k
     }
     assert not (replayed / "snapshot").exists()
+    by_step = list(map(json.loads, (recorded / "metrics.jsonl").read_text().splitlines()))
+    for name, stages in first["tools"].items():
+        for stage in ("query", "search", "page", "summary", "snapshot"):
+            of_steps = sum(row[f"tools/{name}/{stage}/asked"] for row in by_step)
+            assert stages[stage]["asked"] >= of_steps  # those of the final evaluation, too
+    asked = [sum(stages["page"]["asked"] for stages in results["tools"].values()) for results in (first, again)]
+    failed = [sum(stages["page"]["failures"] for stages in results["tools"].values()) for results in (first, again)]
+    assert 0 < failed[0] < asked[0]
+    assert asked[1] == failed[1] == 0  # whole answers were on record
+    assert {stages["snapshot"]["failures"] for stages in again["tools"].values()} == {0}
 
 
 def test_record_is_begun_once_and_gone_on_with(world: Any, web: pathlib.Path, tmp_path: pathlib.Path) -> None:
