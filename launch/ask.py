@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         evaluated_agent(config, build_recipe(config)),
         [example],
         engine,
-        open_knowledge(config, progress=not FLAGS.json),
+        open_knowledge(config, workdir, progress=not FLAGS.json),
         samples=FLAGS.samples,
         seed=FLAGS.seed,
         tool_timeout=config.rollout.tool_timeout,

@@ -48,6 +48,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
+    flags.DEFINE_enum(
+        "snapshot", None, ["auto", "replay"], "Of the web: in the place of the run's config.snapshot.mode."
+    )
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
     flags.DEFINE_enum("by", None, ["dataset", "kind", "type"], "Show results by this of the questions' metadata, too.")
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
@@ -78,6 +81,8 @@ def main(_: Sequence[str]) -> None:
         open_knowledge,
         take_examples,
     )
+    from routerl_jax.training.snapshots import check_snapshot
+    from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
     if bool(FLAGS.workdir) == bool(FLAGS.model):
         raise ValueError("give either --workdir or --model")
@@ -122,6 +127,10 @@ def main(_: Sequence[str]) -> None:
         )
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
     check_writable("--output" if FLAGS.output else "--workdir", output)
+    home = pathlib.Path(FLAGS.workdir) if FLAGS.workdir else output
+    if FLAGS.snapshot:
+        config = dataclasses.replace(config, snapshot=dataclasses.replace(config.snapshot, mode=FLAGS.snapshot))
+    check_snapshot(config, home, resume=True)
     mesh = build_mesh(config.mesh)
     model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
     asked = {
@@ -143,7 +152,7 @@ def main(_: Sequence[str]) -> None:
     }
     _earlier(output / "results.json", asked)  # refuses those of another benchmark before anything takes long
     engine = make_engine(config, model)
-    tools = open_knowledge(config)
+    tools = open_knowledge(config, home)
     names, table = _names(config), {}
     for name, agent in agents.items():
         table[names.get(name, name)], episodes = score(
@@ -160,7 +169,8 @@ def main(_: Sequence[str]) -> None:
         )
         write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
-    results = {"agents": table, **asked}
+    counted = tool_counts(tools)
+    results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}
     write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
@@ -173,6 +183,8 @@ def main(_: Sequence[str]) -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output, FLAGS.by or "", headline)
+        if said := tool_table(counted):
+            print(said)
 
 
 def _names(config: TrainConfig) -> Mapping[str, str]:

@@ -99,7 +99,7 @@ def main(_: Sequence[str]) -> None:
 
     @functools.cache  # where all attempts are on disk already, no policy is needed
     def parts_of_agent():
-        return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config)
+        return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config, workdir)
 
     def attempt(examples: Sequence[Example], samples: int, number: int) -> list[Episode]:
         engine, tools = parts_of_agent()

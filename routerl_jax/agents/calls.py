@@ -16,7 +16,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.patience import patience, seconds_left
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
-from routerl_jax.knowledge.query import query_image, query_text
+from routerl_jax.knowledge.query import as_read, query_image, query_text
 from routerl_jax.knowledge.timing import timed_search
 from routerl_jax.knowledge.together import search_together
 from routerl_jax.parallel import multihost
@@ -173,6 +173,7 @@ async def _search(
     if tool not in tools:
         return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
     started, limit = time.perf_counter(), clock.left
+    read = [as_read(query, getattr(tools[tool], "reads", ())) for query in queries]
 
     def part() -> float:
         return (time.perf_counter() - started) / len(queries)
@@ -180,7 +181,7 @@ async def _search(
     def work() -> list[_Timed]:
         with patience(_TOLD * limit):
             try:
-                reply, seconds = timed_search(tools[tool].search, queries, k)
+                reply, seconds = timed_search(tools[tool].search, read, k)
                 return list(zip(_checked(tool, reply, len(queries)), seconds))
             except Exception as error:
                 kind = _Failed if seconds_left() else _Late

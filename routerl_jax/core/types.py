@@ -57,10 +57,16 @@ class Message:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextAndImage:
-    """What an encoder embeds or a query asks: a text, a picture (a path, encoded bytes, a PIL image or an array), or both."""
+    """What an encoder embeds or a query asks: a text, a picture (a path, encoded bytes, a PIL image or an array), or both.
+
+    Attributes:
+      question: of a query: the user's own question, which it was written for; "" if that is not told. Only knowledge bases
+        whose `reads` has "question" see it.
+    """
 
     text: str | None = None
     image: Any = None
+    question: str = ""
 
 
 Query = str | TextAndImage

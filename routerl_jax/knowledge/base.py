@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.corpus import corpus_sha256
+from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
@@ -24,7 +25,8 @@ class KnowledgeBase(abc.ABC):
     A kind implements `_search`; what is common to all, the checks and the treatment of empty queries, is here.
 
     Attributes:
-      reads: what queries may hold, "text", "image" or both.
+      reads: what queries may hold, "text", "image" or both; and "question", where what is found depends on the user's question
+        that a query is asked for.
       cost: of one query, in units of one dense search; a number that is the same in every run, for rewards.
     """
 
@@ -38,10 +40,14 @@ class KnowledgeBase(abc.ABC):
 
     @abc.abstractmethod
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
-        """Results for queries that are not blank: strings, or TextAndImage where there is a picture.
+        """Results for queries that are not blank: strings, or TextAndImage where there is a picture, or a question to read.
 
         They may be `TimedResults`, if it is known what each query took; else each has its part of the time of all.
         """
+
+    def stage_counts(self) -> Counts:
+        """What its stages were asked and how that ended, since it was opened; {} for a kind that counts nothing."""
+        return {}
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.

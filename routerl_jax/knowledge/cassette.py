@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from routerl_jax.core.types import Passage, Query
-from routerl_jax.knowledge.query import query_key, query_text
+from routerl_jax.knowledge.query import as_read, query_key, query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]
+_ALL = frozenset({"text", "image", "question"})
 
 
 class Failure(NamedTuple):
@@ -149,10 +150,13 @@ class RecordedTool:
         self.name = name
         self._cassette = cassette
         self._kb = kb
+        # of a tape alone it is not known: what was recorded tells whether the user's question mattered
+        self.reads = _ALL if kb is None else frozenset(getattr(kb, "reads", {"text", "image"}))
         self.cost = cassette.cost(name) if kb is None else float(getattr(kb, "cost", 1.0))
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """As the knowledge base's `search`; LookupError with tool and query if a tape to replay lacks the reply."""
+        queries = [self._as_recorded(query, k) for query in queries]
         keys = [query_key(query) for query in queries]
         unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
         if unknown:
@@ -164,6 +168,12 @@ class RecordedTool:
                 raise reply.exception()
             results.append(list(reply or []))
         return TimedResults(results, (self._cassette.seconds((self.name, key, k)) for key in keys))
+
+    def _as_recorded(self, query: Query, k: int) -> Query:
+        """The query with what of it the reply depends on."""
+        if self._kb is None and (self.name, query_key(query), k) not in self._cassette:
+            return as_read(query, ())
+        return as_read(query, self.reads)
 
     def _ask(self, unknown: dict[str, Query], k: int) -> None:
         keys, queries = list(unknown), list(unknown.values())

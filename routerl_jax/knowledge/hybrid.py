@@ -15,6 +15,7 @@ from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
+from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Manifest
 from routerl_jax.knowledge.timing import TimedResults, timed_search
@@ -77,6 +78,14 @@ class HybridKB(KnowledgeBase):
     def __len__(self) -> int:
         """Passages of all members; those that are in several count as often."""
         return sum(len(member) for member in self.members)
+
+    def stage_counts(self) -> Counts:
+        """Those of the members, as MEMBER/STAGE."""
+        return {
+            f"{member.name}/{stage}": counts
+            for member in self.members
+            for stage, counts in member.stage_counts().items()
+        }
 
     def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
@@ -148,7 +157,7 @@ def _readable(query: Query, reads: frozenset[str]) -> Query:
     if isinstance(query, str):
         return query if "text" in reads else ""
     text, image = query.text if "text" in reads else None, query.image if "image" in reads else None
-    kept = TextAndImage(text=text, image=image)
+    kept = TextAndImage(text=text, image=image, question=query.question)
     return "" if is_blank(kept) else checked_query(kept, 0, reads, "")
 
 

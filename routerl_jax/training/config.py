@@ -27,6 +27,7 @@ from routerl_jax.training.sections import (
     RolloutConfig,
     WarmStartConfig,
     WatchConfig,
+    WebSnapshotConfig,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "TurnCreditConfig",
     "WarmStartConfig",
     "WatchConfig",
+    "WebSnapshotConfig",
 ]
 
 # What a stage may change, by section.
@@ -126,6 +128,7 @@ class TrainConfig:
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    snapshot: WebSnapshotConfig = WebSnapshotConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})

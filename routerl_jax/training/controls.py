@@ -28,6 +28,7 @@ from routerl_jax.training.demonstrations import check_demonstrations
 from routerl_jax.training.judging import check_names
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
+from routerl_jax.training.snapshots import shared_snapshot
 from routerl_jax.training.stages import Stages
 from routerl_jax.training.warm_start import started
 
@@ -104,6 +105,7 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
     found = dataclasses.replace(
         config.otherwise(name),
         model=started(config, workdir.resolve()).model,
+        snapshot=shared_snapshot(config, workdir),
         warm_start=control.supervised,
         evaluation=dataclasses.replace(
             config.evaluation, before=False, stages=False, baselines=False, names={"trained": name}

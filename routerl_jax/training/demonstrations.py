@@ -86,7 +86,9 @@ class Demonstrations(Protocol):
     def __len__(self) -> int: ...
 
 
-def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
+def open_demonstrations(
+    config: TrainConfig, agent: Agent, workdir: pathlib.Path | None = None
+) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
     That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes; for agents that
@@ -104,7 +106,7 @@ def open_demonstrations(config: TrainConfig, agent: Agent) -> tuple[Demonstratio
     if agent.learns_from == "golden_steps":
         return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations == "annotated":
-        worked, told = _of_annotated_questions(config, agent)
+        worked, told = _of_annotated_questions(config, agent, workdir)
     else:
         worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
     return _kept(worked, told, source, config.seed)
@@ -209,13 +211,15 @@ def _pieces(episode: Episode) -> Pieces:
     return [(piece, learnt) for piece, learnt in pieces if piece]
 
 
-def _of_annotated_questions(config: TrainConfig, agent: Agent) -> tuple[list[Worked], str]:
+def _of_annotated_questions(
+    config: TrainConfig, agent: Agent, workdir: pathlib.Path | None
+) -> tuple[list[Worked], str]:
     """Training questions whose gold passages the run's knowledge bases find, worked out: as many as the run learns from, or
     all. Which, where there are more, is drawn; a portion of them is searched for at a time."""
     source = open_examples(config.data.train, config.data.train_range, "train")
     needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
     order = np.random.default_rng([4, config.seed]).permutation(len(source))
-    tools = open_knowledge(config, progress=multihost.is_main())
+    tools = open_knowledge(config, workdir, progress=multihost.is_main())
     annotated, looked, found = False, 0, []
     with tqdm(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):

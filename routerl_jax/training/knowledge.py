@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import pathlib
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,13 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.knowledge.index import AUTO, has_scann
-from routerl_jax.knowledge.store import MANIFEST
+from routerl_jax.knowledge.store import MANIFEST, Store
+from routerl_jax.knowledge.web.build import open_web
+from routerl_jax.knowledge.web.config import SnapshotConfig
+from routerl_jax.knowledge.web.kb import WebKB
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+from routerl_jax.training.snapshots import snapshots
 
 _ATLAS = "atlas/"
 _TOOL = "tool"
@@ -31,28 +36,38 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _FACTORIES: Registry[Callable[..., Any]] = Registry("tool")
 
 
-def open_knowledge(config: TrainConfig, *, progress: bool = True) -> dict[str, SearchTool]:
+def open_knowledge(
+    config: TrainConfig, workdir: pathlib.Path | None = None, *, progress: bool = True
+) -> dict[str, SearchTool]:
     """Loads the knowledge bases by name, in the order of the configuration, building those that do not exist yet.
 
+    Args:
+      workdir: the run's, where its snapshot of the web lies (config.snapshot).
+
     Raises:
-      ValueError: names the section of config.knowledge that is at fault.
+      ValueError: names the section of config.knowledge that is at fault, or config.snapshot.
     """
-    return open_knowledge_bases(config.knowledge, progress=progress)
+    return open_knowledge_bases(config.knowledge, snapshots(config, workdir), progress=progress)
 
 
-def open_knowledge_bases(knowledge: Mapping[str, KnowledgeConfig], *, progress: bool = True) -> dict[str, SearchTool]:
-    """`open_knowledge` without the rest of a run."""
+def open_knowledge_bases(
+    knowledge: Mapping[str, KnowledgeConfig],
+    frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),
+    *,
+    progress: bool = True,
+) -> dict[str, SearchTool]:
+    """`open_knowledge` without the rest of a run; `frozen` are the snapshots of its web knowledge bases, by name."""
     check_knowledge(knowledge)
     found: dict[str, SearchTool] = {}
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _open(name, spec, progress)
+                found[name] = _open(name, spec, progress, frozen)
     alone = dict(found)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _join(name, spec, alone)
+                found[name] = _join(name, spec, alone, frozen)
     return {name: found[name] for name in knowledge}
 
 
@@ -132,12 +147,14 @@ def _make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
     return tool
 
 
-def _join(name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool]) -> KnowledgeBase:
+def _join(
+    name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool], frozen: Mapping[str, SnapshotConfig]
+) -> KnowledgeBase:
     """Several of the run's knowledge bases as one, or the hybrid one that a directory describes."""
     from routerl_jax.knowledge.hybrid import HybridKB
 
     if spec.directory and not spec.members:
-        return _open_kb(name, spec, progress=False)
+        return _open_kb(name, spec, False, frozen)
     members = []
     for member in spec.members:
         if not isinstance(kb := others[member], KnowledgeBase):
@@ -163,11 +180,12 @@ def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
             raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
 
 
-def _open(name: str, spec: KnowledgeConfig, progress: bool) -> SearchTool:
-    return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress)
+def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> SearchTool:
+    return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress, frozen)
 
 
-def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
+def _open_kb(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> KnowledgeBase:
+    from routerl_jax.knowledge.hybrid import HybridKB
     from routerl_jax.knowledge.load import check_kb, load_kb
 
     if spec.source.startswith(("http://", "https://")):
@@ -183,7 +201,15 @@ def _open_kb(name: str, spec: KnowledgeConfig, progress: bool) -> KnowledgeBase:
         if passages and not _from_memory(spec.kind):
             said, passages = said | {"source": _written_passages(spec, passages)}, None
         check_kb(directory, said, f"config.knowledge.{name}", passages)
-    return load_kb(str(directory))
+    if name in frozen:
+        return open_web(Store(directory), snapshot=frozen[name])
+    kb = load_kb(str(directory))
+    if frozen and isinstance(kb, HybridKB) and any(isinstance(member, WebKB) for member in kb.members):
+        raise ValueError(
+            f"config.knowledge.{name}: {directory} joins a web knowledge base, which config.snapshot can't reach there: name "
+            "it in config.knowledge, and join it by `members`"
+        )
+    return kb
 
 
 def _has(spec: KnowledgeConfig, key: str) -> bool:

@@ -46,8 +46,10 @@ from routerl_jax.training.setup import (
     open_knowledge,
     with_judge,
 )
+from routerl_jax.training.snapshots import check_snapshot
 from routerl_jax.training.stages import RunStage, Stages
 from routerl_jax.training.step import Clock, train_step
+from routerl_jax.training.tool_counts import of_all_processes, together, tool_counts, tool_results, tool_table
 from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
@@ -60,7 +62,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
 
     That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
-    (a Hugging Face directory), evaluation/, controls/, figures/ and results.json.
+    (a Hugging Face directory), evaluation/, controls/, snapshot/ (config.snapshot), figures/ and results.json.
 
     Returns:
       The content of results.json.
@@ -97,6 +99,7 @@ class _Training:
             check_workdir(config, workdir, resume)
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
+            check_snapshot(config, workdir, resume=resume)
             self.recipe = build_recipe(config)
             self.judge = build_judge(config, self.recipe)
             self.recipe = with_judge(self.recipe, self.judge)
@@ -123,11 +126,12 @@ class _Training:
         self.engine = make_engine(config, model)
         _check_room(config, self.judged, first, self.engine)
         self.engine.rest()  # a merged adapter's weights exist once
-        self.tools = open_knowledge(config, progress=multihost.is_main())
+        self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         self.engine.update(self.run.served_params(), self.run.start)
         self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # of sittings before this one
+        self.counted_earlier: dict[str, Any] = self.run.restored.get("tools", {})
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
@@ -181,7 +185,7 @@ class _Training:
         fork(self.run, done, **extra)
         if self.owed and (done == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
-                self.run.save(done, **extra, seconds=self._seconds())
+                self.run.save(done, **extra, seconds=self._seconds(), tools=self._counted())
             self.owed = False
         return None
 
@@ -202,12 +206,14 @@ class _Training:
         table = kept_tables(self.workdir, ["warm_start", *config.stages], self._asked())
         table |= self._evaluate(agents) if usable else {}
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
+        counted = self._counted()
         results = {
             "agents": table,
             "seconds": self._seconds() | {"training": sum(row.get("timing_s/step", 0.0) for row in rows)},
             "devices": len(jax.devices()),
             "platform": jax.devices()[0].platform,
             "steps": config.steps,
+            **({"tools": tool_results(counted)} if counted else {}),
             **stopped,
             "seed": config.seed,
             "peak_memory_gib": memory_metrics(),
@@ -217,6 +223,8 @@ class _Training:
             figures.training_figures(rows, self.workdir / "figures", tuple(config.knowledge))
             if table:
                 print_table(table, self.workdir, headline=headline(config, self.recipe))
+            if said := tool_table(counted):
+                print(said)
         if alarm:
             raise RunStopped(stopped["stopped"]["message"])
         return results
@@ -234,6 +242,10 @@ class _Training:
         """What parts of the run took in all sittings; of earlier ones, until their last checkpoint."""
         now = {**self.clock.seconds, "total": time.perf_counter() - self.started}
         return {name: self.earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**self.earlier, **now}}
+
+    def _counted(self) -> dict[str, Any]:
+        """What tools were asked in all sittings, by all processes (a collective call)."""
+        return together(self.counted_earlier, of_all_processes(tool_counts(self.tools)))
 
     def _how(self) -> dict[str, Any]:
         """How agents are scored."""

@@ -96,6 +96,16 @@ class KnowledgeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
+class WebSnapshotConfig:
+    """What the run sees of the web, frozen (docs/web.md): of every knowledge base of kind "web", in DIRECTORY/NAME."""
+
+    # record: a new one; auto: answer from it, and record what it lacks; replay: answer from it alone; empty: none
+    mode: Literal["", "record", "auto", "replay"] = ""
+    directory: str = ""  # such as another run's WORKDIR/snapshot; empty: this run's, WORKDIR/snapshot
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class DataConfig:
     """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 

@@ -32,6 +32,7 @@ from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
+from routerl_jax.training.snapshots import check_snapshot
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
@@ -56,9 +57,11 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything takes long
     multihost.on_main(lambda: require_log(config.log))
+    if config.warm_start.demonstrations == "annotated":  # of which searches are a part
+        check_snapshot(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
-    source, held_out = open_demonstrations(config, agent)
+    source, held_out = open_demonstrations(config, agent, workdir)
     drills = ReadingDrills(seed=config.seed)
     model = build_policy(config, mesh)
     if model.tokenizer is None:

@@ -32,6 +32,7 @@ from routerl_jax.training.credit.forks import as_the_policy_goes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, step_seed
 from routerl_jax.training.stages import RunStage
+from routerl_jax.training.tool_counts import tool_counts, tool_metrics
 
 
 def train_step(
@@ -53,7 +54,7 @@ def train_step(
     if stage.restart and step == stage.start:
         learner.restart()
     learner.switch(config.learner.loss, config.rollout.temperature or 1.0, run_.optimizer(stage.updates))
-    engine.stats, stats = EngineStats(), DriverStats()
+    engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(tools)
     with clock("rollout"):
         episodes = _rollout(stage, agent, engine, tools, examples, step, stats)
     engine.rest()
@@ -68,6 +69,7 @@ def train_step(
         [episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer, tuple(tools)
     )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
+    metrics |= tool_metrics(tools, counted)
     metrics |= _learn(stage, run_, episodes, groups, step, clock)
     engine.update(run_.served_params(), step + 1)
     _log_episodes(run_.workdir, step, episodes, config.log_episodes)

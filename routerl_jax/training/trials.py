@@ -73,7 +73,10 @@ class Trials:
     def retrievers(self, names: Sequence[str]) -> dict[str, Any]:
         """Other retrievers: see `with_retriever`."""
         configs = {name: with_retriever(self._config, name) for name in names}  # mistakes show before anything is tried
-        tried = {name: self._behaviour(self._agent, open_knowledge(other), name) for name, other in configs.items()}
+        tried = {
+            name: self._behaviour(self._agent, open_knowledge(other, self._workdir), name)
+            for name, other in configs.items()
+        }
         return {USUAL: self._usual_row, **tried} if tried else {}
 
     def _with_k(self, k: int) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class Trials:
 
     @functools.cached_property
     def _tools(self) -> dict[str, SearchTool]:
-        return open_knowledge(self._config)
+        return open_knowledge(self._config, self._workdir)
 
 
 def with_retriever(config: TrainConfig, name: str) -> TrainConfig:

@@ -12,6 +12,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.sft import train_sft
+from routerl_jax.training.snapshots import shared_snapshot
 
 _DIRECTORY = "warm_start"
 
@@ -32,6 +33,7 @@ def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fal
     """
     if config.warm_start.steps:
         phase, directory = supervised(config), workdir / _DIRECTORY
+        phase = dataclasses.replace(phase, snapshot=shared_snapshot(config, workdir))
         check_workdir(phase, directory, resume)
         if not _finished(phase, directory):
             train_sft(phase, directory, resume=resume)

@@ -104,6 +104,21 @@ def kinds(episode: Episode) -> list[str]:
 # --- rounds and limits ---
 
 
+def test_the_users_question_goes_with_a_search_in_words() -> None:
+    """To a tool that reads it; any other is asked in words."""
+
+    class Reader(Pages):
+        reads = frozenset({"text", "question"})
+
+    reader, plain = Reader(), Pages()
+    for tool in (reader, plain):
+        engine = SeeingScript(lambda _e, _s, turn: (TEXT, RIGHT)[turn])
+        (episode,) = run(AGENT, [EXAMPLE], engine, {"image": Pages(), "text": tool})
+        assert episode.calls[0].query == "capital of Ghana"
+    assert reader.asked == [TextAndImage(text="capital of Ghana", question=EXAMPLE.question)]
+    assert plain.asked == ["capital of Ghana"]
+
+
 def test_three_rounds() -> None:
     """A search by the picture, one in words, an answer; the picture and the question come back with what is found."""
     episode = play(IMAGE, TEXT, RIGHT)

@@ -16,6 +16,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
+from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
@@ -74,6 +75,7 @@ class HttpKB(KnowledgeBase):
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
         self._cache, self._ttl, self._limiter = cache, ttl, limiter
+        self._counts = StageCounts(*(() if cache is None else ("cache",)), others=("server",))
         settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
             "timeouts": self._timeouts,
@@ -89,6 +91,10 @@ class HttpKB(KnowledgeBase):
         if self._size is None:
             raise TypeError(f"{self._bases[0]}: nobody knows how many passages it has")
         return self._size
+
+    def stage_counts(self) -> Counts:
+        """Of the cache, if there is one, and of the server: queries, each once a call."""
+        return self._counts()
 
     def close(self) -> None:
         """Closes the connections; the next search opens new ones."""
@@ -116,8 +122,15 @@ class HttpKB(KnowledgeBase):
         distinct = dict(zip(keys, queries))
         found = self._cached(list(distinct))
         missing = [key for key in distinct if key not in found]
+        if self._cache is not None:
+            self._counts.add("cache", asked=len(distinct), hits=len(found))
         if missing:
-            fresh = self._ask([distinct[key] for key in missing], k)
+            self._counts.add("server", asked=len(missing))
+            try:
+                fresh = self._ask([distinct[key] for key in missing], k)
+            except Exception:
+                self._counts.add("server", failures=len(missing))
+                raise
             found |= dict(zip(missing, fresh))
             if self._cache is not None:
                 packed = {key: _pack(*one) for key, one in zip(missing, fresh)}
@@ -200,7 +213,9 @@ def _query_json(query: Query) -> Any:
     if isinstance(query, str):
         return query
     body = {} if query.text is None else {"text": query.text}
-    return {**body, "image": image_uri(query.image)}
+    if query.image is not None:
+        body["image"] = image_uri(query.image)
+    return {**body, "question": query.question} if query.question else body
 
 
 def _pack(passages: Sequence[Passage], seconds: float) -> bytes:

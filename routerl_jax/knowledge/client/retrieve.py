@@ -16,6 +16,7 @@ from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.corpus import split_contents
+from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.remote.background import at_once, shared_loop
 
 _PATH = "/retrieve"
@@ -63,9 +64,14 @@ class RetrieveKB(KnowledgeBase):
         }
         self._bases = [url.rstrip("/").removesuffix(_PATH) for url in places]
         self._connection = Connection(self._bases, settings)
+        self._counts = StageCounts(others=("server",))
 
     def __len__(self) -> int:
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
+
+    def stage_counts(self) -> Counts:
+        """Of the server: queries."""
+        return self._counts()
 
     def close(self) -> None:
         """Closes the connections; the next search opens new ones."""
@@ -78,7 +84,13 @@ class RetrieveKB(KnowledgeBase):
             body = {"queries": queries, "topk": k, "return_scores": True}
             return self._read(await self._connection.request("POST", _PATH, body), len(queries))
 
-        return [found for reply in shared_loop().run(at_once(ask, parts, self._concurrency)) for found in reply]
+        self._counts.add("server", asked=len(queries))
+        try:
+            replies = shared_loop().run(at_once(ask, parts, self._concurrency))
+        except Exception:
+            self._counts.add("server", failures=len(queries))
+            raise
+        return [found for reply in replies for found in reply]
 
     def _read(self, reply: Any, count: int) -> list[list[Passage]]:
         try:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Passage, Query
+from routerl_jax.knowledge.query import as_read
 from routerl_jax.knowledge.serving.schema import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 from routerl_jax.knowledge.timing import TimedResults
 
@@ -69,6 +70,7 @@ def _read_routerag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[
     k = _topk(fields, "topk", 5, limits)
     by_mode: dict[str, tuple[list[Query], list[int]]] = {}
     for place, query in enumerate(read_queries(fields.get("queries"), limits)):
+        query = as_read(query, ())
         if not isinstance(query, str):
             raise invalid(f"queries[{place}] must be a string")
         named = set(_MODE.findall(query))

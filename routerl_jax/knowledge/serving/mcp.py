@@ -110,7 +110,9 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
     if len(served.modes) > 1:
         properties["mode"] = {"type": "string", "enum": list(served.modes), "default": said["default_mode"]}
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    if reads == ["text"]:
+    if "question" in reads:
+        properties["question"] = {"type": "string", "description": "The user's own question, which the search is for."}
+    if "image" not in reads:
         schema["required"] = ["query"]
     size = "" if said["size"] is None else f" of {said['size']:,} passages"
     return types.Tool(
@@ -123,12 +125,14 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
 
 
 def _read_call(arguments: Mapping[str, Any], limits: Limits) -> SearchRequest:
-    unknown = sorted(set(arguments) - {"query", "k", "mode", "image"})
+    known = ("query", "k", "mode", "image", "question")
+    unknown = sorted(set(arguments) - set(known))
     if unknown:
-        raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: query, k, mode, image")
+        raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(known)}")
     asked: Any = arguments.get("query", "")
-    if arguments.get("image"):
-        asked = {"text": asked or None, "image": arguments["image"]}
+    beside = {key: arguments[key] for key in ("image", "question") if arguments.get(key)}
+    if beside:
+        asked = {"text": asked or None, **beside}
     query = read_query(asked, "query", limits)
     return SearchRequest(
         queries=[query], mode=arguments.get("mode"), k=read_k(arguments.get("k", limits.default(5)), limits)

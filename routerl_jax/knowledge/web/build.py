@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from jax.sharding import Mesh
@@ -11,7 +12,7 @@ from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
 from routerl_jax.knowledge.builds import BuildReport, changes, write_settings
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.store import MANIFEST, Store, nested
-from routerl_jax.knowledge.web.config import WebConfig
+from routerl_jax.knowledge.web.config import SnapshotConfig, WebConfig
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
 
 
@@ -28,9 +29,17 @@ def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: boo
 
 
 def open_web(
-    store: Store, *, mesh: Mesh | None = None, index: str | None = None, encoder: str | TextEncoder | None = None
+    store: Store,
+    *,
+    mesh: Mesh | None = None,
+    index: str | None = None,
+    encoder: str | TextEncoder | None = None,
+    snapshot: SnapshotConfig | None = None,
 ) -> WebKB:
     """Opens what `build_web` wrote; keys are read from their environment variables now.
+
+    Args:
+      snapshot: its directory and mode stand in for those of kb.json.
 
     Raises:
       ValueError: an unknown key in kb.json, a variable that is not set, or an index or encoder, which the web has none of.
@@ -38,7 +47,11 @@ def open_web(
     if index is not None or encoder is not None:
         raise ValueError(f"{store.directory}: a web knowledge base has neither index nor encoder")
     settings = nested(store.manifest.settings)
-    return web_kb(from_config_dict(WebConfig, settings, path=f"{store.directory / MANIFEST}: settings"))
+    config = from_config_dict(WebConfig, settings, path=f"{store.directory / MANIFEST}: settings")
+    if snapshot is not None:
+        frozen = dataclasses.replace(config.snapshot, directory=snapshot.directory, mode=snapshot.mode)
+        config = dataclasses.replace(config, snapshot=frozen)
+    return web_kb(config)
 
 
 KB_KINDS.register("web")(open_web)

@@ -53,6 +53,10 @@ class SummaryConfig:
 
     kind: Literal["model", "extract"] = "model"  # extract: the page's first sentences, no model
     model: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
+    # relevant: first what bears on the question; general: the page's main content, which need not (MMSearch-R1, table 4)
+    instruction: Literal["relevant", "general"] = "relevant"
+    # whose question: the search's own query, or the user's, where a query carries it (core.types.TextAndImage.question)
+    about: Literal["query", "question"] = "query"
     sentences: Size = 5
     max_chars: Size = 30_000  # of the page that the model reads (MMSearch-R1, appendix C)
     max_tokens: Size = 512
@@ -112,15 +116,26 @@ class WebConfig:
     failures: Literal["raise", "empty"] = "raise"  # a query of which nothing could be found for an error
     cost: NonNegative = 1.0  # of a query, in units of one dense search
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether pages are read, and summarised by a language model."""
+        return self.mode == "text" and self.snippets != "only" and self.summary.kind == "model"
+
     def __post_init__(self) -> None:
         if self.search.candidates < self.pages:
             raise ValueError(f"search.candidates={self.search.candidates} must be at least pages={self.pages}")
 
 
-def mmsearch_r1(**changes: Any) -> WebConfig:
-    """MMSearch-R1, appendix C: SerpApi, Jina Reader, summaries of five sentences of a page's first 30,000 characters."""
+def mmsearch_r1(writer: ChatModelConfig | None = None, **changes: Any) -> WebConfig:
+    """MMSearch-R1, appendix C: SerpApi, Jina Reader; of a page's first 30,000 characters the main content in five sentences,
+    with the user's question at hand (table 4).
+
+    Args:
+      writer: the language model that summarises.
+    """
     jina = ReaderConfig(kind="jina", api_key_env="JINA_API_KEY", timeout=30.0)
-    return dataclasses.replace(WebConfig(reader=jina), **changes)
+    summary = SummaryConfig(model=writer or ChatModelConfig(), instruction="general", about="question")
+    return dataclasses.replace(WebConfig(reader=jina, summary=summary), **changes)
 
 
 def r1_searcher(**changes: Any) -> WebConfig:

@@ -16,6 +16,8 @@ from absl import logging
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.counts import Counts
+from routerl_jax.knowledge.query import query_question, query_text
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
@@ -61,6 +63,8 @@ class WebKB(KnowledgeBase):
         self.name, self.cost, self.config = config.name, config.cost, config
         self._stages = Stages(config, model)
         self._recent = MemoryCache(4096)
+        if config.asks_model and config.summary.about == "question":
+            vars(self)["reads"] = self.reads | {"question"}  # of the class elsewhere; here it follows from the settings
         self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
 
     def __len__(self) -> int:
@@ -76,6 +80,12 @@ class WebKB(KnowledgeBase):
             raise ValueError("there is no snapshot: set snapshot.directory")
         self._recent = MemoryCache(4096)
         return self._stages.snapshot.drop_failures()
+
+    def stage_counts(self) -> Counts:
+        """Of queries, and of the stages that answer them: search, page, summary (of pictures: search, picture, upload), and
+        snapshot, whose failures are what a replay lacks. What joins another's request counts as a hit; a query that is asked
+        again within a minute counts once."""
+        return self._stages.counts()
 
     def close(self) -> None:
         """Ends what is under way and closes connections and files."""
@@ -114,23 +124,27 @@ class WebKB(KnowledgeBase):
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
         asked = await asyncio.to_thread(self._asked, query)
-        want = min(k, self.config.pages)
-        key = cache_key("answer", self._about, want, asked)
-        known = self._recent.get(key)
-        if known is not None:
+        want, question = min(k, self.config.pages), query_question(query)
+        key = cache_key("answer", self._about, want, asked, *([question] if question else []))
+        counts, known = self._stages.counts, self._recent.get(key)
+        if known is not None:  # a query of a batch that raised, asked again by itself: counted before
             return _passages(Record(**json.loads(known)))
-        record = await self._stages.once(key, lambda: self._recorded(key, query, asked, want))
-        return _passages(record)
+        counts.add("query", asked=1, hits=self._stages.under_way(key))
+        try:
+            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, asked, want)))
+        except WebError:
+            counts.add("query", failures=1)
+            raise
 
     async def _recorded(self, key: str, query: Query, asked: str, want: int) -> Record:
         snapshot = self._stages.snapshot
-        if snapshot is not None:
-            try:
-                record = snapshot.get("answers", key, asked)
-            except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
-                record = None
-            if record is not None:
-                return record
+        try:
+            record = self._stages.recorded("answers", key, asked)
+        except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
+            record = None
+        if record is not None:
+            self._stages.counts.add("query", hits=1)
+            return record
         try:
             found = await self._find(query, asked, want)
             rows = [dataclasses.asdict(found.passages[rank]) for rank in sorted(found.passages)]
@@ -140,7 +154,7 @@ class WebKB(KnowledgeBase):
         except WebError as error:
             record = Record(error=str(error))
         if snapshot is not None:
-            snapshot.put("answers", key, asked, record)
+            record = snapshot.put("answers", key, asked, record)
         self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
         return record
 
@@ -157,7 +171,8 @@ class WebKB(KnowledgeBase):
         if self.config.snippets == "only" and self.config.mode == "text":
             found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return found
-        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(asked, rank, hit))
+        about = query_question(query) or asked
+        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(about, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
                 if len(found.passages) < want and rank not in found.passages and hit.snippet:
@@ -202,14 +217,14 @@ class WebKB(KnowledgeBase):
             for task in running:
                 task.cancel()
 
-    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
         page = await self._stages.page(hit.url)
-        summary = await self._stages.summary(query, page)
+        summary = await self._stages.summary(about, page)
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
     def _asked(self, query: Query) -> str:
         """What the query is, as one string."""
-        return str(query)
+        return query_text(query)
 
     async def _target(self, query: Query, asked: str) -> str:
         """What the search engine is asked for."""
@@ -241,7 +256,7 @@ class WebImageKB(WebKB):
         content = await asyncio.to_thread(_jpeg, query.image)
         return await self._stages.upload(content, f"{asked.removeprefix('sha256:')}.jpg")
 
-    async def _passage(self, query: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
         if not hit.thumbnail or not hit.title:
             raise WebError(f"{hit.url}: a result without thumbnail or title")
         picture = await self._stages.picture(hit.thumbnail)

@@ -26,6 +26,7 @@ from routerl_jax.knowledge.web.search import WebError
 TABLES = ("answers", "searches", "pages", "summaries")
 Mode = Literal["record", "replay", "auto"]
 FORMAT = 1
+MANIFEST = "snapshot.json"
 
 
 class NotRecorded(WebError):
@@ -57,7 +58,7 @@ class Snapshot:
         self.mode = mode
         if mode not in get_args(Mode):
             raise ValueError(f"snapshot.mode={mode!r} is not one of {', '.join(get_args(Mode))}")
-        manifest = self.directory / "snapshot.json"
+        manifest = self.directory / MANIFEST
         there = manifest.is_file()
         if mode == "replay" and not there:
             raise ValueError(f"{manifest} does not exist: there is nothing to replay. Record it first (mode='record')")
@@ -66,6 +67,7 @@ class Snapshot:
                 f"{self.directory} holds a snapshot. Use mode='auto' to go on with it, or another directory"
             )
         self._lock = threading.Lock()
+        self._ends: dict[str, int] = {}  # of what is known of each file
         if mode != "replay":
             self.directory.mkdir(parents=True, exist_ok=True)
             self._file_lock = FileLock(self.directory / ".lock")
@@ -90,36 +92,35 @@ class Snapshot:
           NotRecorded: nothing was, and the snapshot is replayed. `about` says in words what is missing.
         """
         with self._lock:
-            file, offsets = self._tables[table]
-            place = offsets.get(key)
-            line = None if place is None else os.pread(file, place[1], place[0])
-        if line is None:
-            if self.mode == "replay":
-                raise NotRecorded(
-                    f"{self.directory} has no record in {table} of {about[:200]!r}: the run differs from the recorded one. "
-                    f"Use snapshot.mode='auto' to record what is missing"
-                )
-            return None
-        fields = json.loads(line)
-        return Record(fields.get("value"), fields.get("error"))
+            if key in self._tables[table][1]:
+                return self._read(table, key)
+        if self.mode == "replay":
+            raise NotRecorded(
+                f"{self.directory} has no record in {table} of {about[:200]!r}: the run differs from the recorded one. "
+                f"Use snapshot.mode='auto' to record what is missing"
+            )
+        return None
 
-    def put(self, table: str, key: str, about: str, record: Record) -> None:
-        """Records something, unless there is a record of the key.
+    def put(self, table: str, key: str, about: str, record: Record) -> Record:
+        """Records something, unless there is a record of the key, perhaps another process's.
+
+        Returns:
+          The record that counts: a replay gives it, and so must who records.
 
         Raises:
           OSError: the file can't be written, a full disk; what was recorded before stays whole.
         """
         if self.mode == "replay":
-            return
+            return record
         fields = {"key": key, "about": about}
         fields |= {"value": record.value} if record.error is None else {"error": record.error}
         line = json.dumps(fields, ensure_ascii=True).encode() + b"\n"
         with self._lock:
             file, offsets = self._tables[table]
-            if key in offsets:
-                return
             with self._file_lock:
-                start = _end_of_lines(file)
+                start = self._catch_up(table)
+                if key in offsets:
+                    return self._read(table, key)
                 try:
                     _write_all(file, line)
                 except OSError as error:
@@ -129,6 +130,8 @@ class Snapshot:
                         error.errno, f"the snapshot can't be added to: {error.strerror}", str(path)
                     ) from error
             offsets[key] = (start, len(line))
+            self._ends[table] = start + len(line)
+        return record
 
     def drop_failures(self) -> int:
         """Forgets what failed, so that mode "auto" tries it again; returns how much that was. Nobody else may record."""
@@ -157,6 +160,22 @@ class Snapshot:
                 os.close(file)
             self._tables = {}
 
+    def _read(self, table: str, key: str) -> Record:
+        file, offsets = self._tables[table]
+        start, size = offsets[key]
+        fields = json.loads(os.pread(file, size, start))
+        return Record(fields.get("value"), fields.get("error"))
+
+    def _catch_up(self, table: str) -> int:
+        """Learns what other processes have added, and returns where the next line begins."""
+        file, offsets = self._tables[table]
+        start, end = self._ends[table], _end_of_lines(file)
+        for line in os.pread(file, end - start, start).splitlines(keepends=True) if end > start else ():
+            offsets.setdefault(json.loads(line)["key"], (start, len(line)))
+            start += len(line)
+        self._ends[table] = end
+        return end
+
     def _open(self, name: str) -> tuple[int, dict[str, tuple[int, int]]]:
         """The file, and where the line of every key is in it. A last line that a killed process left half is cut off."""
         path = self.directory / f"{name}.jsonl"
@@ -176,6 +195,7 @@ class Snapshot:
                     raise ValueError(f"{path}, line {number}: not a record ({error!r}). Record anew") from error
                 offsets.setdefault(key, (start, len(line)))
                 start += len(line)
+        self._ends[name] = start
         if self.mode == "replay":
             return os.open(path, os.O_RDONLY), offsets
         os.truncate(path, start)
@@ -197,13 +217,20 @@ class Snapshot:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error!r}). Record anew") from error
         for stage, settings in json.loads(json.dumps(made_with)).items():
-            for key, value in settings.items():
-                then = recorded.get(stage, {}).get(key)
+            before = recorded.get(stage, {})
+            for key in {**settings, **before}:
+                then, value = before.get(key), settings.get(key)
                 if then != value:
                     raise ValueError(
                         f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "
                         f"change the configuration, or record anew"
                     )
+
+
+def holds_records(directory: pathlib.Path) -> bool:
+    """Whether anything was recorded in a directory."""
+    files = (directory / f"{name}.jsonl" for name in TABLES)
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 def _failed(fields: Mapping[str, Any]) -> bool:

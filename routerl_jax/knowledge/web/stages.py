@@ -9,12 +9,13 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from routerl_jax.knowledge.counts import StageCounts
 from routerl_jax.knowledge.web.addresses import networks
 from routerl_jax.knowledge.web.config import ReaderConfig, SearchConfig, WebConfig
 from routerl_jax.knowledge.web.fetch import Fetcher
 from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Reader
 from routerl_jax.knowledge.web.search import SEARCH_ENGINES, Hit, SearchEngine, WebError
-from routerl_jax.knowledge.web.snapshot import Record, Snapshot
+from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
 from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.load import chat_model
@@ -22,6 +23,8 @@ from routerl_jax.remote.cache import LayeredCache, cache_key, open_cache
 from routerl_jax.remote.http import HttpClient
 from routerl_jax.remote.limits import acquire_async, open_limiter
 from routerl_jax.remote.secrets import secret
+
+_TABLES = {"search": "searches", "page": "pages", "picture": "pages", "summary": "summaries"}  # of a snapshot, by stage
 
 
 class Stages:
@@ -42,6 +45,7 @@ class Stages:
         self._config = config
         self._made_with = made_with(config, model)
         self._flights: dict[str, asyncio.Task[Any]] = {}
+        self.counts = StageCounts(*_counted(config), others=("upload",) if config.mode == "image" else ())
         self.snapshot: Snapshot | None = None
         if config.snapshot.directory:
             self.snapshot = Snapshot(config.snapshot.directory, config.snapshot.mode, self._made_with)
@@ -61,7 +65,7 @@ class Stages:
             return [dataclasses.asdict(hit) for hit in found]
 
         key = self._key("search", kind, count, query)
-        rows = await self._kept("searches", key, query, self._config.cache.search_seconds, ask)
+        rows = await self._kept("search", key, query, self._config.cache.search_seconds, ask)
         return [Hit(**row) for row in rows]
 
     async def page(self, url: str) -> Page:
@@ -71,7 +75,7 @@ class Stages:
             return dataclasses.asdict(await self.live.reader.read(url))
 
         key = self._key("reader", "page", url)
-        return Page(**await self._kept("pages", key, url, self._config.cache.page_seconds, ask))
+        return Page(**await self._kept("page", key, url, self._config.cache.page_seconds, ask))
 
     async def picture(self, url: str) -> str:
         """A thumbnail as a data URI. Raises WebError, also for what is no picture."""
@@ -84,7 +88,7 @@ class Stages:
             return await asyncio.to_thread(_checked_picture, uri)
 
         key = cache_key("picture", url)
-        return await self._kept("pages", key, url[:2000], self._config.cache.page_seconds, ask)
+        return await self._kept("picture", key, url[:2000], self._config.cache.page_seconds, ask)
 
     async def summary(self, query: str, page: Page) -> Summary:
         """A page's summary with regard to a query. Never raises for what the summariser does."""
@@ -95,13 +99,32 @@ class Stages:
         key = self._key("summary", query, page.url, page.title, page.text)
         about = f"{query} | {page.url}"
         found = await self._kept(
-            "summaries", key, about, self._config.cache.summary_seconds, ask, keep=lambda value: not value["problem"]
+            "summary", key, about, self._config.cache.summary_seconds, ask, keep=lambda value: not value["problem"]
         )
+        if found["problem"]:
+            self.counts.add("summary", failures=1)
         return Summary(**found)
 
     async def upload(self, content: bytes, name: str) -> str:
         """Puts a picture where the search engine can see it, and returns its URL. Raises WebError."""
-        return await self.live.upload(content, name)
+        self.counts.add("upload", asked=1)
+        try:
+            return await self.live.upload(content, name)
+        except WebError:
+            self.counts.add("upload", failures=1)
+            raise
+
+    def recorded(self, table: str, key: str, about: str) -> Record | None:
+        """What the snapshot holds; None if nothing, or there is no snapshot. Raises NotRecorded where it is replayed."""
+        if self.snapshot is None:
+            return None
+        try:
+            record = self.snapshot.get(table, key, about)
+        except NotRecorded:
+            self.counts.add("snapshot", asked=1, failures=1)
+            raise
+        self.counts.add("snapshot", asked=1, hits=record is not None)
+        return record
 
     async def close(self) -> None:
         """Ends what is under way and closes connections and files."""
@@ -126,14 +149,24 @@ class Stages:
 
     async def _kept(
         self,
-        table: str,
+        stage: str,
         key: str,
         about: str,
         ttl: float,
         ask: Callable[[], Awaitable[Any]],
         keep: Callable[[Any], bool] = lambda value: True,
     ) -> Any:
-        return await self.once(key, lambda: self._look_up(table, key, about, ttl, ask, keep))
+        if self.under_way(key):
+            self.counts.add(stage, asked=1, hits=1)
+        try:
+            return await self.once(key, lambda: self._look_up(stage, key, about, ttl, ask, keep))
+        except WebError:
+            self.counts.add(stage, failures=1)
+            raise
+
+    def under_way(self, key: str) -> bool:
+        """Whether somebody else's work will answer this, too."""
+        return key in self._flights
 
     async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The result of the work under way with this key, started if there is none."""
@@ -149,27 +182,31 @@ class Stages:
         if not task.cancelled():
             task.exception()  # somebody has it, or gave up waiting
 
-    async def _look_up(self, table: str, key: str, about: str, ttl: float, ask: Any, keep: Any) -> Any:
-        if self.snapshot is not None:
-            record = self.snapshot.get(table, key, about)
-            if record is not None:
-                return _value(record)
+    async def _look_up(self, stage: str, key: str, about: str, ttl: float, ask: Any, keep: Any) -> Any:
+        table = _TABLES[stage]
+        try:
+            record = self.recorded(table, key, about)
+        except NotRecorded:
+            self.counts.add(stage, asked=1)
+            raise
+        if record is not None:
+            self.counts.add(stage, asked=1, hits=1)
+            return _value(record)
         value = None
         if self._cache is not None:
             known = await self._apart(self._cache.get, key)
             value = None if known is None else json.loads(known)
+        self.counts.add(stage, asked=1, hits=value is not None)
         if value is None:
             try:
                 value = await ask()
             except WebError as error:
-                if self.snapshot is not None:
-                    self.snapshot.put(table, key, about, Record(error=str(error)))
-                raise
+                if self.snapshot is None:
+                    raise
+                return _value(self.snapshot.put(table, key, about, Record(error=str(error))))
             if self._cache is not None and keep(value):
                 await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
-        if self.snapshot is not None:
-            self.snapshot.put(table, key, about, Record(value))
-        return value
+        return value if self.snapshot is None else _value(self.snapshot.put(table, key, about, Record(value)))
 
     async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Work of the cache: on a thread, unless it is in memory alone."""
@@ -228,6 +265,12 @@ class _NoReader:
         return
 
 
+def _counted(config: WebConfig) -> list[str]:
+    """The stages that a knowledge base has, those that keep their answers."""
+    reading = ["picture"] if config.mode == "image" else [] if config.snippets == "only" else ["page", "summary"]
+    return ["query", "search", *reading, *(["snapshot"] if config.snapshot.directory else [])]
+
+
 def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, dict[str, Any]]:
     """What the results of each stage depend on: part of the keys of what is kept, and of a snapshot's manifest."""
     search, reader, summary = config.search, config.reader, config.summary
@@ -243,6 +286,12 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
             "prompt": PROMPT_VERSION,
             "max_chars": summary.max_chars,
             "max_tokens": summary.max_tokens,
+        }
+        # only where they are not the defaults: what was kept before there was a choice stays good
+        writer |= {
+            key: value
+            for key, usual in (("instruction", "relevant"), ("about", "query"))
+            if (value := getattr(summary, key)) != usual
         }
     return {
         "search": {"engine": search.engine, "country": search.country, "language": search.language},

@@ -26,6 +26,7 @@ from routerl_jax.core.types import (
     Turn,
 )
 from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.knowledge.query import with_question
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits
 
@@ -198,7 +199,7 @@ class MMSearchAgent(Agent):
         if kind == "image":
             call = await tools[self.image_tool].search(picture_query(example), self.image_k)
         else:
-            call = await tools[self.text_tool].search(query, self.k)
+            call = await tools[self.text_tool].search(with_question(query, example.question), self.k)
         limit = min(self.max_observation_tokens or chat.room, chat.room - self._reserve(chat))
 
         def said(shown: Sequence[Passage]) -> Observation:

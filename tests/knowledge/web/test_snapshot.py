@@ -9,7 +9,7 @@ import os
 import pytest
 
 from routerl_jax.knowledge.web.search import WebError
-from routerl_jax.knowledge.web.snapshot import NotRecorded
+from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
 from tests.web_servers import http_error
 
 QUERIES = ["one", "two", "bad pages", "nothing"]
@@ -152,6 +152,24 @@ def test_two_knowledge_bases_record_into_one(world, tmp_path):
         both[i % 2].search([f"q{i}"], k=2)
     kb = replay(world, directory)
     assert all(len(kb.search([f"q{i}"], k=2)[0]) == 2 for i in range(6))
+
+
+def test_of_two_processes_the_first_record_counts_for_both(tmp_path):
+    """What a replay will give is what both go on with."""
+    one, other = (Snapshot(tmp_path / "web", "auto", {}) for _ in range(2))
+    assert one.put("pages", "k", "about", Record("mine")) == Record("mine")
+    assert other.get("pages", "k", "about") is None  # it has not looked since
+    assert other.put("pages", "k", "about", Record("ours")) == Record("mine")
+    assert other.get("pages", "k", "about") == Record("mine")
+    assert other.put("pages", "l", "about", Record(error="gone")) == Record(error="gone")
+    assert one.put("pages", "l", "about", Record("there")) == Record(error="gone")
+    assert one.put("pages", "m", "about", Record("é\u2028")) == Record("é\u2028")
+    for snapshot in (one, other):
+        snapshot.close()
+    replayed = Snapshot(tmp_path / "web", "replay", {})
+    found = [replayed.get("pages", key, "about") for key in "klm"]
+    assert found == [Record("mine"), Record(error="gone"), Record("é\u2028")]
+    assert len((tmp_path / "web" / "pages.jsonl").read_text().splitlines()) == 3
 
 
 def test_the_snapshot_holds_no_key(world, recorded):

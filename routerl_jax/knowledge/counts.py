@@ -1,0 +1,60 @@
+"""What the stages of a tool were asked, what they answered without their service, and how often they failed."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Mapping
+
+# Stage -> how often it was asked; how many of these were answered from what is kept ("hits", of stages that keep anything);
+# and how many ended in a failure.
+Counts = Mapping[str, Mapping[str, int]]
+
+ASKED, HITS, FAILURES = "asked", "hits", "failures"
+
+
+class StageCounts:
+    """Counters of stages. Safe to use from several threads.
+
+    Args:
+      kept: stages that keep answers.
+      others: stages that keep none.
+    """
+
+    def __init__(self, *kept: str, others: tuple[str, ...] = ()) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[str, int]] = {
+            **{stage: {ASKED: 0, HITS: 0, FAILURES: 0} for stage in kept},
+            **{stage: {ASKED: 0, FAILURES: 0} for stage in others},
+        }
+
+    def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0) -> None:
+        """Counts what happened at a stage."""
+        with self._lock:
+            counts = self._counts[stage]
+            counts[ASKED] += asked
+            counts[FAILURES] += failures
+            if hits:
+                counts[HITS] += hits
+
+    def __call__(self) -> dict[str, dict[str, int]]:
+        """All counts so far."""
+        with self._lock:
+            return {stage: dict(counts) for stage, counts in self._counts.items()}
+
+
+def added(*parts: Counts) -> dict[str, dict[str, int]]:
+    """The sums of several counts."""
+    sums: dict[str, collections.Counter[str]] = {}
+    for part in parts:
+        for stage, counts in part.items():
+            sums.setdefault(stage, collections.Counter()).update(counts)
+    return {stage: dict(counts) for stage, counts in sums.items()}
+
+
+def difference(after: Counts, before: Counts) -> dict[str, dict[str, int]]:
+    """What has been counted in between."""
+    return {
+        stage: {name: value - before.get(stage, {}).get(name, 0) for name, value in counts.items()}
+        for stage, counts in after.items()
+    }

@@ -1,0 +1,99 @@
+"""The web of a run, frozen: where each web knowledge base's snapshot lies, and which runs can't be recorded or replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Mapping
+
+from routerl_jax.core.config import naming
+from routerl_jax.knowledge.store import MANIFEST, Manifest
+from routerl_jax.knowledge.web.config import SnapshotConfig
+from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
+from routerl_jax.knowledge.web.snapshot import holds_records
+from routerl_jax.parallel import multihost
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig, WebSnapshotConfig
+
+
+def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, SnapshotConfig]:
+    """The snapshot of every web knowledge base of a run, by name; {} where the run has none.
+
+    Args:
+      workdir: the run's; None only where config.snapshot names a directory.
+    """
+    mode, place = config.snapshot.mode, config.snapshot.directory
+    if not mode:
+        if place:
+            raise ValueError(
+                f"config.snapshot.directory={place!r} without config.snapshot.mode: say record, auto or replay"
+            )
+        return {}
+    names = _web_names(config.knowledge)
+    if not names:
+        raise ValueError(
+            f"config.snapshot.mode={mode!r}: none of config.knowledge is a web knowledge base ({', '.join(config.knowledge)}); "
+            "leave it out"
+        )
+    root = _root(config, workdir)
+    # A run's record is begun once (check_snapshot) and gone on with by every process, sitting and evaluation.
+    how = "replay" if mode == "replay" else "auto"
+    return {name: SnapshotConfig(directory=str(root / name), mode=how) for name in names}
+
+
+def check_snapshot(config: TrainConfig, workdir: pathlib.Path, *, resume: bool) -> None:
+    """Complains about what can't be recorded or replayed. The main process looks, all learn what it found (a collective call).
+
+    Args:
+      resume: go on with what was recorded.
+
+    Raises:
+      ValueError: a directory without a mode; no web knowledge base in the run; nothing there to replay, or something there
+        already to record.
+    """
+    multihost.on_main(lambda: _check(config, workdir, resume))
+
+
+def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotConfig:
+    """The section for a warm start or a control, which has a workdir of its own and sees the run's web."""
+    if not config.snapshot.mode:
+        return config.snapshot
+    return dataclasses.replace(config.snapshot, directory=str(_root(config, workdir).resolve()))
+
+
+def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    for name, spec in snapshots(config, workdir).items():
+        directory = pathlib.Path(spec.directory)
+        if spec.mode == "replay" and not (directory / RECORDED).is_file():
+            deeper = directory.parent / "snapshot"
+            hint = f"; did you mean config.snapshot.directory={str(deeper)!r}?" if deeper.is_dir() else ""
+            raise ValueError(
+                f"config.snapshot.mode='replay': {directory} holds no snapshot of the knowledge base {name!r}. Record one "
+                f"(config.snapshot.mode='auto'), or say in config.snapshot.directory where it lies{hint}"
+            )
+        if config.snapshot.mode == "record" and not resume and (directory / RECORDED).is_file():
+            if holds_records(directory):
+                raise ValueError(
+                    f"config.snapshot.mode='record': {directory} holds a snapshot already. Go on with it "
+                    "(config.snapshot.mode='auto', or --resume), or use another --workdir"
+                )
+            shutil.rmtree(directory)  # of a run that was refused before it began, with other settings perhaps
+
+
+def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
+    if config.snapshot.directory:
+        return pathlib.Path(config.snapshot.directory).expanduser()
+    if workdir is None:
+        raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
+    return workdir / "snapshot"
+
+
+def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
+    names = []
+    for name, spec in knowledge.items():
+        place = pathlib.Path(spec.directory).expanduser()
+        if spec.directory and (place / MANIFEST).is_file():
+            with naming(f"config.knowledge.{name}"):
+                if Manifest.read(place).kind == "web":
+                    names.append(name)
+    return names

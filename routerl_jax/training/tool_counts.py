@@ -1,0 +1,82 @@
+"""What the stages of a run's tools were asked, in metrics and results: hit rates of caches, failures of services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.knowledge.counts import ASKED, FAILURES, HITS, Counts, added, difference
+from routerl_jax.parallel import multihost
+
+ToolCounts = Mapping[str, Counts]
+
+
+def tool_counts(tools: Mapping[str, SearchTool]) -> dict[str, Counts]:
+    """The counts of this process so far, of every tool that counts (`stage_counts`)."""
+    found = {name: counts() for name, tool in tools.items() if (counts := getattr(tool, "stage_counts", None))}
+    return {name: counts for name, counts in found.items() if counts}
+
+
+def of_all_processes(counts: ToolCounts) -> dict[str, Counts]:
+    """The sums over the processes (a collective call where there is anything to sum; tools are the same in all)."""
+    if not counts:
+        return {}
+    parts = multihost.exchange(counts)
+    return {name: added(*(part[name] for part in parts)) for name in counts}
+
+
+def together(first: ToolCounts, second: ToolCounts) -> dict[str, Counts]:
+    """The sums of two sittings."""
+    return {name: added(first.get(name, {}), second.get(name, {})) for name in {**first, **second}}
+
+
+def tool_metrics(tools: Mapping[str, SearchTool], before: ToolCounts) -> dict[str, float]:
+    """`tools/NAME/STAGE/asked`, `../failures` and, where anything was asked of a stage that keeps answers, `../hit_rate`, since
+    `before`, of all processes (a collective call)."""
+    now = tool_counts(tools)
+    counted = of_all_processes({name: difference(counts, before.get(name, {})) for name, counts in now.items()})
+    metrics: dict[str, float] = {}
+    for name, stages in counted.items():
+        for stage, counts in stages.items():
+            place = f"tools/{name}/{stage}"
+            metrics |= {f"{place}/{ASKED}": counts[ASKED], f"{place}/{FAILURES}": counts[FAILURES]}
+            if HITS in counts and counts[ASKED]:
+                metrics[f"{place}/hit_rate"] = counts[HITS] / counts[ASKED]
+    return metrics
+
+
+def tool_results(counted: ToolCounts) -> dict[str, Any]:
+    """Counts with the shares of hits and failures, for results.json."""
+    return {
+        name: {stage: {**counts, **_shares(counts)} for stage, counts in stages.items()}
+        for name, stages in counted.items()
+    }
+
+
+def tool_table(counted: ToolCounts) -> str:
+    """Counts as lines of text, a stage each; stages that were never asked are left out."""
+    rows = [("tool", "stage", "asked", "from what is kept", "failed")]
+    for name, stages in counted.items():
+        for stage, counts in stages.items():
+            if counts[ASKED]:
+                shares = _shares(counts)
+                kept = f"{shares['hit_rate']:.1%}" if "hit_rate" in shares else ""
+                rows.append((name, stage, f"{counts[ASKED]:,}", kept, f"{shares['failure_rate']:.2%}"))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines) if len(rows) > 1 else ""
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    asked = counts[ASKED]
+    if not asked:
+        return {}
+    hits = {"hit_rate": counts[HITS] / asked} if HITS in counts else {}
+    return {**hits, "failure_rate": counts[FAILURES] / asked}
