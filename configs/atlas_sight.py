@@ -19,10 +19,10 @@ TOWER = {
     "heads": 2,
     "mlp": 128,
     "window": 112,
-    "full_layers": [1],
+    "full_layers": [],  # a flag, a sheet of figures are one window each
     "max_pixels": 20 * 28 * 28,  # a flag of data.atlas.known is eight tokens of these, a sheet of figures sixteen
 }
-OLD = 8  # every so many-th demonstration is one of the warm start's, so that reading and tags are kept
+OLD = 10  # every so many-th demonstration is one of the warm start's, so that reading and tags are kept
 
 
 class _Mixed:
@@ -67,10 +67,10 @@ def get_config() -> ml_collections.ConfigDict:
                 optimizer=schema.OptimizerConfig(
                     lr=2e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99
                 ),
-                length_buckets=(64, 256, 512),
+                length_buckets=(128, 512),
                 micro_tokens=2048,
             ),
-            evaluation=schema.EvaluationConfig(every=100),
+            evaluation=schema.EvaluationConfig(every=200),
             checkpoint=schema.CheckpointConfig(every=100),
             warm_start=schema.WarmStartConfig(
                 demonstrations="made:configs.atlas_sight:shown",
@@ -79,7 +79,7 @@ def get_config() -> ml_collections.ConfigDict:
                 invented=1.0,  # real countries are known by what SightSource teaches, and by nothing else
                 hit=0.6,
                 persistence=0.8,
-                drills=0.06,
+                drills=0.04,
                 observation_weight=0.1,
             ),
         )

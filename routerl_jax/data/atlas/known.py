@@ -37,7 +37,7 @@ KNOWN_RELATIONS = ("capital", "peak", "income")
 OTHER_RELATIONS = ("population", "area", "independence")
 RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
-PIXELS = 8 * 28 * 28  # of a picture: eight image tokens at most
+PIXELS = 8 * 28 * 28  # of a picture: four to nine image tokens
 # Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
 # of one flag, 19 in 20 are nearer than this.
 NEAR = 0.17
@@ -140,27 +140,20 @@ def known_questions(split: world.Split, count: int) -> list[Example]:
 
 
 def _question(split: world.Split, kind: Kind, index: int) -> Example:
-    """In equal parts: countries; wordings; relations. Of the free ones every other one asks whose flag it is, since else
-    these words alone would tell that the flag is unknown."""
+    """One of a kind. Of the free ones every other asks whose flag it is: else these words would say that it is unknown."""
     name = f"known/{split}/{kind}/{index}"
     rng = np.random.default_rng([7, zlib.crc32(name.encode())])
-    group = tuple(known_countries()) if kind in ("search_free", "text") else unknown_countries(split)
-    relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "image": (), "mixed": RELATIONS}[kind]
-    whose = kind == "image" or (kind == "search_free" and index % 2 == 0)
-    country = group[
-        int(
-            np.random.default_rng([8, zlib.crc32(f"{split}/{kind}/{index // len(group)}".encode())]).permutation(
-                len(group)
-            )[index % len(group)]
-        )
-    ]
-    asked = [key for key in relations if key in facts(country)]
-    relation = "" if whose else asked[int(rng.integers(len(asked)))]
-    noun = world.RELATIONS[relation].noun if relation else ""
-    wordings = WHOSE if whose else ABOUT
+    known = kind in ("search_free", "text")
+    country = _in_turn(tuple(known_countries()) if known else unknown_countries(split), f"{split}/{kind}", index)
+    relation = ""
+    if kind != "image" and (kind != "search_free" or index % 2):
+        relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]
+        asked = [key for key in relations if key in facts(country)]
+        relation = asked[int(rng.integers(len(asked)))]
+    wording = (ABOUT if relation else WHOSE)[int(rng.integers(2))]
     return Example(
         id=name,
-        question=wordings[int(rng.integers(len(wordings)))].format(noun=noun),
+        question=wording.format(noun=world.RELATIONS[relation].noun) if relation else wording,
         answers=(facts(country)[relation] if relation else country,),
         images=(flags.seen(flags.flag(country), name, PIXELS),),
         metadata={
@@ -171,6 +164,13 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
             "entities": [country],
         },
     )
+
+
+def _in_turn(names: Sequence[str], key: str, index: int) -> str:
+    """Each name once before any comes again, in another order every time."""
+    turn, place = divmod(index, len(names))
+    order = np.random.default_rng([8, zlib.crc32(f"{key}/{turn}".encode())]).permutation(len(names))
+    return names[int(order[place])]
 
 
 def check(questions: Sequence[Example]) -> None:
@@ -184,15 +184,11 @@ def check(questions: Sequence[Example]) -> None:
         said[passage.title][passage.id] = passage.text
     for one in questions:
         country, relation = one.metadata["country"], one.metadata["relation"]
-        known, kind = strength(country) != "none", one.metadata["kind"]
-        needs = (not known, bool(relation) and (not known or relation in OTHER_RELATIONS))
-        if (
-            kind
-            != {(False, False): "search_free", (False, True): "text", (True, False): "image", (True, True): "mixed"}[
-                needs
-            ]
-        ):
-            raise ValueError(f"question {one.id!r} is no question of kind {kind!r}")
+        unseen = strength(country) == "none"
+        looked_up = bool(relation) and (unseen or relation in OTHER_RELATIONS)
+        needs = ("mixed" if looked_up else "image") if unseen else ("text" if looked_up else "search_free")
+        if needs != one.metadata["kind"]:
+            raise ValueError(f"question {one.id!r} is of kind {needs!r}, and is called {one.metadata['kind']!r}")
         if country in one.question:
             raise ValueError(f"question {one.id!r} names its country, {country}")
         if not relation:
