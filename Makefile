@@ -42,7 +42,7 @@ lint: $(VENV)/.installed-dev
 warm-start: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
 
-# Makes the policy that sees which ships in the package (less than half an hour on two cores).
+# Makes a small policy that sees, from the shipped warm start.
 sight: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 

@@ -50,7 +50,7 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Trains the policy that ships in routerl_jax/data/atlas/sight_policy, from the shipped warm start and a random tower.
+    """Trains a policy that sees, from the shipped warm start and a random tower. It has not been run to its end.
 
     python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
     """
