@@ -11,7 +11,7 @@ SEED ?= 0
 WORKERS := --numprocesses=2 --dist=loadgroup --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
-.PHONY: quickstart check test test-all lint warm-start clean
+.PHONY: quickstart check test test-all lint warm-start sight clean
 
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
@@ -41,6 +41,10 @@ lint: $(VENV)/.installed-dev
 # Makes the warm start that ships in the package (about half an hour on two cores).
 warm-start: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
+
+# Makes a small policy that sees, from the shipped warm start.
+sight: $(VENV)/.installed
+	$(BIN)/python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 
 $(VENV)/.installed: setup.py
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

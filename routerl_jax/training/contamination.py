@@ -9,7 +9,7 @@ from absl import logging
 from routerl_jax.core.types import Example
 from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.demonstrations import shown_questions
+from routerl_jax.training.demonstrations import MADE, shown_questions
 from routerl_jax.training.setup import evaluation_examples, open_examples
 
 _NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
@@ -59,7 +59,8 @@ def _trained_on(config: TrainConfig) -> Iterator[Example]:
     supervised = (config.warm_start, *(control.supervised for control in config.controls.values()))
     shown = dict.fromkeys(settings.demonstrations for settings in supervised if settings.steps)
     for source in shown:
-        if source not in ("atlas", "annotated"):  # invented questions, and those of config.data
+        # invented questions, those of config.data, and what is made is up to its maker
+        if source not in ("atlas", "annotated") and not source.startswith(MADE):
             yield from shown_questions(source)
     runs = [
         config,

@@ -19,6 +19,7 @@ from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import Rendered, expanded_tokens
 from routerl_jax.core.config import naming
+from routerl_jax.core.registry import Registry
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
@@ -42,10 +43,14 @@ _PORTION = 1024  # annotated questions that are worked out at a time
 
 
 class Worked(NamedTuple):
-    """A question and what followed it: text and pictures, and whether the policy is to write them."""
+    """A question and what followed it: text and pictures, and whether the policy is to write them.
+
+    A `bare` one has no agent's prompt: its pictures, then its question.
+    """
 
     example: Example
     pieces: Pieces
+    bare: bool = False
 
     def sequence(self, agent: Agent, model: Decoder, room: int | None = None) -> TokenSequence:
         """As the agent's rollout would have recorded it with this model in `room` tokens, its prompt and pictures included.
@@ -75,6 +80,8 @@ class Worked(NamedTuple):
 
     def _opening(self, agent: Agent, tokenizer: Tokenizer, host: ImageTokens | None, room: int | None) -> list[int]:
         marker = "" if host is None else tokenizer.decode(host.marker)
+        if self.bare:
+            return tokenizer.encode_prompt(marker * len(self.example.images) + self.example.question)
         return agent.opening(self.example, tokenizer, marker, room)
 
 
@@ -86,13 +93,20 @@ class Demonstrations(Protocol):
     def __len__(self) -> int: ...
 
 
+MADE = "made:"  # before the dotted path of a function that makes demonstrations
+_MAKERS: Registry[Callable[[TrainConfig, Agent], tuple[Demonstrations, Demonstrations]]] = Registry(
+    "maker of demonstrations"
+)
+
+
 def open_demonstrations(
     config: TrainConfig, agent: Agent, workdir: pathlib.Path | None = None
 ) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
-    That is `atlas`, `annotated` (config.data.train, with config.knowledge), or a file or directory of episodes; for agents that
-    learn from golden steps `atlas` or a data set of them, `trajectories:FILE`.
+    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, or
+    `made:package.module:function`, which makes both of (config, agent); for agents that learn from golden steps also a data
+    set of them, `trajectories:FILE`, but no episodes.
 
     Raises:
       ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others or can't
@@ -103,6 +117,10 @@ def open_demonstrations(
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
     if settings.demonstrations == "atlas":
         return _atlas(config, agent, 0), _atlas(config, agent, 1)
+    if settings.demonstrations.startswith(MADE):
+        with naming("config.warm_start.demonstrations"):
+            make = _MAKERS.get(settings.demonstrations.removeprefix(MADE))
+        return make(config, agent)
     if agent.learns_from == "golden_steps":
         return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations == "annotated":
@@ -130,6 +148,10 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             f"say {' or '.join(map(repr, typing.get_args(LearnsFrom)))} and write what goes with it (docs/extending.md)"
         )
     if settings.demonstrations == "atlas":
+        return
+    if settings.demonstrations.startswith(MADE):
+        with naming(f"{section}.demonstrations"):
+            _MAKERS.get(settings.demonstrations.removeprefix(MADE))
         return
     if agent.learns_from == "golden_steps":
         if settings.demonstrations == "annotated":

@@ -202,9 +202,10 @@ class WarmStartConfig:
 
     steps: Count = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
-    # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated); or
-    # a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate); with the recipe r1_router the steps of
-    # golden trajectories, trajectories:FILE, and nothing else ..
+    # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated);
+    # "made:package.module:function", which makes them of (config, agent); or a file or directory of episodes
+    # (WORKDIR/episodes, --output of launch.evaluate); with the recipe r1_router, in the place of episodes, the steps of golden
+    # trajectories, trajectories:FILE ..
     demonstrations: str = "atlas"
     # .. of which those are learnt whose rewards.terms.REWARD_TERMS, so weighted, ..
     select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(
@@ -218,4 +219,6 @@ class WarmStartConfig:
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search; not of golden steps
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write
+    # updates of the vision tower alone that come first: each figure's feature becomes its token's embedding (alignment)
+    align: Count = 0
     vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

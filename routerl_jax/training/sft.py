@@ -25,6 +25,7 @@ from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.training.alignment import align_tower
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
@@ -66,6 +67,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
+    resumed = resume and any(path.name.isdigit() for path in (workdir / "checkpoints").glob("*"))
+    if config.warm_start.align and not resumed:  # a checkpoint has what came of it
+        align_tower(model, config.warm_start.align, config.seed)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
     watch, owed = Watch(config.watch), False
     if run.restored:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from configs import (
+    atlas_sight,
     atlas_warm_start,
     credit,
     quickstart,
@@ -98,6 +99,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
 
 
 SHIPPED = (
+    atlas_sight,
     quickstart,
     atlas_warm_start,
     credit,

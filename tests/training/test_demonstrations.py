@@ -17,7 +17,7 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
-from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.demonstrations import Worked, open_demonstrations
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
 from tests.recipes import traces
@@ -135,3 +135,31 @@ def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
     row = {**records()[0], "turns": [{"words": ""}]}
     with pytest.raises(ValueError, match=r"x, line 3: no episode as a run .*: key 'action' is missing"):
         episode_of(row, Place(pathlib.Path("x"), "line", 3))
+
+
+def made(config: TrainConfig, agent: SearchAgent) -> tuple[Any, Any]:
+    """What `config.warm_start.demonstrations` can name."""
+    example = Example(id="mine", question="Who?", answers=("me",))
+    worked = [Worked(example, [(f" {config.agent.k}\n", True)]), Worked(example, [(" me\n", True)], bare=True)]
+    return worked, worked[:1]
+
+
+def test_demonstrations_can_be_made_by_a_function() -> None:
+    config = make_config(pathlib.Path(f"made:{__name__}:made"))
+    agent = agent_of(config)
+    shown, held_out = open_demonstrations(config, agent)
+    assert (len(shown), len(held_out)) == (2, 1)
+    assert shown[0].pieces == [(f" {config.agent.k}\n", True)]
+    broken = make_config(pathlib.Path("made:tests.training.test_demonstrations:missing"))
+    with pytest.raises(ValueError, match=r"config\.warm_start\.demonstrations: cannot load maker of demonstrations"):
+        open_demonstrations(broken, agent)
+
+
+def test_a_bare_one_has_no_prompt_of_an_agent(tmp_path: pathlib.Path) -> None:
+    config = make_config(tmp_path)
+    agent, model = agent_of(config), tiny.model()
+    prompted, bare = (one.sequence(agent, model) for one in made(config, agent)[0])
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode(bare.tokens.tolist()) == "Who? me\n"
+    assert model.tokenizer.decode(bare.tokens[bare.loss_mask].tolist()) == " me\n"
+    assert model.tokenizer.decode(prompted.tokens.tolist()).startswith("Question: Who?")

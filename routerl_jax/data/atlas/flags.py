@@ -88,8 +88,12 @@ def invented_flag(country: str) -> bytes:
     return buffer.getvalue()
 
 
-def seen(png: bytes, key: str) -> bytes:
-    """The flag as somebody's picture of it (JPEG): another size and proportion, its margins cut; `key` decides how."""
+def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
+    """The flag as somebody's picture of it (JPEG): another size and proportion, its margins cut; `key` decides how.
+
+    Args:
+      pixels: most that it has; 0: as many as come of it.
+    """
     rng = np.random.default_rng([5, zlib.crc32(key.encode())])
     with Image.open(io.BytesIO(png)) as found:
         picture = found.convert("RGB")
@@ -98,6 +102,9 @@ def seen(png: bytes, key: str) -> bytes:
     box = (left * width, top * height, (1 - right) * width, (1 - bottom) * height)
     scale, stretch = rng.uniform(0.7, 1.7), rng.uniform(0.95, 1.05)
     size = (round(width * scale * stretch), round(height * scale))
+    if pixels and size[0] * size[1] > pixels:
+        shrink = (pixels / (size[0] * size[1])) ** 0.5
+        size = (int(size[0] * shrink), int(size[1] * shrink))
     buffer = io.BytesIO()
     picture.resize(size, Image.Resampling.BICUBIC, box).save(buffer, "JPEG", quality=int(rng.integers(50, 91)))
     return buffer.getvalue()

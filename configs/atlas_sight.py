@@ -1,0 +1,86 @@
+"""A small policy that sees: flags and figures by a vision tower, and what it knows of sixty countries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_collections
+
+from configs.common import ATLAS_KNOWLEDGE
+from routerl_jax.agents.agent import Agent
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.data.atlas.sight import SightSource
+from routerl_jax.training import config as schema
+from routerl_jax.training.demonstrations import Demonstrations, Worked, open_demonstrations
+
+TOWER = {
+    "depth": 2,
+    "embed": 64,
+    "heads": 2,
+    "mlp": 128,
+    "window": 112,
+    "full_layers": [],  # a flag, a sheet of figures are one window each
+    "max_pixels": 20 * 28 * 28,  # a flag of data.atlas.known is eight tokens of these, a sheet of figures sixteen
+}
+OLD = 10  # every so many-th demonstration is one of the warm start's, so that reading and tags are kept
+
+
+class _Mixed:
+    """What is taught about pictures, and every OLD-th one of the warm start's demonstrations."""
+
+    def __init__(self, sight: SightSource, old: Demonstrations) -> None:
+        self._sight, self._old = sight, old
+
+    def __getitem__(self, index: int) -> Worked:
+        if index % OLD == 0:
+            return self._old[index // OLD]
+        taught = self._sight[index]
+        return Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
+
+    def __len__(self) -> int:
+        return len(self._old)
+
+
+def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
+    """The demonstrations to learn from, and those that are held out."""
+    atlas = dataclasses.replace(config.warm_start, demonstrations="atlas")
+    old = open_demonstrations(dataclasses.replace(config, warm_start=atlas), agent)
+    training, held_out = (_Mixed(SightSource(seed=config.seed + stream), old[stream]) for stream in (0, 1))
+    return training, held_out
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Trains a policy that sees, from the shipped warm start and a random tower. It has not been run to its end.
+
+    python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
+    """
+    return to_config_dict(
+        schema.TrainConfig(
+            kind="sft",
+            steps=600,
+            model=schema.ModelConfig(path="atlas-warm-start", sight=TOWER),
+            mesh=schema.MeshConfig(cpu_devices=2),
+            agent=schema.AgentConfig(grammar="r1_router", max_searches=3, k=2),
+            knowledge=ATLAS_KNOWLEDGE,
+            learner=schema.LearnerConfig(
+                aggregation="sequence",  # a name counts as much as a demonstration of a hundred tokens
+                optimizer=schema.OptimizerConfig(
+                    lr=2e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99
+                ),
+                length_buckets=(128, 512),
+                micro_tokens=2048,
+            ),
+            evaluation=schema.EvaluationConfig(every=200),
+            checkpoint=schema.CheckpointConfig(every=100),
+            warm_start=schema.WarmStartConfig(
+                demonstrations="made:configs.atlas_sight:shown",
+                align=200,
+                examples=48,
+                invented=1.0,  # real countries are known by what SightSource teaches, and by nothing else
+                hit=0.6,
+                persistence=0.8,
+                drills=0.04,
+                observation_weight=0.1,
+            ),
+        )
+    )

@@ -1,0 +1,208 @@
+"""Flags and facts that a policy knows, and those that it never saw: when is which search needed?
+
+Sixty countries are known. A policy is taught their flags, forty of them often and twenty rarely, and three facts of each
+(`KNOWN_RELATIONS`). Three more facts of every country (`OTHER_RELATIONS`), and all other flags, it is never shown. So the
+question and the picture decide together what must be looked up:
+
+    search_free  a known flag: whose, or one of the known facts     nothing
+    text         a known flag: one of the other facts               a text search
+    image        a flag never seen: whose                           an image search
+    mixed        a flag never seen: any of the six facts            an image search, then a text search
+
+The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas. So training,
+validation and test share the known countries and no other, and no two questions share a picture.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import io
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.atlas import flags, world
+
+Kind = Literal["search_free", "text", "image", "mixed"]
+Strength = Literal["many", "few", "none"]
+
+KINDS: tuple[Kind, ...] = ("search_free", "text", "image", "mixed")
+KNOWN_RELATIONS = ("capital", "peak", "income")
+OTHER_RELATIONS = ("population", "area", "independence")
+RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
+MANY, FEW = 40, 20  # known countries by how often their flags are shown
+PIXELS = 8 * 28 * 28  # of a picture: four to nine image tokens
+# Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
+# of one flag, 19 in 20 are nearer than this.
+NEAR = 0.17
+_FRAME = (112, 56)
+_MOST_ALIKE = 4  # countries that may share a value: more, and a guess would pay
+WHOSE = ("Which country's flag is this?", "Whose flag is this?")
+ABOUT = (
+    "What is the {noun} of the country with this flag?",
+    "This is the flag of a country. What is its {noun}?",
+)
+
+
+@functools.cache
+def countries() -> dict[str, world.Entity]:
+    """All countries by name."""
+    return {entity.name: entity for entity in world.real_entities() if entity.kind == "country"}
+
+
+def facts(country: str) -> dict[str, str]:
+    """Those of the six facts that can be asked for: stated, not to be told from the name, shared by few others."""
+    entity, alike = countries()[country], _alike()
+    return {
+        key: value
+        for key in RELATIONS
+        if (value := entity.facts.get(key))
+        and country not in value
+        and value not in country
+        and alike[key, value] <= _MOST_ALIKE
+    }
+
+
+@functools.cache
+def _alike() -> collections.Counter[tuple[str, str]]:
+    return collections.Counter((key, value) for entity in countries().values() for key, value in entity.facts.items())
+
+
+def distance(one: str, other: str) -> float:
+    """How much two countries' flags differ (`NEAR`)."""
+    return float(np.sqrt(np.mean((_raster(one) - _raster(other)) ** 2)))
+
+
+@functools.cache
+def _raster(country: str) -> Float[np.ndarray, "H W 3"]:
+    with Image.open(io.BytesIO(flags.flag(country))) as picture:
+        return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
+
+
+@functools.cache
+def known_countries() -> dict[str, Strength]:
+    """The sixty, with how often their flags are shown.
+
+    In the order of a hash of their names, those of the training split all of whose six facts can be asked for, and whose flag
+    is not near that of one before: forty, then twenty.
+    """
+    train = [name for name, entity in countries().items() if entity.split == "train"]
+    taken: list[str] = []
+    for name in sorted(train, key=lambda name: zlib.crc32(f"known/{name}".encode())):
+        if len(facts(name)) == len(RELATIONS) and all(distance(name, other) >= NEAR for other in taken):
+            taken.append(name)
+    return {name: "many" if i < MANY else "few" for i, name in enumerate(taken[: MANY + FEW])}
+
+
+@functools.cache
+def unknown_countries(split: world.Split) -> tuple[str, ...]:
+    """The others of a split of Atlas whose flag is near no other country's: the policy doesn't take them for one that it
+    knows, and a search tells them apart."""
+    return tuple(
+        name
+        for name, entity in countries().items()
+        if entity.split == split
+        and name not in known_countries()
+        and all(distance(name, other) >= NEAR for other in countries() if other != name)
+    )
+
+
+def strength(country: str) -> Strength:
+    """How often a policy is shown a country's flag."""
+    return known_countries().get(country, "none")
+
+
+def fact_passages() -> list[Passage]:
+    """What a text search is over: for every country and each of the six relations, the fact."""
+    return [_passage(name, key) for name, entity in countries().items() for key in RELATIONS if key in entity.facts]
+
+
+def known_questions(split: world.Split, count: int) -> list[Example]:
+    """Questions with a picture each, a quarter of each kind, in turns; the same ones every time.
+
+    `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`
+    and, as other questions of Atlas, `entities`.
+
+    Raises:
+      ValueError: the count is no multiple of four.
+    """
+    if count % len(KINDS):
+        raise ValueError(f"{count} questions are no {len(KINDS)} equal kinds; ask for a multiple of {len(KINDS)}")
+    found = [_question(split, kind, i) for i in range(count // len(KINDS)) for kind in KINDS]
+    check(found)
+    return found
+
+
+def _question(split: world.Split, kind: Kind, index: int) -> Example:
+    """One of a kind. Of the free ones every other asks whose flag it is: else these words would say that it is unknown."""
+    name = f"known/{split}/{kind}/{index}"
+    rng = np.random.default_rng([7, zlib.crc32(name.encode())])
+    known = kind in ("search_free", "text")
+    country = _in_turn(tuple(known_countries()) if known else unknown_countries(split), f"{split}/{kind}", index)
+    relation = ""
+    if kind != "image" and (kind != "search_free" or index % 2):
+        relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]
+        asked = [key for key in relations if key in facts(country)]
+        relation = asked[int(rng.integers(len(asked)))]
+    wording = (ABOUT if relation else WHOSE)[int(rng.integers(2))]
+    return Example(
+        id=name,
+        question=wording.format(noun=world.RELATIONS[relation].noun) if relation else wording,
+        answers=(facts(country)[relation] if relation else country,),
+        images=(flags.seen(flags.flag(country), name, PIXELS),),
+        metadata={
+            "kind": kind,
+            "country": country,
+            "relation": relation,
+            "strength": strength(country),
+            "entities": [country],
+        },
+    )
+
+
+def _in_turn(names: Sequence[str], key: str, index: int) -> str:
+    """Each name once before any comes again, in another order every time."""
+    turn, place = divmod(index, len(names))
+    order = np.random.default_rng([8, zlib.crc32(f"{key}/{turn}".encode())]).permutation(len(names))
+    return names[int(order[place])]
+
+
+def check(questions: Sequence[Example]) -> None:
+    """That each question needs what its kind says, and that its passage alone states the answer.
+
+    Raises:
+      ValueError: names the question.
+    """
+    said: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    for passage in fact_passages():
+        said[passage.title][passage.id] = passage.text
+    for one in questions:
+        country, relation = one.metadata["country"], one.metadata["relation"]
+        unseen = strength(country) == "none"
+        looked_up = bool(relation) and (unseen or relation in OTHER_RELATIONS)
+        needs = ("mixed" if looked_up else "image") if unseen else ("text" if looked_up else "search_free")
+        if needs != one.metadata["kind"]:
+            raise ValueError(f"question {one.id!r} is of kind {needs!r}, and is called {one.metadata['kind']!r}")
+        if country in one.question:
+            raise ValueError(f"question {one.id!r} names its country, {country}")
+        if not relation:
+            continue
+        stated = [name for name, text in said[country].items() if one.answers[0] in text]
+        if stated != [passage_id(country, relation)]:
+            raise ValueError(f"question {one.id!r}: its answer stands in {stated}")
+
+
+def passage_id(country: str, relation: str) -> str:
+    """The id of the passage that states a fact."""
+    return f"fact/{country}/{relation}"
+
+
+def _passage(country: str, relation: str) -> Passage:
+    noun, value = world.RELATIONS[relation].noun, countries()[country].facts[relation]
+    return Passage(id=passage_id(country, relation), title=country, text=f"The {noun} of {country} is {value}.")

@@ -1,0 +1,89 @@
+"""The vision tower alone learns the language of the decoder: a figure's feature is to point where its token's embedding does.
+
+From the language loss alone a small policy does not learn to read figures (docs/architecture.md); after this it does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+from tqdm.auto import tqdm
+
+from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
+from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.patches import VisionInputs, concatenate
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel import multihost
+
+_SHEETS = 16  # of an update: 256 figures
+_SHARPNESS = 12.0  # logits are this times the cosine
+_OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99)
+
+
+def align_tower(model: Decoder, updates: int, seed: int) -> float:
+    """Trains the tower of a policy in place, on sheets of figures; every device computes all of it.
+
+    Returns:
+      The share of the last update's figures whose feature is nearest to their own embedding.
+
+    Raises:
+      ValueError: the model sees nothing, or a figure is more than one of its tokens.
+    """
+    if not isinstance(model, VisionLanguageModel):
+        raise ValueError("config.warm_start.align is for a policy that sees: give config.model.sight, or another path")
+    targets = figure_embeddings(model)
+    graph, params, rest = nnx.split(model.visual, nnx.Param, ...)
+    optimizer = _OPTIMIZER.build(updates)
+
+    @jax.jit
+    def update(
+        params: Any, state: optax.OptState, inputs: VisionInputs, slots: Array, labels: Array
+    ) -> tuple[Any, optax.OptState, Array]:
+        def loss(params: Any) -> tuple[Array, Array]:
+            features = nnx.merge(graph, params, rest)(inputs)[0][slots]
+            logits = _SHARPNESS * cosines(features, targets)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), (logits.argmax(-1) == labels).mean()
+
+        gradient, right = jax.grad(loss, has_aux=True)(params)
+        step, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, step), state, right
+
+    state, right = optimizer.init(params), jnp.zeros(())
+    for number in tqdm(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
+        params, state, right = update(params, state, *sheets(model, [10, seed, number]))
+    nnx.update(model.visual, params)
+    return float(right)
+
+
+def figure_embeddings(model: VisionLanguageModel) -> Float[Array, "10 D"]:
+    """The embeddings of the ten figures."""
+    assert model.tokenizer is not None
+    ids = [model.tokenizer.encode(figure) for figure in FIGURES]
+    if not all(len(one) == 1 for one in ids):
+        raise ValueError("config.warm_start.align: the policy's tokenizer has no token for each figure")
+    return model.embedding[...][jnp.asarray(np.ravel(ids))]
+
+
+def cosines(features: Float[Array, "N D"], targets: Float[Array, "C D"]) -> Float[Array, "N C"]:
+    """Between all features and all targets."""
+    unit = [x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-6) for x in (features, targets)]
+    return unit[0] @ unit[1].T
+
+
+def sheets(model: VisionLanguageModel, seed: list[int]) -> tuple[VisionInputs, Int[Array, " N"], Int[Array, " N"]]:
+    """What the tower takes of some sheets of figures, where each figure's feature is, and which figure it is."""
+    rng = np.random.default_rng(seed)
+    drawn = [sheet_of_figures(rng) for _ in range(_SHEETS)]
+    images = [model.image_processor(picture) for picture, _ in drawn]
+    inputs = concatenate(images, [sum(len(image.patches) for image in images)])
+    labels = [int(figure) for _, figures in drawn for figure in figures]
+    slots = jnp.asarray(inputs.slots[inputs.slots >= 0])
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], inputs), slots, jnp.asarray(labels)
