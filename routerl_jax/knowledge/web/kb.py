@@ -144,6 +144,7 @@ class WebKB(KnowledgeBase):
             record = None
         if record is not None:
             self._stages.counts.add("query", hits=1)
+            self._remember(key, record)
             return record
         try:
             found = await self._find(query, asked, want)
@@ -155,8 +156,11 @@ class WebKB(KnowledgeBase):
             record = Record(error=str(error))
         if snapshot is not None:
             record = snapshot.put("answers", key, asked, record)
-        self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
+        self._remember(key, record)
         return record
+
+    def _remember(self, key: str, record: Record) -> None:
+        self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
 
     async def _find(self, query: Query, asked: str, want: int) -> _Found:
         """Searches, and reads pages until `want` have succeeded, the results are used up, or the time is."""

@@ -12,6 +12,7 @@ import pytest
 
 from routerl_jax.core.types import Episode
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
+from routerl_jax.evaluation.records import read_records
 from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
 from routerl_jax.knowledge.web.build import build_web
 from routerl_jax.knowledge.web.kb import WebKB
@@ -19,10 +20,11 @@ from routerl_jax.knowledge.web.snapshot import NotRecorded
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training import rl
+from routerl_jax.training import rl, setup
 from routerl_jax.training.controls import control_config
 from routerl_jax.training.setup import open_knowledge
 from routerl_jax.training.snapshots import check_snapshot, snapshots
+from tests.programs import launch_here
 from tests.training.small_run import make_config
 from tests.training.test_resume import TIMED, untimed_episodes
 
@@ -31,7 +33,7 @@ def answers(world: Any, query: str) -> list[str]:
     """Other pages for every query, some of them gone; nothing for some queries."""
     number = zlib.crc32(query.encode())
     paths = [f"/page/{number % 97 + i}" for i in range(4)]
-    paths[number % 4] = "/gone"
+    paths[0] = "/gone" if number % 3 else paths[0]
     return [] if number % 10 == 0 else [world.pages.url + path for path in paths]
 
 
@@ -70,10 +72,11 @@ def web(world: Any, tmp_path: pathlib.Path) -> pathlib.Path:
 def test_a_run_is_replayed_without_the_web(
     world: Any, web: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    for module in (rl, setup):  # launch.evaluate takes the latter's
+        monkeypatch.setattr(module, "build_mesh", lambda _: single_device_mesh())
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
     first = rl.train_rl(web_run(tmp_path, web, mode="record"), recorded)
-    assert world.requests[0] > 10
+    assert world.requests[0] > 3
     assert world.pages.seen["/gone"] > 0
     assert {path.name for path in (recorded / "snapshot").iterdir()} == set(KNOWLEDGE_BASES)
     for server in (world.pages, world.search_server, world.chat_server):
@@ -99,6 +102,16 @@ def test_a_run_is_replayed_without_the_web(
     assert 0 < failed[0] < asked[0]
     assert asked[1] == failed[1] == 0  # whole answers were on record
     assert {stages["snapshot"]["failures"] for stages in again["tools"].values()} == {0}
+
+    out = tmp_path / "out"
+    flags = ("--snapshot=replay", "--agents=trained", f"--output={out}")
+    assert not launch_here("evaluate", f"--workdir={recorded}", *flags)
+    evaluated = json.loads((out / "results.json").read_text())
+    assert evaluated["agents"]["trained"]["em"] == first["agents"]["trained"]["em"]
+    assert [r["prediction"] for r in read_records(out / "trained.jsonl")] == [
+        r["prediction"] for r in read_records(recorded / "evaluation" / "trained.jsonl")
+    ]
+    assert {stages["snapshot"]["failures"] for stages in evaluated["tools"].values()} == {0}
 
 
 def test_record_is_begun_once_and_gone_on_with(world: Any, web: pathlib.Path, tmp_path: pathlib.Path) -> None:
