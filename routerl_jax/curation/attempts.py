@@ -34,6 +34,14 @@ Outcome = Literal[
     "unreadable turn",
     "out of form",
     "too long",
+    "no picture",
+    "not shown",
+    "unreadable reply",
+    "answer without the concept",
+    "no question word",
+    "given away",
+    "not as one would ask",
+    "unknown kind",
 ]
 FAILED: tuple[Outcome, ...] = ("model failed", "search failed")  # says nothing of the question: it is tried again
 

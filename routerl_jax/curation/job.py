@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
@@ -99,6 +99,63 @@ async def work_through(
     finally:
         for task in running:
             task.cancel()
+
+
+async def book_all(
+    journal: Journal,
+    items: Sequence[T],
+    work: Callable[[T], Awaitable[dict[str, Any]]],
+    name: Callable[[T], str],
+    failed: Collection[str],
+    *,
+    concurrency: int,
+    patience: int,
+    doing: str,
+    unit: str,
+    progress: bool,
+) -> None:
+    """`work_through` of the items that the journal has no outcome of. A record has the `id` of its item, `outcome`, `detail`.
+
+    Args:
+      failed: outcomes that say nothing of an item: it is tried again in another sitting.
+      doing: what the progress bar is called.
+    """
+    counts: collections.Counter[str] = collections.Counter(outcomes(journal, failed).values())
+    left = unfinished(journal, items, name, failed)
+
+    def finish(record: dict[str, Any]) -> str:
+        journal.append(record)
+        counts[record["outcome"]] += 1
+        return f"{record['outcome']}: {record['detail']}" if record["outcome"] in failed else ""
+
+    with tqdm(total=len(items), initial=len(items) - len(left), desc=doing, unit=unit, disable=not progress) as bar:
+        await work_through(
+            left,
+            work,
+            finish,
+            concurrency=concurrency,
+            patience=patience,
+            unit=unit,
+            bar=bar,
+            so_far=lambda: listed(counts),
+        )
+
+
+def outcomes(journal: Journal, failed: Collection[str]) -> dict[str, str]:
+    """By id the last outcome of what is finished."""
+    last = {record["id"]: record["outcome"] for record in journal.read()}
+    return {name: outcome for name, outcome in last.items() if outcome not in failed}
+
+
+def unfinished(journal: Journal, items: Sequence[T], name: Callable[[T], str], failed: Collection[str]) -> list[T]:
+    """The items that are left to do."""
+    finished = outcomes(journal, failed)
+    return [item for item in items if name(item) not in finished]
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """`name 3, other 2`, or none."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
