@@ -1,29 +1,38 @@
-r"""Makes golden trajectories for R1-Router: a language model works on questions step by step, and what ends right is kept.
+r"""Makes training data with models: a configuration says which job it is.
 
     python -m launch.construct_data --config=configs/r1_router_data.py --workdir=data/golden \
         --config.data=2wiki.json,open_wikitable.jsonl --config.llm.model=NAME --config.llm.base_url=http://host:8000/v1
+    python -m launch.construct_data --config=configs/mmsearch_r1_data.py:balance --workdir=data/balance \
+        --config.policy=runs/pool
 
-Questions of data sets that say how they are answered need no model: `--config.teacher=annotations` (docs/data.md).
+| job | what it makes |
+|---|---|
+| golden | R1-Router's golden trajectories: a language model works on questions step by step, and what ends right is kept |
+| balance | questions by the searches that a trained policy needs, and a balanced sample of them (MMSearch-R1) |
+| sft | demonstrations: a language model searches and answers as MMSearch-R1's policy would, and what ends right is kept |
+| vqa | questions about pictures of concepts, as many of each kind of knowledge (MMSearch-R1) |
 
-Leaves train.jsonl and validation.jsonl (`trajectories:FILE` trains on them), report.md, report.json, and questions.jsonl with
-every attempt. The same command run again after a kill goes on where it was; no finished question is asked again.
+A job leaves its files, report.md and report.json in the workdir (docs/data.md). The same command run again after a kill goes on
+where it was; nothing that is finished is asked again.
 """
 
 from __future__ import annotations
 
-from routerl_jax.parallel.platform import tune_process
+from routerl_jax.parallel.platform import split_cpu, tune_process
 
 if __name__ == "__main__":
     tune_process()
 
+import functools
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import check_writable, read_config_as, start
+from launch.command import check_writable, read_config_as, read_config_dict, start
 
 FLAGS = flags.FLAGS
 
@@ -31,7 +40,9 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     """Defines this program's flags."""
     config_flags.DEFINE_config_file(
-        "config", None, "Configuration: configs/r1_router_data.py; keys as --config.key=value."
+        "config",
+        None,
+        "Configuration: configs/r1_router_data.py or configs/mmsearch_r1_data.py:JOB; keys as --config.key=value.",
     )
     flags.DEFINE_string("workdir", None, "Directory of the job.", required=True)
     flags.DEFINE_bool("overwrite", False, "Throw away the job of other settings that is in --workdir.")
@@ -39,23 +50,95 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
-def main(_: Sequence[str]) -> None:
+def golden(workdir: pathlib.Path) -> Any:
+    """The report of a job of golden trajectories."""
     from routerl_jax.curation.golden import construct
     from routerl_jax.curation.golden_config import ConstructConfig
     from routerl_jax.llms.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ConstructConfig)
-    check_writable("--workdir", FLAGS.workdir)
-    report = construct(
+    check_writable("--workdir", workdir)
+    return construct(
         config,
-        pathlib.Path(FLAGS.workdir),
+        workdir,
         lambda: (
             chat_model(config.llm) if config.teacher == "model" else None,
             open_knowledge_bases(config.knowledge),
         ),
         overwrite=FLAGS.overwrite,
     )
+
+
+def balance(workdir: pathlib.Path) -> Any:
+    """The report of a job that balances questions."""
+    from routerl_jax.curation.balance import BalanceConfig, balance, probing
+    from routerl_jax.curation.policy import open_run
+    from routerl_jax.curation.rollouts import policy_attempts
+    from routerl_jax.training.load import load_policy
+    from routerl_jax.training.setup import open_examples
+
+    config = read_config_as(BalanceConfig)
+    check_writable("--workdir", workdir)
+    run, agent, made_of = open_run(pathlib.Path(config.policy), config.step)
+    split_cpu(run.mesh.cpu_devices)
+    name, limits = (config.data, ()) if config.data else (run.data.train, run.data.train_range)
+    source = open_examples(name, limits, "train")
+    load = functools.partial(load_policy, pathlib.Path(config.policy), run, step=config.step or None)
+    return balance(
+        config,
+        [source[i] for i in range(len(source))],
+        policy_attempts(
+            run, load, lambda n: probing(agent, n) if config.probe == "forced" else agent, pathlib.Path(config.policy)
+        ),
+        agent.image_tool,
+        workdir,
+        made_of=made_of,
+        normalizer=run.evaluation.normalizer,
+        overwrite=FLAGS.overwrite,
+    )
+
+
+def sft(workdir: pathlib.Path) -> Any:
+    """The report of a job in which a language model shows how to search on demand."""
+    from routerl_jax.curation.teaching import TeachingConfig, teach
+    from routerl_jax.llms.load import chat_model
+    from routerl_jax.training.knowledge import open_knowledge_bases
+
+    config = read_config_as(TeachingConfig)
+    check_writable("--workdir", workdir)
+    return teach(
+        config,
+        workdir,
+        lambda: (chat_model(config.llm), open_knowledge_bases(config.knowledge)),
+        overwrite=FLAGS.overwrite,
+    )
+
+
+def vqa(workdir: pathlib.Path) -> Any:
+    """The report of a job that makes questions about pictures of concepts."""
+    from routerl_jax.curation.vqa import VqaConfig, make_vqa
+    from routerl_jax.llms.load import chat_model
+    from routerl_jax.training.knowledge import open_knowledge_bases
+
+    config = read_config_as(VqaConfig)
+    check_writable("--workdir", workdir)
+    return make_vqa(
+        config,
+        workdir,
+        lambda: (chat_model(config.llm), next(iter(open_knowledge_bases(config.knowledge).values()))),
+        overwrite=FLAGS.overwrite,
+    )
+
+
+JOBS: Mapping[str, Callable[[pathlib.Path], Any]] = {"golden": golden, "balance": balance, "sft": sft, "vqa": vqa}
+
+
+def main(_: Sequence[str]) -> None:
+    job = str(read_config_dict().get("job", ""))
+    if job not in JOBS:
+        raise ValueError(f"config.job={job!r} is no job of this program: {', '.join(JOBS)}")
+    report = JOBS[job](pathlib.Path(FLAGS.workdir))
     print(json.dumps(report.record()) if FLAGS.json else report)
 
 

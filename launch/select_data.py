@@ -44,33 +44,13 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
-def counts_of(parts: Sequence[str], flag: str) -> dict[str, int | None]:
-    """`["medium:350", "hard:all"]` as `{"medium": 350, "hard": None}`."""
-    counts: dict[str, int | None] = {}
-    for part in parts:
-        kind, _, count = part.strip().rpartition(":")
-        if not kind or not (count == "all" or count.isdecimal()):
-            raise ValueError(f"--{flag}: {part!r} is not [DATASET/]LEVEL:COUNT, such as medium:350 or hard:all")
-        counts[kind] = None if count == "all" else int(count)
-    return counts
-
-
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.agents.driver import run
-    from routerl_jax.core.types import Episode, Example
     from routerl_jax.curation.job import check_same
+    from routerl_jax.curation.questions import counts_of
+    from routerl_jax.curation.rollouts import policy_attempts
     from routerl_jax.curation.selection import SelectionConfig, select
-    from routerl_jax.generation.sampling import Sampling
     from routerl_jax.parallel.workdir import alone
-    from routerl_jax.training.run import step_seed
-    from routerl_jax.training.setup import (
-        build_mesh,
-        build_policy,
-        build_recipe,
-        make_engine,
-        open_examples,
-        open_knowledge,
-    )
+    from routerl_jax.training.setup import build_policy, build_recipe, open_examples
 
     config = read_config()
     check_writable("--workdir", FLAGS.workdir)
@@ -83,8 +63,8 @@ def main(_: Sequence[str]) -> None:
         metric=FLAGS.metric,
         normalizer=config.evaluation.normalizer,
         seed=config.seed,
-        stage1=counts_of(FLAGS.stage1, "stage1"),
-        stage2=counts_of(FLAGS.stage2, "stage2"),
+        stage1=counts_of(FLAGS.stage1, "--stage1"),
+        stage2=counts_of(FLAGS.stage2, "--stage2"),
     )
     # what is not there, or is no setting, locks no workdir
     source, recipe = open_examples(config.data.train, config.data.train_range, "train"), build_recipe(config)
@@ -97,27 +77,7 @@ def main(_: Sequence[str]) -> None:
     if check_same(made_of, workdir / "selection.json", f"resume with the same ones, or {other}") and not FLAGS.resume:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
 
-    @functools.cache  # where all attempts are on disk already, no policy is needed
-    def parts_of_agent():
-        return make_engine(config, build_policy(config, build_mesh(config.mesh))), open_knowledge(config, workdir)
-
-    def attempt(examples: Sequence[Example], samples: int, number: int) -> list[Episode]:
-        engine, tools = parts_of_agent()
-        return run(
-            recipe.agent,
-            examples,
-            engine,
-            tools,
-            samples=samples,
-            seed=step_seed(config.seed, number),
-            sampling=Sampling(
-                temperature=config.rollout.temperature, top_p=config.rollout.top_p, top_k=config.rollout.top_k
-            ),
-            deterministic=config.rollout.deterministic,
-            tool_timeout=config.rollout.tool_timeout,
-            progress="attempts",
-        )
-
+    attempt = policy_attempts(config, functools.partial(build_policy, config), lambda _: recipe.agent, workdir)
     with alone(workdir):
         report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())

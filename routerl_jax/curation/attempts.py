@@ -30,6 +30,18 @@ Outcome = Literal[
     "gold passage not found",
     "model failed",
     "search failed",
+    "refused",
+    "unreadable turn",
+    "out of form",
+    "too long",
+    "no picture",
+    "not shown",
+    "unreadable reply",
+    "answer without the concept",
+    "no question word",
+    "given away",
+    "not as one would ask",
+    "unknown kind",
 ]
 FAILED: tuple[Outcome, ...] = ("model failed", "search failed")  # says nothing of the question: it is tried again
 
@@ -72,6 +84,25 @@ class GivenUp(Exception):
     def __init__(self, outcome: Outcome, detail: str) -> None:
         super().__init__(detail)
         self.outcome: Outcome = outcome
+
+
+async def written(
+    services: Services,
+    conversation: Sequence[Message],
+    made: Attempt,
+    *,
+    max_tokens: int,
+    temperature: float,
+    sample: int,
+) -> str:
+    """What the model writes, booked in its attempt. Raises GivenUp where the model failed."""
+    reply = await services.ask(conversation, max_tokens=max_tokens, temperature=temperature, sample=sample)
+    made.prompt_tokens += reply.prompt_tokens
+    made.tokens += reply.tokens
+    made.replies.append(reply.text)
+    if reply.error is not None:
+        raise GivenUp("model failed", reply.error)
+    return reply.text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,18 +203,14 @@ class Teacher:
             *shots(self.protocol, kind, self.config.shots),
             Message(role="user", content=said.user.rstrip("\n"), images=example.images),
         )
-        reply = await self.services.ask(
+        return await written(
+            self.services,
             conversation,
+            made,
             max_tokens=self.config.max_tokens,
             temperature=self.config.temperature,
             sample=sample,
         )
-        made.prompt_tokens += reply.prompt_tokens
-        made.tokens += reply.tokens
-        made.replies.append(reply.text)
-        if reply.error is not None:
-            raise GivenUp("model failed", reply.error)
-        return reply.text
 
     def _read(self, kind: Kind, text: str) -> list[Action]:
         """What follows a reasoning model's thoughts, which may hold drafts with tags."""

@@ -79,6 +79,7 @@ class AmountConfig:
 class ConstructConfig:
     """A job that makes golden trajectories."""
 
+    job: Literal["golden"] = "golden"
     data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
     # who works on them: a language model, or nobody, where data sets say how their questions are answered (data.gold_paths)
     teacher: Literal["model", "annotations"] = "model"

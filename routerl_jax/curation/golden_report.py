@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.curation.attempts import FAILED
-from routerl_jax.curation.balance import pattern_of
+from routerl_jax.curation.golden_balance import pattern_of
 from routerl_jax.curation.golden_config import ConstructConfig
 from routerl_jax.data.trajectories import Trajectory, summarize_trajectories
 

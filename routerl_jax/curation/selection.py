@@ -9,30 +9,22 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.types import Episode, Example
-from routerl_jax.data.pictures import picture_name
+from routerl_jax.curation.questions import choose, question_row
+from routerl_jax.curation.rollouts import Attempt, Rounds
 from routerl_jax.data.readers import ExampleSource
 from routerl_jax.evaluation.figures import difficulty_figure
-from routerl_jax.evaluation.records import read_records
-from routerl_jax.models.images import image_uri
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
 
 Difficulty = Literal["easy", "medium", "hard"]
-_TELLING = 8  # searches: if so many fail, and none does not, it is not for what they ask
 LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
-
-# (questions, attempts for each, round) -> episodes, question by question, in the order of the attempts
-Attempt = Callable[[Sequence[Example], int, int], Sequence[Episode]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,10 +91,21 @@ def select(
       ValueError: a portion on disk is of other questions, or damaged; or all searches of a portion failed, which is not kept.
     """
     examples = {example.id: example for example in (source[i] for i in range(len(source)))}
-    rollouts, failed = _measure(examples, attempt, config, workdir, progress)
-    rows = [_row(example, rollouts[name], config) for name, example in examples.items()]
-    stage1, missing1 = _choose(rows, config.stage1, config.seed, set())
-    stage2, missing2 = _choose(rows, config.stage2, config.seed, {row["id"] for row in stage1})
+    made = Rounds(
+        examples=examples,
+        attempt=attempt,
+        directory=workdir / "rounds",
+        portion=config.portion,
+        metric=config.metric,
+        normalizer=config.normalizer,
+    )
+    rollouts, failed = _measure(made, config, progress)
+    rows = [
+        question_row(example, {"difficulty": config.difficulty(rollouts[name]), "rollouts": rollouts[name]}, workdir)
+        for name, example in examples.items()
+    ]
+    stage1, missing1 = choose(rows, config.stage1, config.seed, set(), _is_of)
+    stage2, missing2 = choose(rows, config.stage2, config.seed, {row["id"] for row in stage1}, _is_of)
     if multihost.is_main():
         write_json_lines(workdir / "difficulty.jsonl", rows)
         write_json_lines(workdir / "stage_1.jsonl", stage1)
@@ -118,24 +121,24 @@ def select(
     )
 
 
-def _measure(
-    examples: Mapping[str, Example], attempt: Attempt, config: SelectionConfig, workdir: pathlib.Path, progress: bool
-) -> tuple[dict[str, int | None], int]:
+def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
     """The number of the first right attempt of each question; and how many searches failed."""
-    rollouts: dict[str, int | None] = dict.fromkeys(examples)
+    rollouts: dict[str, int | None] = dict.fromkeys(made.examples)
     failed = 0
     rounds = -(-config.hard_above // config.per_round)
     for number in range(rounds):
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
-        left = [name for name in examples if rollouts[name] is None]
-        portions = [left[i : i + config.portion] for i in range(0, len(left), config.portion)]
-        bar = tqdm(portions, desc=f"round {number + 1} of {rounds}", unit="portion", disable=not progress)
-        for index, names in enumerate(bar):
-            path = workdir / "rounds" / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
-            if not path.is_file():
-                _attempt(path, [examples[name] for name in names], attempt, samples, number, config)
-            for record in _read(path, names, samples):
+        left = [name for name in made.examples if rollouts[name] is None]
+        bar = tqdm(
+            made.made(number, left, samples),
+            total=made.portions(left),
+            desc=f"round {number + 1} of {rounds}",
+            unit="portion",
+            disable=not progress,
+        )
+        for records in bar:
+            for record in records:
                 failed += record["failed_searches"]
                 if any(record["correct"]):
                     rollouts[record["id"]] = before + record["correct"].index(True) + 1
@@ -143,85 +146,5 @@ def _measure(
     return rollouts, failed
 
 
-def _attempt(
-    path: pathlib.Path,
-    examples: Sequence[Example],
-    attempt: Attempt,
-    samples: int,
-    number: int,
-    config: SelectionConfig,
-) -> None:
-    """Makes a portion's attempts and writes what became of them."""
-    metric = ANSWER_METRICS[config.metric]
-    episodes = attempt(examples, samples, number)
-    if len(episodes) != len(examples) * samples:
-        raise ValueError(f"{len(episodes)} episodes for {samples} attempts at each of {len(examples)} questions")
-    _check_searches(episodes)
-    records = []
-    for i, example in enumerate(examples):
-        own = episodes[i * samples : (i + 1) * samples]
-        predictions = [episode.answer for episode in own]
-        correct = [metric(text, accepted_answers(example, text), config.normalizer) >= 1.0 for text in predictions]
-        failed = sum(call.error is not None for episode in own for call in episode.calls)
-        records.append({"id": example.id, "predictions": predictions, "correct": correct, "failed_searches": failed})
-    if multihost.is_main():
-        write_json_lines(path, records)
-    multihost.barrier(f"{path.parent.name}/{path.name}")
-
-
-def _check_searches(episodes: Sequence[Episode]) -> None:
-    """A knowledge base that is down would make every question a hard one; a few searches may all fail for their own sake."""
-    errors = [call.error for episode in episodes for call in episode.calls]
-    if len(errors) >= _TELLING and None not in errors:
-        raise ValueError(
-            f"all {len(errors)} searches of these attempts failed, the first with: {errors[0]}. They would count against the "
-            "questions, so they are not kept; mend the knowledge base and go on with --resume"
-        )
-
-
-def _read(path: pathlib.Path, names: Sequence[str], samples: int) -> list[dict[str, Any]]:
-    records = list(read_records(path))
-    same = [record.get("id") for record in records] == list(names)
-    if not same or any(len(record["correct"]) != samples for record in records):
-        raise ValueError(
-            f"{path} holds attempts at other questions, or another number of them: the data or the settings have changed. Use "
-            f"another --workdir"
-        )
-    return records
-
-
-def _row(example: Example, rollouts: int | None, config: SelectionConfig) -> dict[str, Any]:
-    """A question as FlashRAG writes it; pictures that are in memory alone as `data:` URIs."""
-    found = {"difficulty": config.difficulty(rollouts), "rollouts": rollouts}
-    pictures = [picture_name(image) or image_uri(image) for image in example.images]
-    return {
-        **({"images": pictures} if pictures else {}),
-        "id": example.id,
-        "question": example.question,
-        "golden_answers": list(example.answers),
-        "metadata": {**example.metadata, **found},
-    }
-
-
-def _choose(
-    rows: Sequence[dict[str, Any]], wanted: Mapping[str, int | None], seed: int, taken: set[str]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of the wanted kinds, drawn without those taken, in the order of `rows`; and what there was too little of."""
-    rng = np.random.default_rng(seed)
-    chosen: set[str] = set()
-    missing = []
-    for kind, count in wanted.items():
-        name, _, level = kind.rpartition("/")
-        gone = taken | chosen
-        of_kind = [row["id"] for row in rows if _is_of(row, name, level) and row["id"] not in gone]
-        if count is not None and count > len(of_kind):
-            missing.append(f"{count} {kind} were asked for, {len(of_kind)} are there")
-        drawn = of_kind if count is None else [of_kind[i] for i in rng.permutation(len(of_kind))[:count]]
-        chosen.update(drawn)
-    return [row for row in rows if row["id"] in chosen], missing
-
-
-def _is_of(row: Mapping[str, Any], name: str, level: str) -> bool:
-    metadata = row["metadata"]
-    known = next((metadata[key] for key in ("dataset", "data_source", "source") if key in metadata), "")
-    return metadata["difficulty"] == level and (not name or known == name)
+def _is_of(metadata: Mapping[str, Any], level: str) -> bool:
+    return metadata["difficulty"] == level

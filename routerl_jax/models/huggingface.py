@@ -83,6 +83,30 @@ def load_pretrained(
     directory = pretrained.resolve(path_or_id)
     if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
         return _load_with_adapter(directory, mesh, dtype, compute_dtype, layout)
+    family, architecture = _read_settings(directory)
+    dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
+    model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
+    mesh = mesh or single_device_mesh()
+    fill(model, family.rules(architecture), Checkpoint(as_safetensors(directory), family.spellings), mesh, layout)
+    if isinstance(model, Embedder):
+        model.mesh = mesh
+    return _with_host_side(model, family, directory)
+
+
+def load_without_weights(path_or_id: str) -> Decoder | Embedder:
+    """What a directory says of a model, as `load_pretrained` gives it, but for the weights, which are not read: its parameters
+    are shapes. Its tokenizer and what it does with pictures are whole.
+
+    Raises:
+      ValueError: nothing usable at that place, or an unsupported architecture.
+    """
+    directory = pretrained.resolve(path_or_id)
+    family, architecture = _read_settings(directory)
+    return _with_host_side(nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0))), family, directory)
+
+
+def _read_settings(directory: pathlib.Path) -> tuple[Any, Any]:
+    """The family and architecture of a directory."""
     config_path = directory / "config.json"
     if not config_path.is_file():
         raise ValueError(f"{directory}: config.json is missing; expected a Hugging Face model directory")
@@ -93,12 +117,11 @@ def load_pretrained(
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
     architecture = family.complete(family.architecture(config, str(config_path)), directory, config)
-    dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
-    model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
-    mesh = mesh or single_device_mesh()
-    fill(model, family.rules(architecture), Checkpoint(as_safetensors(directory), family.spellings), mesh, layout)
-    if isinstance(model, Embedder):
-        model.mesh = mesh
+    return family, architecture
+
+
+def _with_host_side(model: Any, family: Any, directory: pathlib.Path) -> Any:
+    """The model with its tokenizer and its processing of pictures."""
     has_tokenizer = (directory / "tokenizer.json").is_file()
     model.tokenizer = Tokenizer.load(directory) if has_tokenizer else None
     family.finish(model, directory)

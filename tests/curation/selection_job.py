@@ -59,19 +59,24 @@ def job(
     return select(questions, attempt, config, workdir, progress=False)
 
 
+def die_writing(portion: str) -> None:
+    """`kill -9` of this process while ROUND/PORTION is written; "": never."""
+    replace = pathlib.Path.replace
+
+    def deadly(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        if portion and f"{target.parent.name}/{target.stem}" == portion:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return replace(self, target)
+
+    pathlib.Path.replace = deadly  # type: ignore[method-assign,assignment]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("--kill", default="")
     arguments = parser.parse_args()
-    replace = pathlib.Path.replace
-
-    def deadly(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-        if arguments.kill and f"{target.parent.name}/{target.stem}" == arguments.kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return replace(self, target)
-
-    pathlib.Path.replace = deadly  # type: ignore[method-assign,assignment]
+    die_writing(arguments.kill)
     job(arguments.workdir)
 
 

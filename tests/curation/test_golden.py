@@ -19,10 +19,11 @@ import pytest
 from configs import r1_router_data
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.curation.attempts import parse_routes
-from routerl_jax.curation.balance import balanced, split
-from routerl_jax.curation.golden import construct, save_picture
+from routerl_jax.curation.golden import construct
+from routerl_jax.curation.golden_balance import balanced, split
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
 from routerl_jax.curation.job import Journal
+from routerl_jax.curation.questions import save_picture
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import shots
 from routerl_jax.data.readers import open_dataset

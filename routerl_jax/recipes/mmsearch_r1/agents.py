@@ -89,12 +89,12 @@ class MMSearchAgent(Agent):
             if room < 1:
                 return await self._forced(chat, truncated=True)
             turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
-            action = self._read(turn, example, made)
+            action = self.read(turn, example, made)
             if action.kind in ("answer", "refusal"):
                 return chat.episode(answer=action.answer if action.kind == "answer" else None)
             if action.kind == "invalid":
                 return await self._forced(chat, truncated=turn.stop_reason == "length")
-            kind = self._kind(action.tool)
+            kind = self.kind_of(action.tool)
             made.append(kind)
             if not await self._search(kind, action.query, example, chat, tools, made):
                 return await self._forced(chat, truncated=True)
@@ -119,10 +119,10 @@ class MMSearchAgent(Agent):
         for item in recorded.rounds:
             turn = Turn(text=item.text, stop_reason="stop", tokens=0, observation=item.observation)
             turns.append(turn)
-            action = self._read(turn, recorded.example, made)
+            action = self.read(turn, recorded.example, made)
             if action.kind != "search":
                 break
-            made.append(self._kind(action.tool))
+            made.append(self.kind_of(action.tool))
             turn.calls = [Call(tool=action.tool, query=action.query, error=item.error)]
         last = turns[-1].action
         answer = last.answer if last is not None and last.kind == "answer" else None
@@ -151,12 +151,12 @@ class MMSearchAgent(Agent):
         pieces: Pieces = []
         made: list[Kind] = []
         for step in demonstration.steps:
-            kind = self._kind(step.tool)
+            kind = self.kind_of(step.tool)
             made.append(kind)
             action = protocol.IMAGE_SEARCH if kind == "image" else f"<text_search>{step.query}</text_search>"
             pieces.append((f"<reason>{step.thought}</reason>\n{action}", True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            said = self._observation(call, step.passages, kind, demonstration.example, made)
+            said = self.observation(call, step.passages, kind, demonstration.example, made)
             pieces.append((Reply(said) if self.instruct else said, False))
         last = f"<reason>{demonstration.thought}</reason>\n<answer>{demonstration.answer}</answer>"
         return [*pieces, (last, True)]
@@ -176,15 +176,16 @@ class MMSearchAgent(Agent):
         """Tokens kept for an answer that is begun for the policy."""
         return self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING) if self.force_answer else 0
 
-    def _kind(self, tool: str) -> Kind:
+    def kind_of(self, tool: str) -> Kind:
+        """Which kind of search a knowledge base is for."""
         return "image" if tool == self.image_tool else "text"
 
-    def _read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
+    def read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
         """The turn's action; a search that may not be made now is invalid."""
         text = turn.forced + turn.text
         action = protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
         if action.kind == "search":
-            kind = self._kind(action.tool)
+            kind = self.kind_of(action.tool)
             why = self.limits.refused(kind, made) or (NO_PICTURE if kind == "image" and not example.images else "")
             if why:
                 action = dataclasses.replace(action, kind="invalid", error=why)
@@ -203,7 +204,7 @@ class MMSearchAgent(Agent):
         limit = min(self.max_observation_tokens or chat.room, chat.room - self._reserve(chat))
 
         def said(shown: Sequence[Passage]) -> Observation:
-            return self._observation(call, shown, kind, example, made)
+            return self.observation(call, shown, kind, example, made)
 
         size, say = (chat.reply_tokens, chat.reply) if self.instruct else (chat.tokens_of, chat.observe)
         shown = fitting(call.passages, lambda some: size(said(some)) <= limit, cut=kind == "text")
@@ -212,7 +213,7 @@ class MMSearchAgent(Agent):
         say(said(shown), [passage.id for passage in shown])
         return True
 
-    def _observation(
+    def observation(
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]
     ) -> Observation:
         """What was found, then the question with its pictures again."""

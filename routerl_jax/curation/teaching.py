@@ -1,0 +1,451 @@
+"""Demonstrations for MMSearch-R1's policy (arXiv 2506.20670, section 4.2, finding 4; appendix F.2): a language model works as
+the policy would, with its searches and its limits, and its right attempts are kept.
+
+WORKDIR/construct.json             what the job is made of
+WORKDIR/questions.jsonl            a record per finished question: its attempts, and the episode of the one that was right
+WORKDIR/demonstrations.jsonl       the episodes, as config.warm_start.demonstrations reads them
+WORKDIR/pictures/                  their pictures
+WORKDIR/report.json, report.md     written when the job ends
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.config import AgentConfig
+from routerl_jax.agents.observation import rendered
+from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.config import naming
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
+from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
+from routerl_jax.curation.job import Journal, begin, book_all, listed, unfinished, write_report
+from routerl_jax.curation.questions import Question, all_questions, digest_of, within
+from routerl_jax.curation.services import Services
+from routerl_jax.evaluation.records import PictureFiles, episode_record
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.llms.schemas import without_thinking
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import load_without_weights
+from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.workdir import alone
+from routerl_jax.recipes.mmsearch_r1 import protocol
+from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, picture_query
+from routerl_jax.recipes.mmsearch_r1.protocol import Kind
+from routerl_jax.remote.background import shared_loop
+from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.sections import KnowledgeConfig, ModelConfig
+from routerl_jax.training.setup import build_recipe
+
+_MADE = ("questions.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
+
+OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class TeachingConfig:
+    """A job in which a language model shows how to search on demand."""
+
+    job: Literal["sft"] = "sft"
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the teacher
+    # whose form the episodes are written in: directory, hub id or packaged model of the policy that is to learn. Its tokenizer
+    # and what it does with pictures are read, its weights are not
+    student: str = ""
+    agent: AgentConfig = AgentConfig(
+        max_searches=2
+    )  # as in the run that learns; the teacher is always told how to work
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    attempts: Size = 1  # per question, until one is right
+    temperature: NonNegative = 0.0
+    max_tokens: Size = 2048  # of a reply
+    max_length: Count = 0  # most tokens of an episode as the student reads it; longer ones are rejected; 0: any
+    form: bool = True  # keep only attempts whose every turn keeps the protocol's form
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right where it is 1
+    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    questions: Count = 0  # most that are tried of a data set; 0: all
+    concurrency: Size = 32  # questions under way at once
+    patience: Size = 20  # questions in a row that may fail before the job stops
+    search_timeout: Positive = 60.0  # seconds
+    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # of a million tokens that it writes
+    seed: Seed = 0  # of the order in which questions are tried
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
+        if not self.student:
+            raise ValueError(
+                "config.student is not set: name the policy that is to learn, in whose form episodes are written"
+            )
+        if self.attempts > 1 and self.temperature == 0:
+            raise ValueError(
+                f"config.temperature=0.0: all {self.attempts} attempts would be the same; set attempts=1, or a temperature"
+            )
+        if self.metric not in ANSWER_METRICS:
+            raise ValueError(f"config.metric={self.metric!r}: known are {', '.join(ANSWER_METRICS)}")
+        NORMALIZERS.get(self.normalizer)
+
+    def decisive(self) -> dict[str, Any]:
+        """What attempts depend on beside the questions themselves: other values are another job."""
+        model = dataclasses.asdict(self.llm)
+        same = (
+            "job",
+            "student",
+            "attempts",
+            "temperature",
+            "max_tokens",
+            "max_length",
+            "form",
+            "metric",
+            "normalizer",
+            "seed",
+        )
+        return {
+            **{key: getattr(self, key) for key in same},
+            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
+            "agent": dataclasses.asdict(self.agent),
+            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+        }
+
+    def build_agent(self) -> MMSearchAgent:
+        """The student's. Raises ValueError that names the key."""
+        run = TrainConfig(
+            kind="sft",
+            recipe="mmsearch_r1",
+            model=ModelConfig(path=self.student),
+            agent=self.agent,
+            knowledge=self.knowledge,
+        )
+        agent = build_recipe(run).agent
+        assert isinstance(agent, MMSearchAgent)
+        return agent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeachingReport:
+    """The state of a job. `str(report)` is text for people, in Markdown.
+
+    Attributes:
+      tried, accepted: questions by data set.
+      reasons: why questions have no episode, by the outcome of their last attempt.
+      ways: of the episodes, what they searched.
+      calls, prompt_tokens, tokens: replies that were asked of the model, read and written tokens, of all sittings.
+      seconds: of this sitting.
+    """
+
+    model: str
+    tried: Mapping[str, int]
+    accepted: Mapping[str, int]
+    reasons: Mapping[str, int]
+    ways: Mapping[str, int]
+    calls: int
+    searches: int
+    prompt_tokens: int
+    tokens: int
+    cost: float
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = ["| data set | tried | accepted |", "|---|---|---|"]
+        lines += [f"| {name} | {count:,} | {self.accepted.get(name, 0):,} |" for name, count in self.tried.items()]
+        asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"- not accepted because of: {listed(self.reasons)}",
+                f"- episodes by what they searched: {listed(self.ways)}",
+                f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""),
+                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting",
+            ]
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchTeacher:
+    """A language model in the place of the policy: the same messages, parser, limits and searches. Where the policy reads a
+    picture between words, the teacher gets it before them and reads its number.
+
+    Attributes:
+      agent: the student's.
+      student: the policy's tokenizer and processing of pictures (`load_without_weights`).
+    """
+
+    agent: MMSearchAgent
+    student: Decoder
+    config: TeachingConfig
+    services: Services
+
+    async def attempt(self, example: Example, number: int) -> tuple[Attempt, Episode | None]:
+        """Works on a question to the end; the episode of a right attempt. Never raises for what the model and the knowledge
+        bases do."""
+        made, turns = Attempt(), []
+        try:
+            await self._play(example, number, made, turns)
+            episode = Episode(
+                example=example,
+                sample=number,
+                answer=made.answer,
+                turns=turns,
+                sequences=[],
+                prompt=self._tokenizer.decode(self._opening(example)),
+            )
+            self._check(episode)
+        except GivenUp as reason:
+            made.outcome, made.detail = reason.outcome, str(reason)
+            return made, None
+        return made, episode
+
+    async def _play(self, example: Example, number: int, made: Attempt, turns: list[Turn]) -> None:
+        """Adds turns up to the answer."""
+        told = dataclasses.replace(self.agent, instruct=True)
+        first = protocol.first(example.question, self.agent.limits, True)
+        chat = [Message(role="user", content=first, images=example.images)]
+        kinds: list[Kind] = []
+        for _ in range(self.agent.searches + 1):
+            turn = await self._turn(chat, number, made)
+            turns.append(turn)
+            action = self.agent.read(turn, example, kinds)
+            if action.kind == "invalid":
+                raise GivenUp("unreadable turn", action.error)
+            if action.kind == "refusal":
+                raise GivenUp("refused", "")
+            if action.kind == "answer":
+                made.answer = action.answer
+                return
+            kind = self.agent.kind_of(action.tool)
+            query = picture_query(example) if kind == "image" else action.query
+            made.searches += 1
+            call = await self.services.search(
+                action.tool, query, self.agent.image_k if kind == "image" else self.agent.k
+            )
+            if call.error is not None:
+                raise GivenUp("search failed", f"{call.tool}: {call.error}")
+            kinds.append(kind)
+            turn.calls = [call]
+            self._observe(turn, self.agent.observation(call, call.passages, kind, example, kinds))
+            said = told.observation(call, call.passages, kind, example, kinds)
+            chat += [Message(role="assistant", content=turn.text), numbered(said)]
+        raise AssertionError("the agent lets no search through in the last round")
+
+    async def _turn(self, chat: Sequence[Message], number: int, made: Attempt) -> Turn:
+        """The model's next turn, cut where the policy's would be."""
+        text = await written(
+            self.services,
+            chat,
+            made,
+            max_tokens=self.config.max_tokens,
+            temperature=self.config.temperature,
+            sample=number,
+        )
+        text = until_stop(without_thinking(text))
+        return Turn(text=text, stop_reason="stop", tokens=len(self._tokenizer.encode(text)))
+
+    def _observe(self, turn: Turn, observation: Observation) -> None:
+        """Writes what the student reads after a turn, as its rollouts record it."""
+        said = rendered(observation, self._tokenizer, self._images)
+        reply = self.agent.instruct
+        turn.observation = self._tokenizer.decode(self._tokenizer.reply(said.text)) if reply else said.text
+        turn.shown = list(said.shown)
+
+    def _check(self, episode: Episode) -> None:
+        """Raises GivenUp for what is not worth learning."""
+        metric = ANSWER_METRICS[self.config.metric]
+        accepted = accepted_answers(episode.example, episode.answer)
+        if metric(episode.answer, accepted, self.config.normalizer) < 1.0:
+            raise GivenUp("wrong answer", "")
+        if self.config.form and not all(turn.well_formed for turn in episode.turns):
+            raise GivenUp("out of form", "")
+        if self.config.max_length and (length := self._length(episode)) > self.config.max_length:
+            raise GivenUp("too long", f"{length} tokens")
+
+    def _length(self, episode: Episode) -> int:
+        """Tokens of an episode as the student reads it."""
+        images = self._images
+        shown = [item.image for turn in episode.turns for item in turn.shown if item.digest]
+        seen = [*episode.example.images, *shown]
+        expanded = sum(images.process(image).tokens - 1 for image in seen) if images else 0
+        told = [turn.text + turn.observation for turn in episode.turns]
+        return len(self._opening(episode.example)) + expanded + sum(len(self._tokenizer.encode(text)) for text in told)
+
+    def _opening(self, example: Example) -> list[int]:
+        images = self._images
+        return self.agent.opening(example, self._tokenizer, self._tokenizer.decode(images.marker) if images else "")
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        assert self.student.tokenizer is not None
+        return self.student.tokenizer
+
+    @functools.cached_property
+    def _images(self) -> ImageTokens | None:
+        return self.student.image_tokens if isinstance(self.student, VisionLanguageModel) else None
+
+
+def numbered(observation: Observation) -> Message:
+    """An observation as a chat model gets it: its pictures first, and their numbers where they stood."""
+    images: list[Any] = []
+    text = ""
+    for piece in [observation] if isinstance(observation, str) else observation:
+        if isinstance(piece, Shown):
+            images.append(piece.image)
+            text += f"[picture {len(images)}]"
+        else:
+            text += f" {piece}" if text.endswith("]") and piece[:1].strip() else piece
+    return Message(role="user", content=text.strip(), images=tuple(images))
+
+
+def until_stop(text: str) -> str:
+    """A reply up to and with the first of the protocol's stops, as an engine cuts a policy's turn."""
+    ends = [text.index(stop) + len(stop) for stop in protocol.STOPS if stop in text]
+    return text[: min(ends)] if ends else text.strip()
+
+
+def teach(
+    config: TeachingConfig,
+    workdir: pathlib.Path,
+    open_services: OpenServices,
+    *,
+    student: Decoder | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> TeachingReport:
+    """Has the questions of `config.data` worked on and writes the right attempts. Run again after a kill, it goes on where it
+    was; no finished question is asked again.
+
+    Args:
+      open_services: gives the teacher and the knowledge bases; not called where nothing is left to do.
+      student: the policy of `config.student`, where it is in memory already.
+      overwrite: throw away what a job of other settings has made in `workdir`.
+
+    Raises:
+      ValueError: `workdir` holds a job of other settings or another process is at it, the data or the student can't be used, or
+        too many questions failed in a row.
+    """
+    started = time.monotonic()
+    agent = config.build_agent()
+    questions = all_questions(config.data, config.seed)
+    policy = student or _student(config)
+    with alone(workdir):
+        made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
+        begin({**made_of, "prompts": _prompts(agent)}, workdir, overwrite, _MADE)
+        journal = Journal(workdir / _MADE[0])
+        try:
+            tried = within(questions, config.questions)
+            if unfinished(journal, tried, _name, FAILED):
+                model, tools = open_services()
+                services = Services(model, tools, config.search_timeout)
+                teacher = MMSearchTeacher(agent=agent, student=policy, config=config, services=services)
+                pictures = PictureFiles(workdir)
+                shared_loop().run(
+                    book_all(
+                        journal,
+                        tried,
+                        lambda question: _question(question, teacher, pictures),
+                        _name,
+                        FAILED,
+                        concurrency=config.concurrency,
+                        patience=config.patience,
+                        doing="teaching",
+                        unit="question",
+                        progress=progress,
+                    )
+                )
+        finally:
+            journal.close()
+        return _write(config, workdir, questions, list(journal.read()), time.monotonic() - started)
+
+
+async def _question(question: Question, teacher: MMSearchTeacher, pictures: PictureFiles) -> dict[str, Any]:
+    """A question's record, after as many attempts as it takes."""
+    attempts: list[Attempt] = []
+    episode = None
+    for number in range(teacher.config.attempts):
+        made, episode = await teacher.attempt(question.example, number)
+        attempts.append(made)
+        if episode is not None or made.outcome in FAILED:
+            break
+    return {
+        "id": question.example.id,
+        "dataset": question.dataset,
+        "outcome": attempts[-1].outcome,
+        "detail": attempts[-1].detail,
+        "attempts": [attempt.record() for attempt in attempts],
+        "episode": episode and episode_record(episode, pictures),
+    }
+
+
+def _name(question: Question) -> str:
+    return question.example.id
+
+
+def _student(config: TeachingConfig) -> Decoder:
+    with naming("config.student"):
+        model = load_without_weights(config.student)
+    if not isinstance(model, Decoder) or model.tokenizer is None:
+        raise ValueError(f"config.student={config.student!r} is no policy with a tokenizer")
+    return model
+
+
+def _write(
+    config: TeachingConfig,
+    workdir: pathlib.Path,
+    questions: Sequence[Question],
+    records: Sequence[Mapping[str, Any]],
+    seconds: float,
+) -> TeachingReport:
+    """The episodes in the order in which their questions are tried, and the report."""
+    last = {record["id"]: record for record in records}
+    tried = [last[question.example.id] for question in questions if question.example.id in last]
+    kept = [record for record in tried if record["episode"] is not None]
+    write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in kept))
+    attempts = [attempt for record in records for attempt in record["attempts"]]
+    read, written_tokens = (sum(attempt[key] for attempt in attempts) for key in ("prompt_tokens", "tokens"))
+    report = TeachingReport(
+        model=config.llm.model,
+        tried=dict(collections.Counter(record["dataset"] for record in tried)),
+        accepted=dict(collections.Counter(record["dataset"] for record in kept)),
+        reasons=dict(collections.Counter(r["outcome"] for r in tried if r["episode"] is None).most_common()),
+        ways=dict(collections.Counter(_way(record["episode"]) for record in kept).most_common()),
+        calls=sum(attempt["calls"] for attempt in attempts),
+        searches=sum(attempt["searches"] for attempt in attempts),
+        prompt_tokens=read,
+        tokens=written_tokens,
+        cost=(read * config.read_price + written_tokens * config.write_price) / 1e6,
+        seconds=round(seconds, 1),
+    )
+    write_report(workdir, report.record(), str(report))
+    return report
+
+
+def _way(episode: Mapping[str, Any]) -> str:
+    """What an episode searched: "image, text"."""
+    return ", ".join(call["tool"] for turn in episode["turns"] for call in turn["calls"]) or "nothing"
+
+
+def _prompts(agent: MMSearchAgent) -> str:
+    """Of what is said to the model, which a later version may word anew."""
+    plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
+    said = [protocol.first("", agent.limits, True), *(protocol.after("", plan, agent.limits, True) for plan in plans)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]

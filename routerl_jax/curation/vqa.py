@@ -1,0 +1,419 @@
+"""Questions about pictures from a list of concepts (MMSearch-R1, arXiv 2506.20670, section 3.1, VQA Collection): a picture and
+a page of each, a question that a language model asks of them, the kind of knowledge, and a sample with all kinds alike.
+
+WORKDIR/construct.json             what the job is made of
+WORKDIR/concepts.jsonl             a record per finished concept: what was tried, and the question
+WORKDIR/questions.jsonl            all questions
+WORKDIR/train.jsonl, test.jsonl    the sample, of other concepts each
+WORKDIR/images/                    their pictures
+WORKDIR/report.json, report.md     written when the job ends
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.rows import read_rows
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
+from routerl_jax.curation.job import Journal, begin, book_all, listed, unfinished, write_report
+from routerl_jax.curation.questions import IMAGES, save_picture
+from routerl_jax.curation.services import Services
+from routerl_jax.curation.vqa_text import (
+    TAXONOMY,
+    Asked,
+    again_prompt,
+    kind_prompt,
+    question_prompt,
+    read_kind,
+    read_question,
+)
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.llms.schemas import without_thinking
+from routerl_jax.parallel.workdir import alone
+from routerl_jax.remote.background import shared_loop
+from routerl_jax.training.sections import KnowledgeConfig
+
+_MADE = ("concepts.jsonl", "questions.jsonl", "train.jsonl", "test.jsonl", "report.json", "report.md", IMAGES)
+
+OpenServices = Callable[[], tuple[ChatModel, SearchTool]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class VqaConfig:
+    """A job that makes questions about pictures of concepts."""
+
+    job: Literal["vqa"] = "vqa"
+    # a text file with a concept a line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
+    concepts: str = ""
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # who asks; it must see
+    # one knowledge base, which is asked in words and finds passages with pictures
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    k: Size = 3  # passages of a search; the first with a picture and a text is taken
+    max_page: Size = 8000  # characters of its text that the model reads
+    attempts: Size = 3  # replies that are asked for, with the fault of the one before, until one keeps the rules
+    temperature: NonNegative = 0.7
+    max_tokens: Size = 1024  # of a reply
+    sample: Count = 6000  # questions of the sample, as many of each kind as there are; 0: all
+    test: Count = 600  # of these in test.jsonl
+    concurrency: Size = 32  # concepts under way at once
+    patience: Size = 20  # concepts in a row that may fail before the job stops
+    search_timeout: Positive = 60.0  # seconds
+    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # of a million tokens that it writes
+    seed: Seed = 0  # of what is drawn
+
+    def __post_init__(self) -> None:
+        if not self.concepts:
+            raise ValueError("config.concepts is not set: name a file with a concept a line")
+        if len(self.knowledge) != 1:
+            raise ValueError(
+                "config.knowledge must be one knowledge base, which finds pictures of a concept; it has "
+                f"{', '.join(self.knowledge) or 'none'}"
+            )
+        if self.sample and self.test >= self.sample:
+            raise ValueError(f"config.test={self.test} must be less than config.sample={self.sample}")
+
+    def decisive(self) -> dict[str, Any]:
+        """What questions depend on beside the concepts: other values are another job."""
+        model = dataclasses.asdict(self.llm)
+        return {
+            **{key: getattr(self, key) for key in ("job", "k", "max_page", "attempts", "temperature", "max_tokens")},
+            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
+            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Concept:
+    """Something that can be seen, and its other names."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.name, *self.aliases)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VqaReport:
+    """The state of a job. `str(report)` is text for people, in Markdown.
+
+    Attributes:
+      concepts, tried, accepted: numbers of them.
+      reasons: why concepts have no question, by their last reply.
+      replies: by the rule that they broke, of all that were asked for; "accepted" those that broke none.
+      kinds: questions by kind of knowledge; train and test: of the files.
+      calls, prompt_tokens, tokens: replies that were asked of the model, read and written tokens, of all sittings.
+      seconds: of this sitting.
+    """
+
+    model: str
+    concepts: int
+    tried: int
+    accepted: int
+    reasons: Mapping[str, int]
+    replies: Mapping[str, int]
+    kinds: Mapping[str, int]
+    train: Mapping[str, int]
+    test: Mapping[str, int]
+    calls: int
+    prompt_tokens: int
+    tokens: int
+    cost: float
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = ["| kind | questions | train | test |", "|---|---|---|---|"]
+        for name in TAXONOMY:
+            cells = (counts.get(name, 0) for counts in (self.kinds, self.train, self.test))
+            lines.append(f"| {name} | {' | '.join(f'{count:,}' for count in cells)} |")
+        asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"- {self.concepts:,} concepts, {self.tried:,} tried, {self.accepted:,} with a question",
+                f"- none because of: {listed(self.reasons)}",
+                f"- replies by the rule that they broke: {listed(self.replies)}",
+                f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""),
+                f"- {self.seconds:,.0f} s in this sitting",
+            ]
+        )
+
+
+def read_concepts(path: str) -> list[Concept]:
+    """The concepts of a file, each once, whatever its case and spaces.
+
+    Raises:
+      ValueError: there is no such file, no concept in it, or a row without one; names file, row and key.
+    """
+    place = pathlib.Path(path).expanduser()
+    if not place.is_file():
+        raise ValueError(f"config.concepts={path!r}: there is no such file")
+    found: dict[str, Concept] = {}
+    if place.suffix == ".txt":
+        concepts = [Concept(name=" ".join(line.split())) for line in place.read_text().splitlines() if line.strip()]
+    else:
+        concepts = []
+        for where, row in read_rows(place):
+            name, aliases = row.get("concept"), row.get("aliases") or []
+            if not isinstance(name, str) or not name.strip():
+                raise where.error("key 'concept' is missing or empty")
+            if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
+                raise where.error("key 'aliases' must be a list of strings")
+            concepts.append(Concept(name=" ".join(name.split()), aliases=tuple(aliases)))
+    for concept in concepts:
+        found.setdefault(concept.name.lower(), concept)
+    if not found:
+        raise ValueError(f"config.concepts={path!r} holds no concept")
+    return list(found.values())
+
+
+def make_vqa(
+    config: VqaConfig,
+    workdir: pathlib.Path,
+    open_services: OpenServices,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> VqaReport:
+    """Makes a question of each concept and draws the sample. Run again after a kill, it goes on where it was; no finished
+    concept is asked for again.
+
+    Args:
+      open_services: gives the language model and the knowledge base; not called where nothing is left to do.
+      overwrite: throw away what a job of other settings has made in `workdir`.
+
+    Raises:
+      ValueError: `workdir` holds a job of other settings or another process is at it, the concepts can't be used, or too many
+        failed in a row.
+    """
+    started = time.monotonic()
+    concepts = read_concepts(config.concepts)
+    with alone(workdir):
+        begin(
+            {**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
+            workdir,
+            overwrite,
+            _MADE,
+        )
+        journal = Journal(workdir / _MADE[0])
+        try:
+            if unfinished(journal, concepts, _name, FAILED):
+                model, tool = open_services()
+                services = Services(model, {"pictures": tool}, config.search_timeout)
+                maker = _Maker(config, services, workdir / IMAGES)
+                shared_loop().run(
+                    book_all(
+                        journal,
+                        concepts,
+                        maker.record,
+                        _name,
+                        FAILED,
+                        concurrency=config.concurrency,
+                        patience=config.patience,
+                        doing="asking",
+                        unit="concept",
+                        progress=progress,
+                    )
+                )
+        finally:
+            journal.close()
+        return _write(config, workdir, concepts, list(journal.read()), started)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """From a concept to its record."""
+
+    config: VqaConfig
+    services: Services
+    images: pathlib.Path
+
+    async def record(self, concept: Concept) -> dict[str, Any]:
+        made, broken = Attempt(), []
+        row = None
+        try:
+            page = await self._page(concept)
+            asked = await self._question(concept, page, made, broken)
+            row = self._row(concept, page, asked, await self._kind(asked, made, broken))
+            broken.append("accepted")
+        except GivenUp as reason:
+            made.outcome, made.detail = reason.outcome, str(reason)
+        return {
+            "id": concept.name,
+            "outcome": made.outcome,
+            "detail": made.detail,
+            "broken": broken,
+            "made": made.record(),
+            "row": row,
+        }
+
+    async def _page(self, concept: Concept) -> Passage:
+        """The first that has a picture and a text."""
+        call = await self.services.search("pictures", concept.name, self.config.k)
+        if call.error is not None:
+            raise GivenUp("search failed", call.error)
+        page = next((one for one in call.passages if one.image and one.text.strip()), None)
+        if page is None:
+            raise GivenUp("no picture", f"{len(call.passages)} passages, none with a picture and a text")
+        return page
+
+    async def _question(self, concept: Concept, page: Passage, made: Attempt, broken: list[str]) -> Asked:
+        """A question that keeps the rules; the model is told which one it broke."""
+        prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
+        chat = [Message(role="user", content=prompt, images=(page.image,))]
+        last: GivenUp | None = None
+        for number in range(self.config.attempts):
+            reply = await self._ask(chat, made, number)
+            try:
+                return read_question(reply, concept.names)
+            except GivenUp as reason:
+                last = reason
+                broken.append(reason.outcome)
+                if reason.outcome == "not shown":
+                    break
+                chat = [
+                    *chat,
+                    Message(role="assistant", content=reply),
+                    Message(role="user", content=again_prompt(str(reason))),
+                ]
+        assert last is not None
+        raise last
+
+    async def _kind(self, asked: Asked, made: Attempt, broken: list[str]) -> str:
+        chat = [Message(role="user", content=kind_prompt(asked.question, asked.answer))]
+        last: GivenUp | None = None
+        for number in range(self.config.attempts):
+            try:
+                return read_kind(await self._ask(chat, made, number))
+            except GivenUp as reason:
+                if reason.outcome in FAILED:
+                    raise
+                last = reason
+                broken.append(reason.outcome)
+        assert last is not None
+        raise last
+
+    async def _ask(self, chat: Sequence[Message], made: Attempt, number: int) -> str:
+        config = self.config
+        options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
+        return without_thinking(await written(self.services, chat, made, **options, sample=number))
+
+    def _row(self, concept: Concept, page: Passage, asked: Asked, kind: str) -> dict[str, Any]:
+        """As FlashRAG writes it."""
+        try:
+            picture = save_picture(page.image, self.images)
+        except ValueError as error:
+            raise GivenUp("no picture", str(error)) from error
+        return {
+            "id": _digest(concept.name),
+            "question": asked.question,
+            "golden_answers": list(dict.fromkeys((asked.answer, *concept.names))),
+            "images": [picture],
+            "metadata": {"type": kind, "concept": concept.name, "page": page.id, "page_title": page.title},
+        }
+
+
+def _write(
+    config: VqaConfig,
+    workdir: pathlib.Path,
+    concepts: Sequence[Concept],
+    records: Sequence[Mapping[str, Any]],
+    started: float,
+) -> VqaReport:
+    """All questions, the sample, and the report."""
+    last = {record["id"]: record for record in records}
+    tried = [last[concept.name] for concept in concepts if concept.name in last]
+    rows = [record["row"] for record in tried if record["row"] is not None]
+    train, test = balanced(rows, config.sample, config.test, config.seed)
+    for name, some in (("questions", rows), ("train", train), ("test", test)):
+        write_json_lines(workdir / f"{name}.jsonl", some)
+    read, told = (sum(record["made"][key] for record in records) for key in ("prompt_tokens", "tokens"))
+    report = VqaReport(
+        model=config.llm.model,
+        concepts=len(concepts),
+        tried=len(tried),
+        accepted=len(rows),
+        reasons=dict(collections.Counter(r["outcome"] for r in tried if r["row"] is None).most_common()),
+        replies=dict(collections.Counter(rule for record in records for rule in record["broken"]).most_common()),
+        kinds=_kinds(rows),
+        train=_kinds(train),
+        test=_kinds(test),
+        calls=sum(record["made"]["calls"] for record in records),
+        prompt_tokens=read,
+        tokens=told,
+        cost=(read * config.read_price + told * config.write_price) / 1e6,
+        seconds=round(time.monotonic() - started, 1),
+    )
+    write_report(workdir, report.record(), str(report))
+    return report
+
+
+def balanced(
+    rows: Sequence[dict[str, Any]], sample: int, test: int, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(Training, test): as many questions of each kind as there are, drawn, in the order of `rows`.
+
+    A row is of one concept alone, so no concept is in both.
+
+    Args:
+      sample: of both together; 0: all.
+      test: of these, as many of each kind as there are; at most half of the sample.
+    """
+    rng = np.random.default_rng(seed)
+    by_kind: dict[str, list[int]] = {name: [] for name in TAXONOMY}
+    for number in rng.permutation(len(rows)).tolist():
+        by_kind[rows[number]["metadata"]["type"]].append(number)
+    taken = alike({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
+    held_out = alike(taken, min(test, sum(taken.values()) // 2))
+    tested = {number for name, items in by_kind.items() for number in items[: held_out[name]]}
+    drawn = {number for name, items in by_kind.items() for number in items[: taken[name]]}
+    return [rows[i] for i in sorted(drawn - tested)], [rows[i] for i in sorted(tested)]
+
+
+def alike(there: Mapping[str, int], wanted: int) -> dict[str, int]:
+    """How many of each kind make `wanted` together: of all alike, as far as there are so many; the first get what does not
+    divide."""
+    taken = dict.fromkeys(there, 0)
+    left = min(wanted, sum(there.values()))
+    while left:
+        for name in [name for name in there if taken[name] < there[name]]:
+            if left:
+                taken[name] += 1
+                left -= 1
+    return taken
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    counts = collections.Counter(row["metadata"]["type"] for row in rows)
+    return {name: counts[name] for name in TAXONOMY if counts[name]}
+
+
+def _name(concept: Concept) -> str:
+    return concept.name
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
