@@ -68,9 +68,7 @@ class TeachingConfig:
     # whose form the episodes are written in: directory, hub id or packaged model of the policy that is to learn. Its tokenizer
     # and what it does with pictures are read, its weights are not
     student: str = ""
-    agent: AgentConfig = AgentConfig(
-        max_searches=2
-    )  # as in the run that learns; the teacher is always told how to work
+    agent: AgentConfig = AgentConfig(max_searches=2)  # as in the run that learns; the teacher is told how to work
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempts: Size = 1  # per question, until one is right
     temperature: NonNegative = 0.0
@@ -105,18 +103,7 @@ class TeachingConfig:
     def decisive(self) -> dict[str, Any]:
         """What attempts depend on beside the questions themselves: other values are another job."""
         model = dataclasses.asdict(self.llm)
-        same = (
-            "job",
-            "student",
-            "attempts",
-            "temperature",
-            "max_tokens",
-            "max_length",
-            "form",
-            "metric",
-            "normalizer",
-            "seed",
-        )
+        same = "job student attempts temperature max_tokens max_length form metric normalizer seed".split()
         return {
             **{key: getattr(self, key) for key in same},
             "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
