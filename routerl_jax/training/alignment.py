@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 from flax import nnx
 from jaxtyping import Array, Float, Int
 from tqdm.auto import tqdm
 
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.learning.programs import optimizer_homes
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -56,10 +58,14 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
         step, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, step), state, right
 
-    state, right = optimizer.init(params), jnp.zeros(())
+    mesh = model.visual.patch[...].sharding.mesh
+    # beside its parameters from the start, or the second update would be compiled anew
+    begin = jax.jit(optimizer.init, out_shardings=optimizer_homes(optimizer, params, mesh))
+    state, right = begin(params), jnp.zeros(())
     for number in tqdm(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
         params, state, right = update(params, state, *sheets(model, [10, seed, number]))
     nnx.update(model.visual, params)
+    logging.info("after %d updates the tower tells %.2f of the figures", updates, float(right))
     return float(right)
 
 
