@@ -103,7 +103,18 @@ class TeachingConfig:
     def decisive(self) -> dict[str, Any]:
         """What attempts depend on beside the questions themselves: other values are another job."""
         model = dataclasses.asdict(self.llm)
-        same = "job student attempts temperature max_tokens max_length form metric normalizer seed".split()
+        same = [
+            "job",
+            "student",
+            "attempts",
+            "temperature",
+            "max_tokens",
+            "max_length",
+            "form",
+            "metric",
+            "normalizer",
+            "seed",
+        ]
         return {
             **{key: getattr(self, key) for key in same},
             "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
