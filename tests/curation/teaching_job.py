@@ -59,9 +59,9 @@ class Pages:
         ]
 
 
-def config(questions: pathlib.Path | str, student: pathlib.Path | str, **changes: Any) -> TeachingConfig:
+def config(data: pathlib.Path | str, student: pathlib.Path | str, /, **changes: Any) -> TeachingConfig:
     fields: dict[str, Any] = {
-        "data": str(questions),
+        "data": str(data),
         "student": str(student),
         "llm": ChatModelConfig(model="scripted"),
         "agent": AgentConfig(max_searches=2, k=2, max_turn_tokens=200, answer_tokens=40, settings={"image_k": 2}),
