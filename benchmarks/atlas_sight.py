@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float
 
 from configs import atlas_sight
 from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.ledger import demonstrated
 from routerl_jax.core.types import Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas import flags, known, world
