@@ -146,7 +146,9 @@ def _averages(
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(np.mean([e.answer is not None and bool(e.turns[-1].forced) for e in episodes])),
+        "forced_rate": float(
+            np.mean([e.answer is not None and any(turn.forced for turn in e.turns[-1:]) for e in episodes])
+        ),
         "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import datetime
 import fcntl
 import json
 import os
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -153,7 +155,7 @@ class _Lock:
             found = _read(self._path)
             if found is not None and found.get("token") != self._record["token"]:
                 self.successor = found
-                _thread.interrupt_main()
+                _interrupt_main()
                 return
             try:
                 self._write()
@@ -183,6 +185,15 @@ class _Lock:
             f"{self._directory} is in use by {_name(holder)} since {holder.get('since')} (last seen {holder.get('seen')}); "
             f"wait for it, stop it (kill {holder.get('process')}, on that host), or give another directory"
         )
+
+
+def _interrupt_main() -> None:
+    """Raises KeyboardInterrupt in the main thread, where SIGINT is ignored, too, as in what a script starts with `&`."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        _thread.interrupt_main()
+    else:
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
 def _name(record: dict[str, Any]) -> str:

@@ -184,7 +184,12 @@ def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str,
     return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress, frozen)
 
 
-def _open_kb(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> KnowledgeBase:
+def _open_kb(
+    name: str,
+    spec: KnowledgeConfig,
+    progress: bool,
+    frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),
+) -> KnowledgeBase:
     from routerl_jax.knowledge.hybrid import HybridKB
     from routerl_jax.knowledge.load import check_kb, load_kb
 

@@ -241,6 +241,7 @@ def test_a_reply_continues_a_chat_as_the_template_has_it(
 def test_a_reply_needs_a_template_that_writes_one_turn_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = trained()
     assert tokenizer.decode(tokenizer.reply("hi")) == "\nUser: hi\nAssistant: "  # without one, as prompts are then
-    monkeypatch.setattr(tokenizer.hf, "chat_template", "{{ messages[-1].content }}")
+    odd = trained()
+    monkeypatch.setattr(odd.hf, "chat_template", "{{ messages[-1].content }}")
     with pytest.raises(ValueError, match="does not write one turn after the other"):
-        tokenizer.reply("hi")
+        odd.reply("hi")

@@ -93,6 +93,7 @@ def test_groups() -> None:
             "f1_recall": wiki["f1_recall"],
             "routing_accuracy": 2 / 3,
             "searches_per_question": 1.5,
+            "searched_rate": 1.0,
         }
     )
     assert wiki["f1_recall"] == summarize([one, two])["f1_recall"]

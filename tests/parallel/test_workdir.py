@@ -147,9 +147,15 @@ def test_of_two_that_claim_at_once_one_is_refused(tmp_path: pathlib.Path, monkey
         enter(tmp_path / "run")
 
 
-def test_who_was_taken_over_stops(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that slept for longer than the silence, say. What is there by then is the other's."""
+@pytest.mark.parametrize("ignored", [False, True], ids=["in front", "in the background"])
+def test_who_was_taken_over_stops(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, ignored: bool
+) -> None:
+    """A machine that slept for longer than the silence, say. What is there by then is the other's. What a script starts in the
+    background ignores SIGINT."""
     monkeypatch.setattr(workdir, "_BEAT", 0.05)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
 
     def be_taken_over() -> None:
         with alone(tmp_path / "run"):

@@ -33,8 +33,8 @@ def test_the_tower_alone_moves_towards_the_figures(model: VisionLanguageModel) -
     before = nnx.state(model, nnx.Param)
     kept = {path: np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(before)}
     cosine = own_cosine(model)
-    align_tower(model, 12, seed=0)
-    assert own_cosine(model) > cosine + 0.02  # 12 updates of 200, all of them of the warm-up: it was 0.041
+    align_tower(model, 60, seed=0)
+    assert own_cosine(model) > cosine + 0.1
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         if path[0] != "visual":
             np.testing.assert_array_equal(np.asarray(leaf.get_value()), kept[path])
