@@ -114,7 +114,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["routerl_jax*"]),  # launch and configs are run from a checkout
     package_data={
-        "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*"],
+        "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
     },
     python_requires=">=3.11",

@@ -1,6 +1,6 @@
 """What the small policy that sees can see, and what it knows: flags, facts, figures, and the reading that it had before.
 
-python -m benchmarks.atlas_sight [--policy runs/atlas_sight/policy] [--views 2]
+python -m benchmarks.atlas_sight [--policy atlas-sight] [--views 2]
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="runs/atlas_sight/policy", help="a directory, or a packaged model")
+    parser.add_argument("--policy", default="atlas-sight", help="a packaged model, or a directory")
     parser.add_argument("--before", default="atlas-warm-start", help="whose reading it is compared with")
     parser.add_argument("--views", type=int, default=2, help="pictures of each flag")
     arguments = parser.parse_args()

@@ -50,13 +50,16 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Trains a policy that sees, from the shipped warm start and a random tower. It has not been run to its end.
+    """Trains the policy that ships in routerl_jax/data/atlas/sight_policy, from the shipped warm start and a random tower.
 
     python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
+
+    Two updates a second on two cores with AVX-512 that do little else. `python -m benchmarks.atlas_sight` says what it can see.
     """
     return to_config_dict(
         schema.TrainConfig(
             kind="sft",
+            seed=1,
             steps=600,
             model=schema.ModelConfig(path="atlas-warm-start", sight=TOWER),
             mesh=schema.MeshConfig(cpu_devices=2),

@@ -69,7 +69,8 @@ _FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # what is fetched from
 _PICKLED = "pytorch_model*.bin"  # and, where there are no safetensors, this
 
 # Models that ship inside this package.
-PACKAGED_MODELS = {"atlas-warm-start": pathlib.Path(__file__).parents[1] / "data" / "atlas" / "warm_start"}
+_ATLAS = pathlib.Path(__file__).parents[1] / "data" / "atlas"
+PACKAGED_MODELS = {"atlas-warm-start": _ATLAS / "warm_start", "atlas-sight": _ATLAS / "sight_policy"}
 
 
 def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:

@@ -1,0 +1,40 @@
+"""The packaged policy that sees: it names known flags on pictures that it was not taught, and still reads."""
+
+import numpy as np
+import pytest
+
+from benchmarks.atlas_sight import Reader, best_name, known_by, open_reader, whose
+from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.data.atlas import known
+from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.models.vision_language import VisionLanguageModel
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return open_reader("atlas-sight")
+
+
+def test_it_names_the_flags_that_it_was_shown_often(reader: Reader) -> None:
+    found = reader.answers((whose(name, view=7), name) for name in known_by("many"))
+    assert sum(one.right for one in found) >= 32  # of 40
+
+
+def test_it_is_less_sure_of_flags_that_it_never_saw(reader: Reader) -> None:
+    shown = [best_name(reader, whose(name, view=7)) for name in known_by("many")[:6]]
+    never = [best_name(reader, whose(name, view=7)) for name in known.unknown_countries("test")[:6]]
+    assert np.median(never) < np.median(shown)
+
+
+def test_it_still_reads(reader: Reader) -> None:
+    """Whole stretches of passages that it was not taught, from what stands before."""
+    source = ReadingDrills(seed=77)
+    found = reader(demonstrated((), source[i], reader.tokenizer) for i in range(20))
+    assert np.mean(np.concatenate([one.first for one in found])) > 0.8  # tokens; random ones: 0.001
+
+
+def test_its_pictures_are_as_many_tokens_as_the_world_says(reader: Reader) -> None:
+    assert isinstance(reader.model, VisionLanguageModel)
+    host = reader.model.image_tokens
+    tokens = {host.process(one.images[0]).tokens for one in known.known_questions("test", 40)}
+    assert tokens <= {4, 6, 8, 9}
