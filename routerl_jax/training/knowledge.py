@@ -285,11 +285,13 @@ def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     """The passages that a source `atlas/...` stands for; None for a file."""
     if not spec.source.startswith(_ATLAS):
         return None
+    from routerl_jax.data.atlas.known import FACTS, fact_passages
     from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
     name = spec.source.removeprefix(_ATLAS)
-    return picture_passages() if name == PICTURES else passages_of(name)
+    made = {PICTURES: picture_passages, FACTS: fact_passages}
+    return made[name]() if name in made else passages_of(name)
 
 
 def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:

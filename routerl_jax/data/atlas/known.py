@@ -36,6 +36,7 @@ KINDS: tuple[Kind, ...] = ("search_free", "text", "image", "mixed")
 KNOWN_RELATIONS = ("capital", "peak", "income")
 OTHER_RELATIONS = ("population", "area", "independence")
 RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
+FACTS = "facts"  # the part of Atlas that is `fact_passages`
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
 PIXELS = 8 * 28 * 28  # of a picture: four to nine image tokens
 # Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures

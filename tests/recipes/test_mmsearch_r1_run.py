@@ -1,0 +1,123 @@
+"""MMSearch-R1 on Atlas's flags: the packaged policy that sees, a reverse image search, a text search; a run of two steps."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+from routerl_jax.agents.driver import run
+from routerl_jax.core.types import Example
+from routerl_jax.data.atlas.known import known_questions
+from routerl_jax.generation.engine import Engine
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.learner import Learner, trained_parameters
+from routerl_jax.learning.objective import LossConfig
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
+from routerl_jax.training import config as schema
+from routerl_jax.training.knowledge import open_knowledge_bases
+from routerl_jax.training.rl import train_rl
+from routerl_jax.training.setup import build_recipe
+from tests.training.small_run import make_encoder
+
+
+def knowledge(encoder: pathlib.Path) -> dict[str, schema.KnowledgeConfig]:
+    """All flags, found by their colours, and a fact a passage, found by words."""
+    return {
+        "image": schema.KnowledgeConfig(
+            source="atlas/text_image",
+            kind="reverse_image",
+            encoder=f"colours+{encoder}",
+            index="exact",
+            settings={"picture_format": "png"},
+        ),
+        "text": schema.KnowledgeConfig(source="atlas/facts", kind="bm25"),
+    }
+
+
+def questions() -> list[Example]:
+    return known_questions("train", 8)
+
+
+def judged() -> list[Example]:
+    return known_questions("test", 4)
+
+
+def make_config(encoder: pathlib.Path) -> schema.TrainConfig:
+    fields: dict[str, Any] = {
+        "recipe": "mmsearch_r1",
+        "steps": 2,
+        "model": schema.ModelConfig(path="atlas-sight"),
+        "engine": schema.EngineConfig(rows=8, max_length=512),
+        "agent": schema.AgentConfig(max_searches=2, k=2, max_turn_tokens=16, answer_tokens=8, settings={"image_k": 3}),
+        "knowledge": knowledge(encoder),
+        "data": schema.DataConfig(
+            train=f"{__name__}:questions", validation=f"{__name__}:judged", test=f"{__name__}:judged", overlap="warn"
+        ),
+        "rollout": schema.RolloutConfig(examples=2, samples=2),
+        "stages": {"main": schema.StageConfig(reward=dict(REWARD))},
+        "learner": schema.LearnerConfig(
+            drop_no_signal=False, length_buckets=(512,), micro_tokens=1024, share_prefixes=True
+        ),
+        "evaluation": schema.EvaluationConfig(every=0, before=False, examples=0, final_examples=0),
+    }
+    return schema.TrainConfig(**fields)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schema.TrainConfig]:
+    home = tmp_path_factory.mktemp("mmsearch")
+    make_encoder(home / "encoder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROUTERL_CACHE", str(home / "cache"))
+        yield make_config(home / "encoder")
+
+
+def test_sampler_and_learner_agree_on_searched_pictures(config: schema.TrainConfig) -> None:
+    """1e-4 in float32: the question's picture, thumbnails of other sizes, the picture again."""
+    model = load_pretrained("atlas-sight")
+    assert isinstance(model, VisionLanguageModel)
+    workflow = build_recipe(config).agent.baselines(("image", "text"))["rag_workflow"]
+    episodes = run(
+        workflow,
+        judged(),
+        Engine(model, rows=4, max_length=512),
+        open_knowledge_bases(config.knowledge, progress=False),
+    )
+    for episode in episodes:
+        assert [call.error for call in episode.calls][:1] == [None]
+        assert len(episode.calls[0].passages) == 3
+    sequences = [episode.sequences[0] for episode in episodes]
+    assert all(len(sequence.images) >= 1 + 3 + 1 for sequence in sequences)
+    assert len({image.tokens for sequence in sequences for _, image in sequence.images}) > 1
+    layout = BatchLayout(single_device_mesh(), (512,), 1024, model)
+    learner = Learner(model, optax.sgd(0.0), LossConfig(kind="reinforce"), layout, trainable=trained_parameters(model))
+    for sequence, logprobs in zip(sequences, learner.logprobs(sequences)):
+        sampled = sequence.loss_mask
+        assert sampled.any()
+        np.testing.assert_allclose(logprobs[sampled], sequence.logprobs[sampled], rtol=0, atol=1e-4)
+
+
+def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Its table has the paper's agents and measures, by kind of question; its records show what was seen."""
+    train_rl(config, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    assert max(row["sampler_gap/max"] for row in rows) < 1e-3
+    agents = json.loads((tmp_path / "run" / "results.json").read_text())["agents"]
+    assert list(agents) == ["trained", "direct", "rag_workflow"]
+    assert agents["direct"]["searched_rate"] == 0
+    assert agents["rag_workflow"]["searched_rate"] == 1
+    assert agents["direct"]["forced_rate"] + agents["direct"]["truncated_rate"] > 0
+    assert set(agents["trained"]["by"]["kind"]) == {"search_free", "text", "image", "mixed"}
+    assert {"search_ratio", "searched_rate", "em"} <= set(agents["trained"]["by"]["kind"]["image"])
+    record = json.loads((tmp_path / "run" / "evaluation" / "rag_workflow.jsonl").read_text().splitlines()[0])
+    shown = [item for turn in record["turns"] for item in turn["shown"] if item["digest"]]
+    assert len(shown) >= 4
+    assert all((tmp_path / "run" / "evaluation" / item["image"]).is_file() for item in shown)
