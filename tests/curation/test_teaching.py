@@ -134,11 +134,12 @@ def test_a_policy_that_sees_learns_from_them(
         steps=1,
         model=schema.ModelConfig(path=str(student)),
         mesh=schema.MeshConfig(cpu_devices=1),
-        engine=schema.EngineConfig(max_length=2048),
+        engine=schema.EngineConfig(max_length=1024),
+        learner=schema.LearnerConfig(micro_tokens=1024),
         agent=settings.agent,
         knowledge=settings.knowledge,
         data=schema.DataConfig(train=str(questions), validation="", test="", overlap="ignore"),
-        evaluation=schema.EvaluationConfig(every=1),
+        evaluation=schema.EvaluationConfig(every=0),
         warm_start=schema.WarmStartConfig(demonstrations=str(tmp_path / "out" / "demonstrations.jsonl"), examples=2),
     )
     learnt, held_out = open_demonstrations(training, build_recipe(training).agent)
