@@ -18,6 +18,7 @@ from routerl_jax.parallel.platform import split_cpu, tune_process
 if __name__ == "__main__":
     tune_process()
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -154,20 +155,21 @@ def main(_: Sequence[str]) -> None:
     engine = make_engine(config, model)
     tools = open_knowledge(config, home)
     names, table = _names(config), {}
-    for name, agent in agents.items():
-        table[names.get(name, name)], episodes = score(
-            agent,
-            examples,
-            engine,
-            tools,
-            config.evaluation.normalizer,
-            tool_timeout=config.rollout.tool_timeout,
-            sampling=Sampling(temperature=FLAGS.temperature),
-            seed=FLAGS.seed,
-            progress=f"evaluating {name}",
-            judge=judge,
-        )
-        write_records(output / f"{name}.jsonl", episodes)
+    with contextlib.closing(judge) if judge else contextlib.nullcontext():
+        for name, agent in agents.items():
+            table[names.get(name, name)], episodes = score(
+                agent,
+                examples,
+                engine,
+                tools,
+                config.evaluation.normalizer,
+                tool_timeout=config.rollout.tool_timeout,
+                sampling=Sampling(temperature=FLAGS.temperature),
+                seed=FLAGS.seed,
+                progress=f"evaluating {name}",
+                judge=judge,
+            )
+            write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}

@@ -141,7 +141,7 @@ def _averages(
         **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
         "searched_rate": float(np.mean([bool(e.calls) for e in episodes])),
-        **({"search_ratio": len(calls) / (budget * len(episodes))} if budget else {}),
+        **({} if budget is None else {"search_ratio": len(calls) / max(budget * len(episodes), 1)}),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,

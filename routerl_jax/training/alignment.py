@@ -1,7 +1,4 @@
-"""The vision tower alone learns the language of the decoder: a figure's feature is to point where its token's embedding does.
-
-From the language loss alone a small policy does not learn to read figures (docs/architecture.md); after this it does.
-"""
+"""The vision tower alone learns the decoder's language: a figure's feature is to point where its token's embedding does."""
 
 from __future__ import annotations
 

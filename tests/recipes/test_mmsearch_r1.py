@@ -408,6 +408,7 @@ def test_direct_answers_search_nothing() -> None:
     direct = AGENT.baselines(("image", "text"))["direct"]
     episode = play("Accra</answer>", agent=direct)  # type: ignore[arg-type]
     assert (episode.answer, episode.calls, episode.turns[0].forced) == ("Accra", [], "<answer>")
+    assert summarize([episode], budget=direct.search_budget)["search_ratio"] == 0  # none of none
 
 
 def test_the_rag_workflow_searches_twice_whatever_the_policy_knows() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
@@ -243,7 +243,7 @@ class MMSearchAgent(Agent):
 
 def picture_query(example: Example) -> Query:
     """What a search by the picture asks: the URL under which the picture lies (`metadata["image_urls"]`), or the picture."""
-    urls = example.metadata.get("image_urls") if isinstance(example.metadata, Mapping) else None
+    urls = example.metadata.get("image_urls")
     return TextAndImage(image=urls[0] if urls else example.images[0])
 
 
