@@ -17,6 +17,7 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.sections import (
+    CalibrationConfig,
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -32,6 +33,7 @@ from routerl_jax.training.sections import (
 
 __all__ = [
     "AgentConfig",
+    "CalibrationConfig",
     "CheckpointConfig",
     "ControlConfig",
     "DataConfig",

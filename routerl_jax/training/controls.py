@@ -23,7 +23,7 @@ from routerl_jax.evaluation.report import print_table
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
-from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.config import CalibrationConfig, TrainConfig
 from routerl_jax.training.demonstrations import check_demonstrations
 from routerl_jax.training.judging import check_names
 from routerl_jax.training.run import Run
@@ -108,7 +108,13 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
         snapshot=shared_snapshot(config, workdir),
         warm_start=control.supervised,
         evaluation=dataclasses.replace(
-            config.evaluation, before=False, stages=False, baselines=False, names={"trained": name}
+            config.evaluation,
+            before=False,
+            before_baselines=(),
+            calibration=CalibrationConfig(),
+            stages=False,
+            baselines=False,
+            names={"trained": name},
         ),
     )
     if control.supervised.steps:

@@ -11,6 +11,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.core.config import unknown_key
 from routerl_jax.core.files import read_json, write_whole
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
@@ -45,13 +46,25 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
             raise ValueError(
                 f"config.{section}.{both}: call it something else; results.json has another agent so named"
             )
-    scored = ("warm_start", "trained", *config.stages, *baselines)
+    for name in config.evaluation.before_baselines:
+        if name not in baselines:
+            raise ValueError(unknown_key("config.evaluation.before_baselines", name, baselines))
+    before = before_agents(config, judged)
+    scored = (*before, "trained", *config.stages, *baselines)
     if taken := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
         raise ValueError(f"config.evaluation.names: {taken[0]!r} is another agent's name; take one that nobody has")
     if unknown := [name for name in config.evaluation.names if name not in scored]:
         close = difflib.get_close_matches(unknown[0], scored, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
         raise ValueError(f"config.evaluation.names.{unknown[0]}: no agent is called so; {hint}")
+
+
+def before_agents(config: TrainConfig, judged: Agent) -> dict[str, Agent]:
+    """As what the untrained policy is scored, by the names that its rows have."""
+    baselines = judged.baselines(tuple(config.knowledge)) if config.evaluation.before_baselines else {}
+    return {"warm_start": judged} | {
+        f"warm_start_{name}": baselines[name] for name in config.evaluation.before_baselines
+    }
 
 
 def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -25,12 +25,13 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.judging import check_names, judging_questions, keep_table, kept_tables
+from routerl_jax.training.judging import before_agents, check_names, judging_questions, keep_table, kept_tables
 from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
@@ -81,7 +82,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
     training = _Training(config, workdir, resume)
     try:
         if config.evaluation.before and training.run.start == 0:
-            training.keep("warm_start")
+            training.keep("warm_start", before_agents(config, training.judged))
+            check_calibration(training.calibration(), config.evaluation.calibration)
         return training.finish(training.train())
     finally:
         if training.judge is not None:
@@ -213,6 +215,7 @@ class _Training:
             "devices": len(jax.devices()),
             "platform": jax.devices()[0].platform,
             "steps": config.steps,
+            **({"calibration": found} if (found := self.calibration()) else {}),
             **({"tools": tool_results(counted)} if counted else {}),
             **stopped,
             "seed": config.seed,
@@ -229,9 +232,16 @@ class _Training:
             raise RunStopped(stopped["stopped"]["message"])
         return results
 
-    def keep(self, name: str) -> None:
+    def keep(self, name: str, agents: Mapping[str, Agent] | None = None) -> None:
         """Scores the policy as it is, for the table at the end of the run."""
-        keep_table(self.workdir, name, self._evaluate({name: self.judged}), self._asked())
+        keep_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._asked())
+
+    def calibration(self) -> dict[str, Any]:
+        """What the untrained policy knows and what it finds, by kind of question."""
+        if not (settings := self.config.evaluation.calibration).kind:
+            return {}
+        kept = kept_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
+        return calibration(multihost.exchange(kept)[0], settings)
 
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}

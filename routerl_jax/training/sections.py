@@ -139,6 +139,20 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
+class CalibrationConfig:
+    """Whether a price on searches can decide anything: the start's EM without a search (closed book) and with every search
+    (open book), by kind of question, before training."""
+
+    # questions' metadata["kind"] for which (1 - penalty) x open book < closed book < open book, or the run is refused; empty:
+    # not measured
+    kind: str = ""
+    penalty: Fraction = 0.1  # the share of the reward that a search costs
+    closed: str = "direct"  # the baseline that never searches
+    open: str = "rag_workflow"  # the one that always does
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EvaluationConfig:
     """Greedy evaluation."""
 
@@ -148,7 +162,9 @@ class EvaluationConfig:
     baselines: bool = True  # always one KB, random KB, no search
     canary: bool = False  # validate with a retriever that answers other questions, too
     judge: bool = False  # ask config.judge about every answer, too
-    before: bool = True  # also score the untrained policy
+    before: bool = True  # also score the untrained policy ..
+    before_baselines: tuple[str, ...] = ()  # .. and its baselines of these names, as warm_start_NAME
+    calibration: CalibrationConfig = CalibrationConfig()
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: Count = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
@@ -165,6 +181,16 @@ class EvaluationConfig:
                 raise ValueError(f"config.evaluation.headline: {metric!r} is none of {', '.join((*ANSWER, JUDGE))}")
             if metric == JUDGE and not self.judge:
                 raise ValueError("config.evaluation.headline: 'judge' is never measured: set config.evaluation.judge")
+        if self.before_baselines and not self.before:
+            raise ValueError(
+                "config.evaluation.before_baselines are the untrained policy's: set config.evaluation.before"
+            )
+        for name in (self.calibration.closed, self.calibration.open) if self.calibration.kind else ():
+            if name not in self.before_baselines:
+                raise ValueError(
+                    f"config.evaluation.calibration asks how the untrained policy does as {name!r}: name it in "
+                    "config.evaluation.before_baselines"
+                )
         if len(set(self.headline)) < len(self.headline):
             raise ValueError(f"config.evaluation.headline={self.headline} names a metric twice")
 

@@ -124,18 +124,22 @@ def fact_passages() -> list[Passage]:
     return [_passage(name, key) for name, entity in countries().items() for key in RELATIONS if key in entity.facts]
 
 
-def known_questions(split: world.Split, count: int) -> list[Example]:
+def known_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
     """Questions with a picture each, a quarter of each kind, in turns; the same ones every time.
+
+    `start` is the place of the first one: others have other pictures.
 
     `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`
     and, as other questions of Atlas, `entities`.
 
     Raises:
-      ValueError: the count is no multiple of four.
+      ValueError: the count, or the first one's place, is no multiple of four.
     """
-    if count % len(KINDS):
-        raise ValueError(f"{count} questions are no {len(KINDS)} equal kinds; ask for a multiple of {len(KINDS)}")
-    found = [_question(split, kind, i) for i in range(count // len(KINDS)) for kind in KINDS]
+    if count % len(KINDS) or start % len(KINDS):
+        wrong = f"{count} questions, the first at {start}, are no {len(KINDS)} equal kinds"
+        raise ValueError(f"{wrong}; ask for multiples of {len(KINDS)}")
+    rounds = range(start // len(KINDS), (start + count) // len(KINDS))
+    found = [_question(split, kind, i) for i in rounds for kind in KINDS]
     check(found)
     return found
 

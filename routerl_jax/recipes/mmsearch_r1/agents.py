@@ -49,6 +49,8 @@ class MMSearchAgent(Agent):
       max_observation_tokens: most tokens of what a search shows, in whole results; 0: as many as there is room for.
       answer_tokens: room kept for an answer that is begun for the policy.
       force_answer: begin the answer for the policy where it has spent its rounds; the released code ends without one.
+      thoughts: let the policy think before an action that is begun for it, as it does before its own; a small policy that
+        is trained for the protocol knows no other form.
       instruct: say how to work (for pretrained models).
     """
 
@@ -64,6 +66,7 @@ class MMSearchAgent(Agent):
     max_observation_tokens: int = 0
     answer_tokens: int = 64
     force_answer: bool = True
+    thoughts: bool = False
     instruct: bool = False
 
     @property
@@ -230,11 +233,22 @@ class MMSearchAgent(Agent):
             await self._answer(chat, truncated) if self.force_answer else chat.episode(answer=None, truncated=truncated)
         )
 
+    async def _thoughts(self, chat: Conversation, kept: int) -> str:
+        """The policy's thoughts before an action that is begun for it, with that much room kept for the action; returns what
+        stands between the two."""
+        room = chat.room - kept - chat.tokens_of(protocol.REASON[0] + protocol.REASON[1] + "\n")
+        if not self.thoughts or room < 1:
+            return ""
+        chat.force(protocol.REASON[0])
+        turn = await chat.generate(stop=protocol.REASON[1:], max_tokens=min(self.max_turn_tokens, room))
+        return "\n" if protocol.REASON[1] in turn.text else protocol.REASON[1] + "\n"
+
     async def _answer(self, chat: Conversation, truncated: bool = False) -> Episode:
         """An answer that is begun for the policy; `truncated` if a limit of tokens brought it about."""
-        if chat.room < self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING):
+        needed = self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING)
+        if chat.room < needed:
             return chat.episode(answer=None, truncated=True)
-        chat.force(protocol.ANSWER_OPENING)
+        chat.force(await self._thoughts(chat, needed) + protocol.ANSWER_OPENING)
         turn = await chat.generate(stop=("</answer>",), max_tokens=self.answer_tokens)
         turn.action = protocol.parse(turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool)
         answer = turn.action.answer if turn.action.kind == "answer" else None
@@ -266,7 +280,7 @@ class DirectAnswer(MMSearchAgent):
 class RagWorkflow(MMSearchAgent):
     """Searches by the picture, then in the policy's words, then answers, whatever it knows (table 6).
 
-    The searches are written in the policy's place, but for the words of the query. A question without a picture is searched
+    The searches are written in the policy's place, but for its thoughts and the query. A question without a picture is searched
     for in words alone.
     """
 
@@ -274,15 +288,17 @@ class RagWorkflow(MMSearchAgent):
         chat = self._begin(example, llm)
         made: list[Kind] = []
         if example.images and self.image_searches:
-            chat.write(protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
+            between = await self._thoughts(chat, self._reserve(chat) + chat.tokens_of(protocol.IMAGE_SEARCH))
+            chat.write(between + protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
             made.append("image")
             if not await self._search("image", "", example, chat, tools, made):
                 return await self._forced(chat, truncated=True)
-        room = chat.room - self._reserve(chat) - chat.tokens_of(protocol.TEXT_OPENING)
-        if room < 1:
+        opening = chat.tokens_of(protocol.TEXT_OPENING)
+        if chat.room - self._reserve(chat) - opening < 1:
             return await self._forced(chat, truncated=True)
-        chat.force(protocol.TEXT_OPENING)
-        turn = await chat.generate(stop=("</text_search>",), max_tokens=min(self.max_turn_tokens, room))
+        query = min(self.max_turn_tokens, chat.room - self._reserve(chat) - opening)
+        chat.force(await self._thoughts(chat, self._reserve(chat) + opening + query) + protocol.TEXT_OPENING)
+        turn = await chat.generate(stop=("</text_search>",), max_tokens=query)
         action = turn.action = protocol.parse(
             turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool
         )

@@ -18,12 +18,13 @@ Kind = Literal["image", "text"]
 
 IMAGE_SEARCH = "<search><img></search>"
 REFUSAL = "Unable to answer due to lack of relevant information"  # the protocol's own words, as a tag is
+REASON = ("<reason>", "</reason>")
 ANSWER_OPENING = "<answer>"
 TEXT_OPENING = "<text_search>"
 
 STOPS = ("</search>", "</text_search>", "</answer>", REFUSAL)
 TAGS = (
-    *("<reason>", "</reason>", "<search>", "<img>", "</search>", "<text_search>", "</text_search>"),
+    *(*REASON, "<search>", "<img>", "</search>", "<text_search>", "</text_search>"),
     *("<information>", "</information>", "<answer>", "</answer>"),
 )
 _ACTION_MARKS = ("<search><img></search>", "<text_search>", "</text_search>", "<answer>", "</answer>", REFUSAL)

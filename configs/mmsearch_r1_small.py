@@ -1,0 +1,150 @@
+"""MMSearch-R1 on Atlas's flags in minutes: a small policy that sees learns to search only for what it doesn't know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ml_collections
+import numpy as np
+
+from routerl_jax.agents.agent import Agent
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.core.types import Example
+from routerl_jax.data.atlas.known import known_questions
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned
+from routerl_jax.data.atlas.sight import SightSource
+from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
+from routerl_jax.training import config as schema
+from routerl_jax.training.demonstrations import Demonstrations, Worked
+from routerl_jax.training.knowledge import open_knowledge_bases
+from routerl_jax.training.plans import searched
+
+TOOLS = ("image", "text")
+KNOWLEDGE = {
+    "image": schema.KnowledgeConfig(
+        source="atlas/text_image",
+        kind="reverse_image",
+        encoder="colours+all-MiniLM-L6-v2",
+        index="exact",
+        settings={"picture_format": "png"},
+    ),
+    "text": schema.KnowledgeConfig(source="atlas/facts", kind="bm25"),
+}
+K, IMAGE_K = 2, 5
+QUESTIONS = 1600  # of training; those of demonstrations have other pictures
+DEMONSTRATIONS = 2400
+KEPT_SIGHT = 6  # every so many-th demonstration is one of what the packaged policy was taught
+
+
+def train_questions() -> list[Example]:
+    """Sixty known countries, and forty that the policy doesn't know."""
+    return known_questions("train", QUESTIONS)
+
+
+def search_required() -> list[Example]:
+    """Those that can't be answered without a search."""
+    return [example for example in train_questions() if example.metadata["kind"] != "search_free"]
+
+
+def validation_questions() -> list[Example]:
+    """The known countries in other pictures, and fourteen others."""
+    return known_questions("validation", 80)
+
+
+def test_questions() -> list[Example]:
+    """The known countries in other pictures, and 46 others."""
+    return known_questions("test", 400)
+
+
+class _Plans:
+    """Worked plans, and in between what the packaged policy was taught, so that it is kept."""
+
+    def __init__(self, worked: Sequence[Worked], seed: int) -> None:
+        self._worked, self._sight, self._seed = worked, SightSource(seed=seed), seed
+
+    def __getitem__(self, index: int) -> Worked:
+        if index % KEPT_SIGHT == 0:
+            taught = self._sight[index]
+            return Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
+        epoch, place = divmod(index - index // KEPT_SIGHT - 1, len(self._worked))
+        order = np.random.default_rng([11, self._seed, epoch]).permutation(len(self._worked))
+        return self._worked[int(order[place])]
+
+    def __len__(self) -> int:
+        return len(self._worked)
+
+
+def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
+    """Plans by chance, whatever is known, to learn from, and others that are held out."""
+    rng = np.random.default_rng([12, config.seed])
+    questions = known_questions("train", DEMONSTRATIONS, QUESTIONS)
+    return _demonstrations(config, agent, [planned(one, PLANS[int(rng.integers(len(PLANS)))]) for one in questions])
+
+
+def taught(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
+    """The plans of a teacher that knows what the policy knows, on the training questions."""
+    return _demonstrations(config, agent, [planned(one, NEEDED[one.metadata["kind"]]) for one in train_questions()])
+
+
+def _demonstrations(
+    config: schema.TrainConfig, agent: Agent, plans: Sequence[Planned]
+) -> tuple[Demonstrations, Demonstrations]:
+    tools = open_knowledge_bases(config.knowledge, progress=False)
+    worked = [Worked(one.example, agent.pieces(one)) for one in searched(plans, tools, TOOLS, K, IMAGE_K)]
+    held_out = len(worked) // 20
+    return _Plans(worked[held_out:], config.seed), _Plans(worked[:held_out], config.seed + 1)
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return to_config_dict(
+        schema.TrainConfig(
+            recipe="mmsearch_r1",
+            steps=40,
+            model=schema.ModelConfig(path="atlas-sight"),
+            mesh=schema.MeshConfig(cpu_devices=2),
+            engine=schema.EngineConfig(rows=128, max_length=512),
+            agent=schema.AgentConfig(
+                max_searches=2,
+                k=K,
+                max_turn_tokens=64,
+                answer_tokens=24,
+                settings={"image_k": IMAGE_K, "thoughts": True},
+            ),
+            knowledge=KNOWLEDGE,
+            data=schema.DataConfig(
+                train="configs.mmsearch_r1_small:train_questions",
+                validation="configs.mmsearch_r1_small:validation_questions",
+                test="configs.mmsearch_r1_small:test_questions",
+                overlap="ignore",
+            ),
+            rollout=schema.RolloutConfig(examples=16, samples=8),
+            stages={"main": schema.StageConfig(reward=dict(REWARD))},
+            learner=schema.LearnerConfig(
+                advantage="batch_std",
+                minibatches=4,
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.05, min_entropy=0.05),
+                optimizer=schema.OptimizerConfig(
+                    lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99
+                ),
+                length_buckets=(128, 320, 512),
+                micro_tokens=2560,
+            ),
+            evaluation=schema.EvaluationConfig(
+                every=10,
+                examples=0,
+                final_examples=0,
+                before_baselines=("direct", "rag_workflow"),
+            ),
+            checkpoint=schema.CheckpointConfig(every=10),
+            warm_start=schema.WarmStartConfig(
+                demonstrations="made:configs.mmsearch_r1_small:shown",
+                steps=400,
+                optimizer=schema.OptimizerConfig(
+                    lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0
+                ),
+                examples=32,
+                drills=0.1,
+                observation_weight=0.1,
+            ),
+        )
+    )

@@ -1,0 +1,112 @@
+"""Worked examples in which searches are planned by chance, whatever is known: no rule for when to search is in them.
+
+Each follows one of four plans: answer, search by the picture, search in words, search by the picture and then in words. What a
+plan doesn't bring to light is answered from what is known, or else by a guess, as by someone who must answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.data.atlas import known, world
+from routerl_jax.data.atlas.sight import RARELY
+
+Plan = tuple[Literal["image", "text"], ...]
+
+PLANS: tuple[Plan, ...] = ((), ("image",), ("text",), ("image", "text"))
+NEEDED: dict[str, Plan] = {"search_free": (), "image": ("image",), "text": ("text",), "mixed": ("image", "text")}
+SAID = "This says it."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A question with the searches that are made for it, and what is said where they don't help.
+
+    Attributes:
+      country: what the picture is taken for without a search: right for a known flag, else a known country by chance.
+      value: the answer without a passage that states it: right for a known relation of a known country, else by chance.
+    """
+
+    example: Example
+    plan: Plan
+    country: str
+    value: str
+
+    @property
+    def relation(self) -> str:
+        """What is asked for; "" for the country itself."""
+        return self.example.metadata["relation"]
+
+    def named(self, found: Sequence[Passage] | None) -> str:
+        """The country, given what a search by the picture found: the right one if it is there, else the first."""
+        if not found:
+            return self.country
+        titles = [passage.title for passage in found]
+        return right if (right := self.example.metadata["country"]) in titles else titles[0]
+
+    def query(self, country: str) -> str:
+        """What is asked in words."""
+        return f"{world.RELATIONS[self.relation].noun} of {country}" if self.relation else f"flag of {country}"
+
+    def demonstration(
+        self, tools: tuple[str, str], by_picture: Sequence[Passage] | None, in_words: Sequence[Passage] | None
+    ) -> Demonstration:
+        """The worked example.
+
+        Args:
+          tools: names of the knowledge bases for pictures and words.
+          by_picture, in_words: what the searches found; None for those that are not in the plan.
+        """
+        country = self.named(by_picture)
+        at_first, seen = f"It is {self.country}.", f"It is {country}."
+        steps: list[DemonstrationStep] = []
+        if by_picture is not None:
+            steps.append(DemonstrationStep(thought=at_first, query="", tool=tools[0], passages=tuple(by_picture)))
+        if in_words is not None:
+            query = self.query(country)
+            steps.append(DemonstrationStep(thought=seen, query=query, tool=tools[1], passages=tuple(in_words)))
+        return Demonstration(
+            example=self.example,
+            steps=tuple(steps),
+            thought=seen if in_words is None else SAID,
+            answer=self._answer(country, in_words or ()),
+        )
+
+    def _answer(self, country: str, found: Sequence[Passage]) -> str:
+        if not self.relation:
+            return country
+        stated = known.passage_id(country, self.relation)
+        if any(passage.id == stated for passage in found):
+            return known.countries()[country].facts[self.relation]
+        return self.value
+
+
+def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
+    """A question of `known_questions` with a plan; the guesses are a function of its id and the plan."""
+    rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
+    country, relation = example.metadata["country"], example.metadata["relation"]
+    taken = country if known.strength(country) != "none" else _known(rng, rarely)
+    value = ""
+    if relation:
+        told = relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
+        value = known.facts(country)[relation] if told else _value(relation, rng)
+    return Planned(example=example, plan=plan, country=taken, value=value)
+
+
+def _known(rng: np.random.Generator, rarely: float) -> str:
+    """A known country, rarely one whose flag is rarely shown."""
+    names = known.known_countries()
+    weights = np.array([1.0 if often == "many" else rarely for often in names.values()])
+    return list(names)[int(rng.choice(len(names), p=weights / weights.sum()))]
+
+
+def _value(relation: str, rng: np.random.Generator) -> str:
+    """A known country's value of a relation."""
+    values = [found[relation] for name in known.known_countries() if relation in (found := known.facts(name))]
+    return values[int(rng.integers(len(values)))]
