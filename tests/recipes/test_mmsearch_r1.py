@@ -36,7 +36,7 @@ from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
-from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, RagWorkflow
+from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent, RagWorkflow
 from routerl_jax.recipes.mmsearch_r1.protocol import Limits
 from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, reward
 from routerl_jax.rewards.metrics import exact_match
@@ -422,6 +422,30 @@ def test_the_rag_workflow_searches_twice_whatever_the_policy_knows() -> None:
     assert written == "capital of Ghana</text_search>Accra</answer>"
     found = summarize([episode], budget=workflow.search_budget)
     assert (found["search_ratio"], found["searched_rate"]) == (1, 1)
+
+
+def test_actions_that_are_begun_for_the_policy_follow_its_thoughts_where_it_knows_no_other_form() -> None:
+    thinking = dataclasses.replace(AGENT, thoughts=True)
+    turns = (
+        "it is Togo</reason>",
+        "it is Ghana</reason>",
+        "capital of Ghana</text_search>",
+        "so</reason>",
+        "Accra</answer>",
+    )
+    episode = play(*turns, agent=thinking.baselines(("image", "text"))["rag_workflow"])
+    assert [call.tool for call in episode.calls] == ["image", "text"]
+    assert episode.answer == "Accra"
+    (sequence,) = episode.sequences
+    assert seeing.tokenizer().decode(sequence.tokens[sequence.loss_mask]) == "".join(turns)
+    forced = "<reason>|\n<search><img></search>|<reason>|\n<text_search>|<reason>|\n<answer>"
+    assert "|".join(turn.forced for turn in episode.turns) == forced
+    direct = play("it is Togo", "Lome</answer>", agent=thinking.baselines(("image", "text"))["direct"])
+    assert [turn.forced for turn in direct.turns] == ["<reason>", "</reason>\n<answer>"]  # its thoughts have an end
+    tight = dataclasses.replace(thinking, answer_tokens=40)
+    assert (
+        play("Accra</answer>", agent=DirectAnswer(**vars(tight)), max_length=90).answer == "Accra"
+    )  # no room to think
 
 
 def test_metrics_by_kind_and_the_four_ways() -> None:

@@ -1,5 +1,6 @@
 """MMSearch-R1 on Atlas's flags: the packaged policy that sees, a reverse image search, a text search; a run of two steps."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -65,7 +66,9 @@ def make_config(encoder: pathlib.Path) -> schema.TrainConfig:
         "learner": schema.LearnerConfig(
             drop_no_signal=False, length_buckets=(512,), micro_tokens=1024, share_prefixes=True
         ),
-        "evaluation": schema.EvaluationConfig(every=0, before=False, examples=0, final_examples=0),
+        "evaluation": schema.EvaluationConfig(
+            every=0, examples=0, final_examples=0, before_baselines=("direct", "rag_workflow")
+        ),
     }
     return schema.TrainConfig(**fields)
 
@@ -111,7 +114,10 @@ def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> N
     assert len(rows) == 2
     assert max(row["sampler_gap/max"] for row in rows) < 1e-3
     agents = json.loads((tmp_path / "run" / "results.json").read_text())["agents"]
-    assert list(agents) == ["trained", "direct", "rag_workflow"]
+    before = ["warm_start", "warm_start_direct", "warm_start_rag_workflow"]
+    assert list(agents) == [*before, "trained", "direct", "rag_workflow"]
+    assert agents["warm_start_direct"]["searched_rate"] == 0
+    assert agents["warm_start_rag_workflow"]["searched_rate"] == 1
     assert agents["direct"]["searched_rate"] == 0
     assert agents["rag_workflow"]["searched_rate"] == 1
     assert agents["direct"]["forced_rate"] + agents["direct"]["truncated_rate"] > 0
@@ -121,3 +127,19 @@ def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> N
     shown = [item for turn in record["turns"] for item in turn["shown"] if item["digest"]]
     assert len(shown) >= 4
     assert all((tmp_path / "run" / "evaluation" / item["image"]).is_file() for item in shown)
+
+
+def test_a_start_from_which_no_price_could_teach_anything_is_refused(
+    config: schema.TrainConfig, tmp_path: pathlib.Path
+) -> None:
+    """The packaged policy doesn't know the protocol: it answers nothing with searches or without."""
+    asked = schema.CalibrationConfig(kind="search_free")
+    strict = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, calibration=asked))
+    with pytest.raises(
+        ValueError, match=r"of the search_free questions the untrained policy answers .* without a search"
+    ):
+        train_rl(strict, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    unasked = dataclasses.replace(config.evaluation, before_baselines=("rag",))
+    with pytest.raises(ValueError, match=r"before_baselines.rag; did you mean .*rag_workflow"):
+        train_rl(dataclasses.replace(config, evaluation=unasked), tmp_path / "other")

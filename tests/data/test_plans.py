@@ -1,0 +1,81 @@
+"""Plans by chance: what is known is right, what is found is read, the rest is guessed."""
+
+import collections
+
+import pytest
+
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.atlas import known
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned
+
+QUESTIONS = known.known_questions("train", 400)
+TOOLS = ("image", "text")
+
+
+def titles(*names: str) -> list[Passage]:
+    return [Passage(id=name, title=name, text="") for name in names]
+
+
+def facts(country: str) -> list[Passage]:
+    return [passage for passage in known.fact_passages() if passage.title == country]
+
+
+def worked(one: Planned, *shown: str):
+    """With what a perfect search finds."""
+    by_picture = titles(*shown, one.example.metadata["country"]) if "image" in one.plan else None
+    in_words = facts(one.named(by_picture)) if "text" in one.plan else None
+    return one.demonstration(TOOLS, by_picture, in_words)
+
+
+def test_the_plan_that_a_question_needs_ends_in_its_answer() -> None:
+    for example in QUESTIONS:
+        found = worked(planned(example, NEEDED[example.metadata["kind"]]), "Elsewhere")
+        assert found.answer in example.answers, example.id
+        assert [step.tool for step in found.steps] == list(NEEDED[example.metadata["kind"]])
+
+
+def test_other_plans_end_in_guesses_that_look_like_answers() -> None:
+    right: dict[tuple, list[bool]] = collections.defaultdict(list)
+    for example in QUESTIONS:
+        for plan in PLANS:
+            found = worked(planned(example, plan))
+            right[example.metadata["kind"], plan].append(found.answer in example.answers)
+            values = {known.countries()[name].facts.get(example.metadata["relation"]) for name in known.countries()}
+            assert found.answer in (values if example.metadata["relation"] else known.countries())
+    share = {key: sum(found) / len(found) for key, found in right.items()}
+    assert all(share["search_free", plan] == 1 for plan in PLANS)
+    assert share["image", ()] == share["image", ("text",)] == 0  # no known country is the right one
+    assert all(share[kind, ()] < 0.15 for kind in ("text", "mixed"))
+    assert share["text", ("image",)] < 0.15
+    assert share["mixed", ("image", "text")] == 1
+
+
+def test_a_country_is_named_by_what_was_found() -> None:
+    unknown = next(one for one in QUESTIONS if one.metadata["kind"] == "image")
+    one = planned(unknown, ("image",))
+    assert one.country in known.known_countries()
+    assert one.named(titles("Elsewhere", unknown.metadata["country"])) == unknown.metadata["country"]
+    assert one.named(titles("Elsewhere", "Nowhere")) == "Elsewhere"
+    assert one.named([]) == one.country
+    assert worked(one).steps[0].thought == f"It is {one.country}."
+
+
+def test_a_value_that_no_passage_states_is_a_guess() -> None:
+    example = next(one for one in QUESTIONS if one.metadata["kind"] == "text")
+    one = planned(example, ("text",))
+    found = one.demonstration(TOOLS, None, [Passage(id="other", title="", text="Nothing.")])
+    assert found.answer == one.value != example.answers[0]
+    assert found.steps[0].query.endswith(f" of {example.metadata['country']}")
+
+
+def test_guesses_are_the_same_every_time_and_differ_between_questions() -> None:
+    unknown = [one for one in QUESTIONS if one.metadata["kind"] == "image"]
+    again: list[Example] = [*unknown]
+    assert [planned(one, ()).country for one in unknown] == [planned(one, ()).country for one in again]
+    assert len({planned(one, ()).country for one in unknown}) > 20
+
+
+def test_questions_from_a_place_on() -> None:
+    assert [one.id for one in known.known_questions("train", 8, 8)] == [one.id for one in QUESTIONS[8:16]]
+    with pytest.raises(ValueError, match="multiples of 4"):
+        known.known_questions("train", 8, 2)
