@@ -21,7 +21,7 @@ import json
 import pathlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,14 @@ _COLUMNS: tuple[Column, ...] = (
     ("cover_em", "CEM %", 100, True),
     ("routing_accuracy", "routing %", 100, True),
     ("searches_per_question", "searches", 1, False),
+    ("searched_rate", "questions with a search %", 100, False),
+    ("search_ratio", "searches of those allowed %", 100, False),
     ("retrieval_cost", "cost", 1, False),
     ("repeated_search_rate", "repeated %", 100, False),
     ("valid_search_share", "episodes with a valid search %", 100, True),
     ("invalid_action_rate", "invalid %", 100, False),
 )
+_OF_GROUPS = ("em", "searched_rate", "search_ratio", "n")
 _CURVES = ("em", "routing_accuracy", "searches_per_question", "repeated_search_rate")
 
 
@@ -111,7 +114,7 @@ def main() -> None:
         parser.error("--pair compares the episodes of runs: name their directories")
     named = [finished(workdir) for workdir in given.workdirs]
     there = {(run.seed, run.isa) for run in named}
-    runs = [run for run in _kept(given.keep) if (run.seed, run.isa) not in there] + named
+    runs = [run for run in kept(given.keep) if (run.seed, run.isa) not in there] + named
     there |= {(run.seed, run.isa) for run in runs}
     asked = [(seed, isa) for seed in range(given.run) for isa in given.isa.split(",") if (seed, isa) not in there]
     with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
@@ -165,10 +168,7 @@ def finished(workdir: pathlib.Path) -> Run:
         f"validation/{name}": [[row["step"] + 1, row[key]] for row in rows if (key := f"validation/{name}") in row]
         for name in _CURVES
     }
-    numbers = {
-        agent: {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        for agent, metrics in results["agents"].items()
-    }
+    numbers = {agent: numbers_of(metrics) for agent, metrics in results["agents"].items()}
     return Run(
         seed=results["seed"],
         isa=_isa(workdir, results["seed"]),
@@ -179,6 +179,15 @@ def finished(workdir: pathlib.Path) -> Run:
         curves=_rounded(sampled | measured),
         machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
     )
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """An agent's metrics, and of each group of questions what `_OF_GROUPS` names, as by.KEY.VALUE.METRIC."""
+    found = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    for key, groups in metrics.get("by", {}).items():
+        for value, group in groups.items():
+            found |= {f"by.{key}.{value}.{name}": group[name] for name in _OF_GROUPS if name in group}
+    return found
 
 
 def _isa(workdir: pathlib.Path, seed: int) -> str:
@@ -253,7 +262,8 @@ def _smooth(values: Sequence[float], window: int = 5) -> np.ndarray:
     return (total[ends] - total[starts]) / (ends - starts)
 
 
-def _kept(path: pathlib.Path | None) -> list[Run]:
+def kept(path: pathlib.Path | None) -> list[Run]:
+    """The runs in a file of --keep; none where there is none."""
     if path is None or not path.is_file():
         return []
     return [Run(**row) for row in json.loads(path.read_text())]

@@ -13,7 +13,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.known import known_questions
 from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned
 from routerl_jax.data.atlas.sight import SightSource
-from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
+from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
 from routerl_jax.training.demonstrations import Demonstrations, Worked
 from routerl_jax.training.knowledge import open_knowledge_bases
@@ -33,6 +33,8 @@ KNOWLEDGE = {
 K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 40, 16, 8, 4
+OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99)
 KEPT_SIGHT = 6  # every so many-th demonstration is one of what the packaged policy was taught
 
 
@@ -96,10 +98,14 @@ def _demonstrations(
 
 
 def get_config() -> ml_collections.ConfigDict:
+    """The packaged policy that sees is shown plans drawn by chance, then learns by GRPO what pays.
+
+    python -m launch.train --config=configs/mmsearch_r1_small.py --workdir=runs/mmsearch_r1_small
+    """
     return to_config_dict(
         schema.TrainConfig(
             recipe="mmsearch_r1",
-            steps=40,
+            steps=STEPS,
             model=schema.ModelConfig(path="atlas-sight"),
             mesh=schema.MeshConfig(cpu_devices=2),
             engine=schema.EngineConfig(rows=128, max_length=512),
@@ -117,15 +123,27 @@ def get_config() -> ml_collections.ConfigDict:
                 test="configs.mmsearch_r1_small:test_questions",
                 overlap="ignore",
             ),
-            rollout=schema.RolloutConfig(examples=16, samples=8),
+            rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
             stages={"main": schema.StageConfig(reward=dict(REWARD))},
+            controls={
+                "no_penalty": schema.ControlConfig(stages={"free": schema.StageConfig(reward=reward(0.0))}),
+                "high_penalty": schema.ControlConfig(stages={"dear": schema.StageConfig(reward=reward(0.3))}),
+                "unbalanced": schema.ControlConfig(data={"train": "configs.mmsearch_r1_small:search_required"}),
+                "sft": schema.ControlConfig(
+                    # as many passes over the questions as the run makes
+                    supervised=schema.WarmStartConfig(
+                        demonstrations="made:configs.mmsearch_r1_small:taught",
+                        steps=STEPS * MINIBATCHES // SAMPLES,
+                        examples=EXAMPLES * SAMPLES // MINIBATCHES,
+                        optimizer=OPTIMIZER,
+                    )
+                ),
+            },
             learner=schema.LearnerConfig(
                 advantage="batch_std",
-                minibatches=4,
+                minibatches=MINIBATCHES,
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.05, min_entropy=0.05),
-                optimizer=schema.OptimizerConfig(
-                    lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99
-                ),
+                optimizer=OPTIMIZER,
                 length_buckets=(128, 320, 512),
                 micro_tokens=2560,
             ),

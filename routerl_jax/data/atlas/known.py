@@ -129,8 +129,8 @@ def known_questions(split: world.Split, count: int, start: int = 0) -> list[Exam
 
     `start` is the place of the first one: others have other pictures.
 
-    `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`
-    and, as other questions of Atlas, `entities`.
+    `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`,
+    both the kind and the strength as `type`, and, as other questions of Atlas, `entities`.
 
     Raises:
       ValueError: the count, or the first one's place, is no multiple of four.
@@ -166,6 +166,7 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
             "country": country,
             "relation": relation,
             "strength": strength(country),
+            "type": f"{kind}_{strength(country)}",
             "entities": [country],
         },
     )

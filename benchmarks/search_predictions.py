@@ -1,0 +1,149 @@
+"""Does the price of a search decide what is searched for, as arithmetic says it should?
+
+python -m benchmarks.search_predictions benchmarks/results/mmsearch_r1_small.json [--picture=FILE.png]
+
+With a right answer worth 1 - p after a search, a search pays where P_c < (1 - p) P_s: P_c is the chance to be right without a
+search, P_s with all of them, both before training. Each run, type of question (kind, and how often the flag was shown)
+and price is a point. The file is one of benchmarks.seeds --keep, of runs of configs/mmsearch_r1_small.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.seeds import Run, kept
+from routerl_jax.evaluation.figures import color_of, save_figure, subplots
+
+PRICES = {"no_penalty": 0.0, "mmsearch_r1": 0.1, "high_penalty": 0.3}  # agents by what a search costs of a right answer
+_CLOSED, _OPEN = "warm_start_direct", "warm_start_rag_workflow"
+_KEY = "by.type."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """A type of question in a run at a price.
+
+    Attributes:
+      closed, opened: EM of the start without a search, and with all (P_c, P_s).
+      searched: share of the questions for which the trained policy searches.
+      n: questions.
+    """
+
+    run: str
+    type: str
+    price: float
+    closed: float
+    opened: float
+    searched: float
+    n: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether a search does."""
+        return self.closed < (1 - self.price) * self.opened
+
+    @property
+    def gain(self) -> float:
+        """What the searches are worth: what they earn less what is earned without."""
+        return (1 - self.price) * self.opened - self.closed
+
+    @property
+    def foretold(self) -> bool:
+        """Whether most questions are searched for if, and only if, a search pays."""
+        return (self.searched > 0.5) == self.pays
+
+
+def points(runs: Iterable[Run]) -> list[Point]:
+    """All of them.
+
+    Raises:
+      SystemExit: a run has no agent of these names, or no types of questions.
+    """
+    found = []
+    for run in runs:
+        if lacking := next((name for name in (_CLOSED, _OPEN, *PRICES) if name not in run.agents), None):
+            raise SystemExit(f"run {run.name} has no agent {lacking!r}; it has {', '.join(run.agents)}")
+        types = sorted({key.split(".")[2] for key in run.agents[_CLOSED] if key.startswith(_KEY)})
+        if not types:
+            raise SystemExit(f"run {run.name} tells no types of questions apart (metadata 'type')")
+        found += [_point(run, kind, agent, price) for kind in types for agent, price in PRICES.items()]
+    return found
+
+
+def _point(run: Run, kind: str, agent: str, price: float) -> Point:
+    def of(name: str, metric: str) -> float:
+        return run.agents[name][f"{_KEY}{kind}.{metric}"]
+
+    return Point(
+        run=run.name,
+        type=kind,
+        price=price,
+        closed=of(_CLOSED, "em"),
+        opened=of(_OPEN, "em"),
+        searched=of(agent, "searched_rate"),
+        n=int(of(agent, "n")),
+    )
+
+
+def table(found: Sequence[Point]) -> str:
+    """Markdown: means over runs by type and price, and in how many runs the prediction holds."""
+    lines = [
+        "| questions | n | P_c % | P_s % | price | a search pays in | searched for % | as foretold |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (kind, price), group in _grouped(found).items():
+        means = [100 * np.mean([getattr(point, name) for point in group]) for name in ("closed", "opened", "searched")]
+        closed, opened, searched = (f"{mean:.1f}" for mean in means)
+        pays, held = (sum(getattr(point, name) for point in group) for name in ("pays", "foretold"))
+        lines.append(
+            f"| {kind} | {group[0].n} | {closed} | {opened} | {price:g} | {pays} of {len(group)} | {searched} | "
+            f"{held} of {len(group)} |"
+        )
+    held = sum(point.foretold for point in found)
+    return "\n".join([*lines, "", f"As foretold: {held} of {len(found)} points."])
+
+
+def _grouped(found: Sequence[Point]) -> Mapping[tuple[str, float], list[Point]]:
+    groups: dict[tuple[str, float], list[Point]] = {}
+    for point in found:
+        groups.setdefault((point.type, point.price), []).append(point)
+    return groups
+
+
+def picture(found: Sequence[Point], path: pathlib.Path) -> None:
+    """A panel for each price: what a search gains by P_c and P_s, against how often the policy searches."""
+    prices, types = (sorted({getattr(point, name) for point in found}) for name in ("price", "type"))
+    figure, axes = subplots(1, len(prices), (4.6 * len(prices), 4))
+    for axis, price in zip(axes, prices):
+        for i, kind in enumerate(types):
+            chosen = [point for point in found if (point.price, point.type) == (price, kind)]
+            gains, searched = [point.gain for point in chosen], [point.searched for point in chosen]
+            axis.plot(gains, searched, "o", color=color_of(i), label=kind, markersize=6, alpha=0.8)
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        axis.axhline(0.5, color="0.85", linewidth=0.8)
+        axis.set(title=f"A search costs {100 * price:g} %", xlabel="(1 - p) P_s - P_c", ylim=(-0.03, 1.03))
+    axes[0].set_ylabel("questions searched for")
+    axes[-1].legend(frameon=False, fontsize=8, loc="lower right")
+    save_figure(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kept", type=pathlib.Path, help="file of benchmarks.seeds --keep")
+    parser.add_argument("--picture", type=pathlib.Path, help="PNG file")
+    given = parser.parse_args()
+    found = points(kept(given.kept))
+    if not found:
+        parser.error(f"{given.kept} holds no runs; write it by python -m benchmarks.seeds RUN.. --keep={given.kept}")
+    print(table(found))
+    if given.picture:
+        picture(found, given.picture)
+
+
+if __name__ == "__main__":
+    main()
