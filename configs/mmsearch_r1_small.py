@@ -9,9 +9,10 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.core.types import Example
-from routerl_jax.data.atlas.known import known_questions
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned
+from routerl_jax.core.types import Demonstration, Example
+from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.known import known_questions, strength
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
 from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
@@ -35,7 +36,7 @@ QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 40, 16, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99)
-KEPT_SIGHT = 6  # every so many-th demonstration is one of what the packaged policy was taught
+KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
 
 
 def train_questions() -> list[Example]:
@@ -80,19 +81,32 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     """Plans by chance, whatever is known, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
     questions = known_questions("train", DEMONSTRATIONS, QUESTIONS)
-    return _demonstrations(config, agent, [planned(one, PLANS[int(rng.integers(len(PLANS)))]) for one in questions])
+    plans = [planned(one, PLANS[int(rng.integers(len(PLANS)))]) for one in questions]
+    return _demonstrations(config, [_renamed(one, rng) for one in _searched(config, plans)], agent)
+
+
+def _renamed(demonstration: Demonstration, rng: np.random.Generator) -> Demonstration:
+    """Half of the countries that the policy doesn't know have other names where they are found."""
+    found = any(step.tool == "image" for step in demonstration.steps)
+    if not found or strength(demonstration.example.metadata["country"]) != "none" or rng.random() < 0.5:
+        return demonstration
+    return renamed(demonstration, invented_world(int(rng.integers(2**31)), countries=1, elements=0)[0].name)
 
 
 def taught(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """The plans of a teacher that knows what the policy knows, on the training questions."""
-    return _demonstrations(config, agent, [planned(one, NEEDED[one.metadata["kind"]]) for one in train_questions()])
+    plans = [planned(one, NEEDED[one.metadata["kind"]]) for one in train_questions()]
+    return _demonstrations(config, _searched(config, plans), agent)
+
+
+def _searched(config: schema.TrainConfig, plans: Sequence[Planned]) -> list[Demonstration]:
+    return searched(plans, open_knowledge_bases(config.knowledge, progress=False), TOOLS, K, IMAGE_K)
 
 
 def _demonstrations(
-    config: schema.TrainConfig, agent: Agent, plans: Sequence[Planned]
+    config: schema.TrainConfig, found: Sequence[Demonstration], agent: Agent
 ) -> tuple[Demonstrations, Demonstrations]:
-    tools = open_knowledge_bases(config.knowledge, progress=False)
-    worked = [Worked(one.example, agent.pieces(one)) for one in searched(plans, tools, TOOLS, K, IMAGE_K)]
+    worked = [Worked(one.example, agent.pieces(one)) for one in found]
     held_out = len(worked) // 20
     return _Plans(worked[held_out:], config.seed), _Plans(worked[:held_out], config.seed + 1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import known
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
 
 QUESTIONS = known.known_questions("train", 400)
 TOOLS = ("image", "text")
@@ -50,6 +50,14 @@ def test_other_plans_end_in_guesses_that_look_like_answers() -> None:
     assert share["mixed", ("image", "text")] == 1
 
 
+def test_a_guess_keeps_to_what_is_known_of_the_country_that_it_takes() -> None:
+    mixed = [one for one in QUESTIONS if one.metadata["kind"] == "mixed"]
+    kept = [planned(one, ()) for one in mixed if one.metadata["relation"] in known.KNOWN_RELATIONS]
+    assert kept
+    for one in kept:
+        assert worked(one).answer == known.facts(one.country)[one.relation]
+
+
 def test_a_country_is_named_by_what_was_found() -> None:
     unknown = next(one for one in QUESTIONS if one.metadata["kind"] == "image")
     one = planned(unknown, ("image",))
@@ -60,11 +68,23 @@ def test_a_country_is_named_by_what_was_found() -> None:
     assert worked(one).steps[0].thought == f"It is {one.country}."
 
 
+def test_another_name_is_another_everywhere_after_the_search() -> None:
+    example = next(one for one in QUESTIONS if one.metadata["country"] == "Niger" or one.metadata["kind"] == "mixed")
+    country = example.metadata["country"]
+    found = renamed(worked(planned(example, ("image", "text")), f"{country}land"), "Morrael")
+    by_picture, in_words = found.steps
+    assert [passage.title for passage in by_picture.passages] == [f"{country}land", "Morrael"]
+    assert in_words.query.endswith(" of Morrael")
+    assert in_words.thought == "It is Morrael."
+    assert any(f"Morrael is {found.answer}." in passage.text for passage in in_words.passages)
+    assert found.answer in example.answers
+
+
 def test_a_value_that_no_passage_states_is_a_guess() -> None:
     example = next(one for one in QUESTIONS if one.metadata["kind"] == "text")
     one = planned(example, ("text",))
     found = one.demonstration(TOOLS, None, [Passage(id="other", title="", text="Nothing.")])
-    assert found.answer == one.value != example.answers[0]
+    assert found.answer == one.guess != example.answers[0]
     assert found.steps[0].query.endswith(f" of {example.metadata['country']}")
 
 

@@ -7,6 +7,7 @@ plan doesn't bring to light is answered from what is known, or else by a guess, 
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Literal
@@ -30,13 +31,13 @@ class Planned:
 
     Attributes:
       country: what the picture is taken for without a search: right for a known flag, else a known country by chance.
-      value: the answer without a passage that states it: right for a known relation of a known country, else by chance.
+      guess: what is answered where nothing is known and no passage states it: a value of the relation by chance.
     """
 
     example: Example
     plan: Plan
     country: str
-    value: str
+    guess: str
 
     @property
     def relation(self) -> str:
@@ -84,7 +85,32 @@ class Planned:
         stated = known.passage_id(country, self.relation)
         if any(passage.id == stated for passage in found):
             return known.countries()[country].facts[self.relation]
-        return self.value
+        remembered = self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
+        return known.facts(country)[self.relation] if remembered else self.guess
+
+
+def renamed(demonstration: Demonstration, name: str) -> Demonstration:
+    """The same with another name for the question's country in all that was found and written from there on, so that names
+    are read and not remembered."""
+    country = demonstration.example.metadata["country"]
+    word = re.compile(rf"\b{re.escape(country)}\b")
+
+    def told(passage: Passage) -> Passage:
+        if passage.title != country:
+            return passage
+        return dataclasses.replace(passage, title=name, text=word.sub(name, passage.text))
+
+    steps = tuple(
+        dataclasses.replace(
+            step,
+            thought=word.sub(name, step.thought),
+            query=word.sub(name, step.query),
+            passages=tuple(map(told, step.passages)),
+        )
+        for step in demonstration.steps
+    )
+    thought, answer = (word.sub(name, text) for text in (demonstration.thought, demonstration.answer))
+    return dataclasses.replace(demonstration, steps=steps, thought=thought, answer=answer)
 
 
 def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
@@ -92,11 +118,7 @@ def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
     taken = country if known.strength(country) != "none" else _known(rng, rarely)
-    value = ""
-    if relation:
-        told = relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
-        value = known.facts(country)[relation] if told else _value(relation, rng)
-    return Planned(example=example, plan=plan, country=taken, value=value)
+    return Planned(example=example, plan=plan, country=taken, guess=_value(relation, rng) if relation else "")
 
 
 def _known(rng: np.random.Generator, rarely: float) -> str:
