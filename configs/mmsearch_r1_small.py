@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import ml_collections
@@ -34,7 +35,7 @@ KNOWLEDGE = {
 K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
-STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 40, 16, 8, 4
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 32, 16, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99)
 KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
 
@@ -111,72 +112,83 @@ def _demonstrations(
     return _Plans(worked[held_out:], config.seed), _Plans(worked[:held_out], config.seed + 1)
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(variant: str = "") -> ml_collections.ConfigDict:
     """The packaged policy that sees is shown plans drawn by chance, then learns by GRPO what pays.
 
     python -m launch.train --config=configs/mmsearch_r1_small.py --workdir=runs/mmsearch_r1_small
+
+    `:prices` has a control more, for which a search costs three tenths of a right answer (benchmarks.search_predictions).
+
+    Raises:
+      ValueError: there is no such variant.
     """
-    return to_config_dict(
-        schema.TrainConfig(
-            recipe="mmsearch_r1",
-            steps=STEPS,
-            model=schema.ModelConfig(path="atlas-sight"),
-            mesh=schema.MeshConfig(cpu_devices=2),
-            engine=schema.EngineConfig(rows=128, max_length=512),
-            agent=schema.AgentConfig(
-                max_searches=2,
-                k=K,
-                max_turn_tokens=64,
-                answer_tokens=24,
-                settings={"image_k": IMAGE_K, "thoughts": True},
+    if variant not in ("", "prices"):
+        raise ValueError(f"configs/mmsearch_r1_small.py:{variant} is not known; the only variant is prices")
+    run = _run()
+    if variant:
+        dear = schema.ControlConfig(stages={"dear": schema.StageConfig(reward=reward(0.3))})
+        run = dataclasses.replace(run, controls={**run.controls, "high_penalty": dear})
+    return to_config_dict(run)
+
+
+def _run() -> schema.TrainConfig:
+    return schema.TrainConfig(
+        recipe="mmsearch_r1",
+        steps=STEPS,
+        model=schema.ModelConfig(path="atlas-sight"),
+        mesh=schema.MeshConfig(cpu_devices=2),
+        engine=schema.EngineConfig(rows=128, max_length=384),
+        agent=schema.AgentConfig(
+            max_searches=2,
+            k=K,
+            max_turn_tokens=64,
+            answer_tokens=24,
+            settings={"image_k": IMAGE_K, "thoughts": True},
+        ),
+        knowledge=KNOWLEDGE,
+        data=schema.DataConfig(
+            train="configs.mmsearch_r1_small:train_questions",
+            validation="configs.mmsearch_r1_small:validation_questions",
+            test="configs.mmsearch_r1_small:test_questions",
+            overlap="ignore",
+        ),
+        rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
+        stages={"main": schema.StageConfig(reward=dict(REWARD))},
+        controls={
+            "no_penalty": schema.ControlConfig(stages={"free": schema.StageConfig(reward=reward(0.0))}),
+            "unbalanced": schema.ControlConfig(data={"train": "configs.mmsearch_r1_small:search_required"}),
+            "sft": schema.ControlConfig(
+                # as many passes over the questions as the run makes
+                supervised=schema.WarmStartConfig(
+                    demonstrations="made:configs.mmsearch_r1_small:taught",
+                    steps=STEPS * MINIBATCHES // SAMPLES,
+                    examples=EXAMPLES * SAMPLES // MINIBATCHES,
+                    optimizer=OPTIMIZER,
+                )
             ),
-            knowledge=KNOWLEDGE,
-            data=schema.DataConfig(
-                train="configs.mmsearch_r1_small:train_questions",
-                validation="configs.mmsearch_r1_small:validation_questions",
-                test="configs.mmsearch_r1_small:test_questions",
-                overlap="ignore",
-            ),
-            rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
-            stages={"main": schema.StageConfig(reward=dict(REWARD))},
-            controls={
-                "no_penalty": schema.ControlConfig(stages={"free": schema.StageConfig(reward=reward(0.0))}),
-                "high_penalty": schema.ControlConfig(stages={"dear": schema.StageConfig(reward=reward(0.3))}),
-                "unbalanced": schema.ControlConfig(data={"train": "configs.mmsearch_r1_small:search_required"}),
-                "sft": schema.ControlConfig(
-                    # as many passes over the questions as the run makes
-                    supervised=schema.WarmStartConfig(
-                        demonstrations="made:configs.mmsearch_r1_small:taught",
-                        steps=STEPS * MINIBATCHES // SAMPLES,
-                        examples=EXAMPLES * SAMPLES // MINIBATCHES,
-                        optimizer=OPTIMIZER,
-                    )
-                ),
-            },
-            learner=schema.LearnerConfig(
-                advantage="batch_std",
-                minibatches=MINIBATCHES,
-                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.05, min_entropy=0.05),
-                optimizer=OPTIMIZER,
-                length_buckets=(128, 320, 512),
-                micro_tokens=2560,
-            ),
-            evaluation=schema.EvaluationConfig(
-                every=10,
-                examples=0,
-                final_examples=0,
-                before_baselines=("direct", "rag_workflow"),
-            ),
-            checkpoint=schema.CheckpointConfig(every=10),
-            warm_start=schema.WarmStartConfig(
-                demonstrations="made:configs.mmsearch_r1_small:shown",
-                steps=400,
-                optimizer=schema.OptimizerConfig(
-                    lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0
-                ),
-                examples=32,
-                drills=0.1,
-                observation_weight=0.1,
-            ),
-        )
+        },
+        learner=schema.LearnerConfig(
+            advantage="batch_std",
+            minibatches=MINIBATCHES,
+            loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.05, min_entropy=0.05),
+            optimizer=OPTIMIZER,
+            length_buckets=(128, 256, 384),
+            micro_tokens=2560,
+        ),
+        evaluation=schema.EvaluationConfig(
+            every=8,
+            examples=0,
+            final_examples=0,
+            before_baselines=("direct", "rag_workflow"),
+            names={"trained": "mmsearch_r1"},
+        ),
+        checkpoint=schema.CheckpointConfig(every=8),
+        warm_start=schema.WarmStartConfig(
+            demonstrations="made:configs.mmsearch_r1_small:shown",
+            steps=400,
+            optimizer=schema.OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
+            examples=32,
+            drills=0.1,
+            observation_weight=0.1,
+        ),
     )

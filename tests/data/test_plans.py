@@ -55,7 +55,10 @@ def test_a_guess_keeps_to_what_is_known_of_the_country_that_it_takes() -> None:
     kept = [planned(one, ()) for one in mixed if one.metadata["relation"] in known.KNOWN_RELATIONS]
     assert kept
     for one in kept:
-        assert worked(one).answer == known.facts(one.country)[one.relation]
+        value = known.facts(one.country)[one.relation]
+        assert worked(one).answer == value
+        assert worked(one).thought.startswith(f"It is {one.country}. Its ")
+        assert worked(one).thought.endswith(f" is {value}.")  # as it was taught (data.atlas.sight)
 
 
 def test_a_country_is_named_by_what_was_found() -> None:

@@ -72,11 +72,13 @@ class Planned:
         if in_words is not None:
             query = self.query(country)
             steps.append(DemonstrationStep(thought=seen, query=query, tool=tools[1], passages=tuple(in_words)))
+        answer = self._answer(country, in_words or ())
+        remembered = f" Its {world.RELATIONS[self.relation].noun} is {answer}." if self.relation else ""
         return Demonstration(
             example=self.example,
             steps=tuple(steps),
-            thought=seen if in_words is None else SAID,
-            answer=self._answer(country, in_words or ()),
+            thought=SAID if in_words is not None else seen + remembered,
+            answer=answer,
         )
 
     def _answer(self, country: str, found: Sequence[Passage]) -> str:
