@@ -36,7 +36,7 @@ K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 32, 16, 8, 4
-OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=8, decay_to=0.1, weight_decay=0.0, b2=0.99)
+OPTIMIZER = schema.OptimizerConfig(lr=5e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
 KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
 
 
@@ -168,9 +168,10 @@ def _run() -> schema.TrainConfig:
             ),
         },
         learner=schema.LearnerConfig(
-            advantage="batch_std",
+            advantage="grpo",
+            std_floor=0.05,  # groups that differ in the price of a search alone count as much as others
             minibatches=MINIBATCHES,
-            loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.05, min_entropy=0.05),
+            loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.1, min_entropy=0.05),
             optimizer=OPTIMIZER,
             length_buckets=(128, 256, 384),
             micro_tokens=2560,
