@@ -137,11 +137,11 @@ def _run() -> schema.TrainConfig:
         steps=STEPS,
         model=schema.ModelConfig(path="atlas-sight"),
         mesh=schema.MeshConfig(cpu_devices=2),
-        engine=schema.EngineConfig(rows=128, max_length=384),
+        engine=schema.EngineConfig(rows=128, max_length=448),
         agent=schema.AgentConfig(
             max_searches=2,
             k=K,
-            max_turn_tokens=64,
+            max_turn_tokens=96,
             answer_tokens=24,
             settings={"image_k": IMAGE_K, "thoughts": True},
         ),
@@ -173,7 +173,7 @@ def _run() -> schema.TrainConfig:
             minibatches=MINIBATCHES,
             loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.1, min_entropy=0.05),
             optimizer=OPTIMIZER,
-            length_buckets=(128, 256, 384),
+            length_buckets=(128, 256, 448),
             micro_tokens=2560,
         ),
         evaluation=schema.EvaluationConfig(

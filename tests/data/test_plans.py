@@ -1,6 +1,7 @@
 """Plans by chance: what is known is right, what is found is read, the rest is guessed."""
 
 import collections
+import dataclasses
 
 import pytest
 
@@ -57,8 +58,10 @@ def test_a_guess_keeps_to_what_is_known_of_the_country_that_it_takes() -> None:
     for one in kept:
         value = known.facts(one.country)[one.relation]
         assert worked(one).answer == value
-        assert worked(one).thought.startswith(f"It is {one.country}. Its ")
-        assert worked(one).thought.endswith(f" is {value}.")  # as it was taught (data.atlas.sight)
+        thought = worked(one).thought
+        assert thought.startswith(f"It is {one.country}. Its ")
+        assert thought.endswith(f" is {value}.")  # as it was taught (data.atlas.sight)
+        assert worked(dataclasses.replace(one, plan=("image",))).steps[0].thought == thought  # before a search, too
 
 
 def test_a_country_is_named_by_what_was_found() -> None:
@@ -78,7 +81,7 @@ def test_another_name_is_another_everywhere_after_the_search() -> None:
     by_picture, in_words = found.steps
     assert [passage.title for passage in by_picture.passages] == [f"{country}land", "Morrael"]
     assert in_words.query.endswith(" of Morrael")
-    assert in_words.thought == "It is Morrael."
+    assert in_words.thought.startswith("It is Morrael. Its ")
     assert any(f"Morrael is {found.answer}." in passage.text for passage in in_words.passages)
     assert found.answer in example.answers
 

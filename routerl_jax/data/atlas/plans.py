@@ -65,21 +65,32 @@ class Planned:
           by_picture, in_words: what the searches found; None for those that are not in the plan.
         """
         country = self.named(by_picture)
-        at_first, seen = f"It is {self.country}.", f"It is {country}."
         steps: list[DemonstrationStep] = []
         if by_picture is not None:
-            steps.append(DemonstrationStep(thought=at_first, query="", tool=tools[0], passages=tuple(by_picture)))
+            thought = self._thought(self.country)
+            steps.append(DemonstrationStep(thought=thought, query="", tool=tools[0], passages=tuple(by_picture)))
         if in_words is not None:
-            query = self.query(country)
-            steps.append(DemonstrationStep(thought=seen, query=query, tool=tools[1], passages=tuple(in_words)))
-        answer = self._answer(country, in_words or ())
-        remembered = f" Its {world.RELATIONS[self.relation].noun} is {answer}." if self.relation else ""
+            thought, query = self._thought(country), self.query(country)
+            steps.append(DemonstrationStep(thought=thought, query=query, tool=tools[1], passages=tuple(in_words)))
         return Demonstration(
             example=self.example,
             steps=tuple(steps),
-            thought=SAID if in_words is not None else seen + remembered,
-            answer=answer,
+            thought=self._thought(country) if in_words is None else SAID,
+            answer=self._answer(country, in_words or ()),
         )
+
+    def _thought(self, country: str) -> str:
+        """What is believed before, or without, a search, in the words in which it was taught (`data.atlas.sight`)."""
+        seen = f"It is {country}."
+        return (
+            f"{seen} Its {world.RELATIONS[self.relation].noun} is {self._remembered(country)}."
+            if self.relation
+            else seen
+        )
+
+    def _remembered(self, country: str) -> str:
+        taught = self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
+        return known.facts(country)[self.relation] if taught else self.guess
 
     def _answer(self, country: str, found: Sequence[Passage]) -> str:
         if not self.relation:
@@ -87,8 +98,7 @@ class Planned:
         stated = known.passage_id(country, self.relation)
         if any(passage.id == stated for passage in found):
             return known.countries()[country].facts[self.relation]
-        remembered = self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
-        return known.facts(country)[self.relation] if remembered else self.guess
+        return self._remembered(country)
 
 
 def renamed(demonstration: Demonstration, name: str) -> Demonstration:
