@@ -20,6 +20,7 @@ from routerl_jax.evaluation.report import title
 _COLUMNS, _WIDTH = 4, 21.0  # of the whole, in inches
 _HEIGHT, _OF_HEADING = 4.0, 0.5
 _OF_GROUP = 0.32  # of a panel with very many groups of questions
+_PAIRS = 8  # groups, up to which the start stands beside the trained policy in bars
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +82,11 @@ def _sections(
     return [
         _Section("Answers", _answers(policies)),
         _Section("Searches", _searches(policies, single, policy)),
-        *(_by_group(policies, key, policy, start) for key in policies[policy].get("by", {})),
+        *(_by_group(policies, key, policy, start) for key in policies[policy]["by"]),
         _Section(
             "Start and trained policy in the same workflow, and what a price on searches can decide",
             [*workflow_panels(analysis.get("workflows", {}), colors), *_calibration(analysis.get("calibration", {}))],
+            _height(max(map(len, policies[policy]["by"].values()), default=0)),
         ),
         _Section("Training", training_panels(training, analysis.get("training", {}), colors)),
         _Section(f"{title(policy)}, under other conditions", _trials(analysis)),
@@ -112,9 +114,9 @@ def _searches(policies: Rows, single: Rows, policy: str) -> list[Panel]:
 
 
 def _by_group(policies: Rows, key: str, policy: str, start: str) -> _Section:
-    """All policies in tables; the start and the trained policy in four ways; the trained policy's searches."""
+    """All policies in tables; the trained policy in four ways, beside the start if groups are few; its searches."""
     groups = policies[policy]["by"][key]
-    told = [name for name in (start, policy) if key in policies.get(name, {}).get("by", {})]
+    told = [name for name in (start, policy) if name == policy or (name in policies and len(groups) <= _PAIRS)]
     bars = {f"{value}, {title(name)}": policies[name]["by"][key][value] for value in groups for name in told}
     panels: list[Panel] = [
         *policy_panels.tables_by_group(policies, key),
@@ -122,7 +124,11 @@ def _by_group(policies: Rows, key: str, policy: str, start: str) -> _Section:
         *search_panels.modes_by_step(groups, f", {title(policy)}"),
         *search_panels.searches_of_correct(groups, f", {title(policy)}"),
     ]
-    return _Section(f"By {key} of question (how many)", panels, max(_HEIGHT, _OF_GROUP * len(groups)))
+    return _Section(f"By {key} of question (how many)", panels, _height(len(groups)))
+
+
+def _height(groups: int) -> float:
+    return max(_HEIGHT, _OF_GROUP * groups)
 
 
 def _calibration(found: Mapping[str, Any]) -> list[Panel]:

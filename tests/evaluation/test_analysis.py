@@ -240,6 +240,23 @@ def test_answers_and_searches_are_told_and_drawn() -> None:
     assert said(panels({"policies": analyse({"trained": BEFORE})})["Answers and searches, %"]) == ["66.7", "66.7"]
 
 
+def test_very_many_groups_stay_readable() -> None:
+    """Twenty kinds: a bar of the trained policy for each, under the other, with what its right answers took."""
+    made = [record(i, True, *[1.0] * (i % 2), kind=f"kind {i // 2:02}") for i in range(40)]
+    drawn = panels({"policies": analyse({"warm_start": made, "trained": made})})
+    few = panels({"policies": analyse({"warm_start": made[:8], "trained": made[:8]})})
+    bar = "Right and wrong, with and without a search, % *"
+    assert [name.get_text() for name in few[bar].get_yticklabels()][:2] == ["kind 00, before RL", "kind 00, after RL"]
+    assert [name.get_text() for name in drawn[bar].get_yticklabels()][:2] == ["kind 00, after RL", "kind 01, after RL"]
+    right = drawn["Searches of questions answered rightly, after RL"]
+    assert bars(right) == [[0.5] * 20] * 2
+    assert right.get_yticklabels()[0].get_text() == "kind 00: 0.50"
+    for name in (bar, "Each search by mode (searches), after RL", "Searches of questions answered rightly, after RL"):
+        rows = drawn[name].get_yticklabels()
+        inches = drawn[name].get_position().height * drawn[name].figure.get_figure().get_size_inches()[1]
+        assert rows[0].get_fontsize() / 72 < inches / len(rows)  # no name on another
+
+
 def test_workflows_are_drawn_where_start_and_trained_policy_have_them() -> None:
     """Figure 4a of MMSearch-R1."""
     trained = of_kinds("1110", [2] * 4)
@@ -287,7 +304,7 @@ def test_calibration_is_drawn() -> None:
     points = [artist for artist in axis.collections if isinstance(artist, PathCollection)]
     offsets = np.concatenate([artist.get_offsets() for artist in points])
     np.testing.assert_allclose(offsets, [[0.75, 0.7], [0.9, 0.1]])  # P_s, P_c
-    assert [artist.get_array().tolist() for artist in points] == [[0.5], [1.0]]  # searched after training
+    assert [np.asarray(artist.get_array()).tolist() for artist in points] == [[0.5], [1.0]]  # searched after training
     assert [line.get_ydata()[-1] for line in axis.lines] == [1, 0.8]
     assert labels(axis)[1:] == ["known (2): 50 %", "unknown (2): 100 %"]
 

@@ -30,7 +30,7 @@ def stacked(
         color = colors[i] if colors else color_of(i)
         axis.barh(names, widths, left=left, color=color, height=0.6, label=labels[i] if labels else part)
         left = [a + b for a, b in zip(left, widths)]
-    downwards(axis)
+    downwards(axis, len(names))
     axis.set_xlim(0, 1)
     axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(parts), 4), 1))
 
@@ -54,11 +54,11 @@ def table(
         for j, share in enumerate(row):
             said = "-" if share is None else f"{100 * share:.1f}"
             color = "white" if (share or 0) > _DARK else "black"
-            axis.text(j, i, said, ha="center", va="center", color=color, fontsize=9 if len(rows) <= 12 else 7)
+            axis.text(j, i, said, ha="center", va="center", color=color, fontsize=size_of(len(rows)))
     axis.set_xticks(range(len(columns)), columns, fontsize=9 if len(columns) <= 3 else 8)
     if len(columns) > 3:
         axis.tick_params(axis="x", rotation=20)
-    axis.set_yticks(range(len(rows)), rows, fontsize=9)
+    axis.set_yticks(range(len(rows)), rows, fontsize=size_of(len(rows)))
     axis.tick_params(length=0)
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
@@ -71,7 +71,13 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [below, [max(row["em_interval"][1] - row["em"], 0) for row in rows]]
 
 
-def downwards(axis: Any) -> None:
-    """Horizontal bars in reading order, without lines between them."""
+def downwards(axis: Any, names: int = 0) -> None:
+    """Horizontal bars in reading order, without lines between them; so many of them as are named."""
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
+    axis.tick_params(axis="y", labelsize=size_of(names))
+
+
+def size_of(names: int) -> int:
+    """Of the letters of so many names, one below the other."""
+    return 10 if names <= 6 else 8 if names <= 24 else 6

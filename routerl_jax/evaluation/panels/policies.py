@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from routerl_jax.evaluation.figures import COLORS, color_of
-from routerl_jax.evaluation.panels.drawing import BELOW, WHOLE, Panel, Rows, downwards, errors, stacked, table
+from routerl_jax.evaluation.panels.drawing import BELOW, WHOLE, Panel, Rows, downwards, errors, size_of, stacked, table
 from routerl_jax.evaluation.report import title
 
 _LARGEST = 200  # square points, of a marker whose size tells a number
@@ -59,7 +59,7 @@ def four_ways(rows: Rows, heading: str) -> Panel:
         stacked(axis, list(rows), shares, list(_FOUR_WAYS), colors, said)
         for bars, way, ink in zip(axis.containers, _FOUR_WAYS, inks):
             numbers = [f"{100 * share[way]:.0f}" if share[way] >= _LEAST else "" for share in shares]
-            axis.bar_label(bars, numbers, label_type="center", fontsize=8, color=ink)
+            axis.bar_label(bars, numbers, label_type="center", fontsize=min(size_of(len(rows)), 8), color=ink)
         axis.set_title(heading)
 
     return draw

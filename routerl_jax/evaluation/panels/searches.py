@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.evaluation.figures import color_of
+from routerl_jax.evaluation.figures import COLORS, color_of
 from routerl_jax.evaluation.panels.drawing import BELOW, Panel, Rows, stacked
 from routerl_jax.evaluation.report import title
-
-_MANY = 6  # bars, from which their names are small
 
 
 def modes(policies: Rows) -> list[Panel]:
@@ -33,8 +31,6 @@ def _by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) 
     def draw(axis: Any) -> None:
         stacked(axis, names, shares, used)
         axis.set_title(heading)
-        if len(names) > _MANY:
-            axis.tick_params(axis="y", labelsize=8)
 
     return [draw] if used else []
 
@@ -46,13 +42,19 @@ def searches_of_correct(rows: Rows, by: str = "") -> list[Panel]:
 
 
 def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
-    """Distributions over numbers of searches, the mean in the legend."""
+    """Distributions over numbers of searches, with their means; beside each other, or, where they are more than there are
+    colours, one below the other."""
     numbers = sorted({int(count) for row in found.values() for count in row["share"]})
+    axis.set_title(f"Searches of questions answered rightly{by}")
+    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in found.items()]
+    if len(found) > len(COLORS):
+        stacked(axis, names, [row["share"] for row in found.values()], [str(number) for number in numbers])
+        return
     width = 0.8 / len(found)
-    for i, (name, row) in enumerate(found.items()):
+    for i, (name, row) in enumerate(zip(names, found.values())):
         places = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]
-        axis.bar(places, heights, width, color=color_of(i), label=f"{title(name)}: {row['mean']:.2f}")
-    axis.set(title=f"Searches of questions answered rightly{by}", xlabel="searches", ylabel="share", ylim=(0, 1))
+        axis.bar(places, heights, width, color=color_of(i), label=name)
+    axis.set(xlabel="searches", ylabel="share", ylim=(0, 1))
     axis.set_xticks(numbers)
     axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3, title="mean", title_fontsize=8)

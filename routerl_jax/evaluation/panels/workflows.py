@@ -45,7 +45,7 @@ def _grouped(axis: Any, groups: Mapping[str, Rows], heading: str, colors: Mappin
         em = [row["em"] for row in rows]
         axis.barh(places, em, height, xerr=errors(rows), color=colors[policy], capsize=2, label=title(policy))
     axis.set_yticks(range(len(groups)), list(groups))
-    downwards(axis)
+    downwards(axis, len(groups))
     axis.set(title=heading, xlim=(0, 1.02), xlabel="EM (95 %)")
     axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=len(policies))
 
