@@ -3,11 +3,15 @@ r"""Shows what a run has changed in how its policy works: one command, one JSON 
     python -m launch.analyze --workdir=runs/routerag_small
     python -m launch.analyze --workdir=RUN --limit=128 --top_k=1,2,3,5 --retrievers=bm25
 
-Turns before and after, use of modes (in all, and search by search), searches of right answers, and accuracy against turns,
-tokens and cost come from the episodes that the run left in WORKDIR/evaluation and its controls, reward and length over training
-from metrics.jsonl. Then the policy answers the first --limit test questions again: with every search sent to one mode, with
-other numbers of passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25`
-searches passages by words). Writes analysis.json and analysis.png.
+First what the run left. Of its policies on its test questions (WORKDIR/evaluation, and its controls): right and wrong answers
+with and without a search, turns, use of modes (in all, and search by search), searches of right answers, and accuracy against
+turns, tokens and cost, by kind of question too. Of the start and the trained policy: EM as the same baseline, where both were
+scored as one (config.evaluation.before_baselines), and what a price on searches can decide (config.evaluation.calibration). Of
+training, and of that of controls: reward, length and searches over the steps.
+
+Then the policy answers the first --limit test questions again: with every search sent to one mode, with other numbers of
+passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25` searches passages
+by words). Writes analysis.json and analysis.png.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ if __name__ == "__main__":
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -42,32 +46,42 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.evaluation.analysis import analyse
+    from routerl_jax.evaluation.analysis import analyse, analyse_calibration, analyse_workflows, training_curves
     from routerl_jax.evaluation.analysis_figure import analysis_figure
+    from routerl_jax.training import run_files
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials
-    from routerl_jax.training.writer import read_metrics
 
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
     config = load_config(workdir)
+    split_cpu(config.mesh.cpu_devices)
     output = pathlib.Path(FLAGS.output or workdir / "analysis")
     check_writable("--output" if FLAGS.output else "--workdir", output)
-    policies = _policies(config, workdir)
-    analysis: dict[str, Any] = {"policies": analyse(policies, config.evaluation.normalizer)}
-    split_cpu(config.mesh.cpu_devices)
-    trials = Trials(config, workdir, policies["trained"], FLAGS.limit)
-    analysis["retrievers"] = trials.retrievers(retrievers)
-    analysis["top_k"] = trials.top_k(ks)
-    analysis["single_mode"] = trials.single_modes() if FLAGS.single_modes else {}
-    names = config.evaluation.names
-    analysis["policies"] = {names.get(name, name): row for name, row in analysis["policies"].items()}
+    normalizer, budgets = config.evaluation.normalizer, run_files.search_budgets(config)
+    policies = run_files.policy_records(config, workdir)
+    found = analyse(policies, normalizer, budgets[run_files.TRAINED])
+    workflows = analyse_workflows(run_files.workflow_records(config, workdir), normalizer, budgets)
+    rows = run_files.training_rows(config, workdir)
+    trials = Trials(config, workdir, policies[run_files.TRAINED], FLAGS.limit)
+    analysis: dict[str, Any] = {
+        "policies": _named(found, config),
+        "workflows": {name: _named(of, config) for name, of in workflows.items()},
+        "calibration": analyse_calibration(
+            run_files.kept_calibration(workdir), config.evaluation.calibration.penalty, found[run_files.TRAINED]
+        ),
+        "training": _named(training_curves(rows), config),
+        "retrievers": trials.retrievers(retrievers),
+        "top_k": trials.top_k(ks),
+        "single_mode": trials.single_modes() if FLAGS.single_modes else {},
+    }
     output.mkdir(parents=True, exist_ok=True)
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
-    policy = names.get("trained", "trained")
-    analysis_figure(analysis, output / "analysis.png", read_metrics(workdir), policy=policy)
-    for section, rows in analysis.items():
-        for name, row in rows.items():
+    before, after = (config.evaluation.names.get(name, name) for name in (run_files.START, run_files.TRAINED))
+    analysis_figure(analysis, output / "analysis.png", rows[run_files.TRAINED], policy=after, start=before)
+    told = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")} | analysis["workflows"]
+    for section, table in told.items():
+        for name, row in table.items():
             usage = ", ".join(f"{mode} {share:.2f}" for mode, share in row["mode_usage"].items())
             print(
                 f"{section:<12} {name:<18} EM {row['em']:.3f}  turns {row['turns']:.2f}  searches {row['searches']:.2f}  "
@@ -76,17 +90,9 @@ def main(_: Sequence[str]) -> None:
     print(f"{output / 'analysis.json'}   {output / 'analysis.png'}")
 
 
-def _policies(config: TrainConfig, workdir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-    """The episodes of the run's policies on its test questions: at its start, after its stages, at its end, of its controls."""
-    from routerl_jax.evaluation.records import read_records
-    from routerl_jax.training.controls import control_directory
-
-    stages = sorted(config.stages, key=lambda name: config.stages[name].start)
-    places = {name: workdir / "evaluation" / f"{name}.jsonl" for name in ("warm_start", *stages, "trained")}
-    places |= {name: control_directory(workdir, name) / "evaluation" / "trained.jsonl" for name in config.controls}
-    if not places["trained"].is_file():
-        raise ValueError(f"{places['trained']} is not there: the run is not finished. Continue it with --resume")
-    return {name: list(read_records(path)) for name, path in places.items() if path.is_file()}
+def _named(rows: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """By the names that config.evaluation.names gives to policies."""
+    return {config.evaluation.names.get(name, name): row for name, row in rows.items()}
 
 
 def _number(text: str) -> int:

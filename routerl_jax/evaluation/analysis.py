@@ -1,4 +1,4 @@
-"""What a run has changed in how its policy works: turns, modes, cost, and the accuracy that goes with them."""
+"""What a run has changed in how its policy works: turns, searches, modes, cost, and the accuracy that goes with them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.evaluation.groups import by_group
+from routerl_jax.evaluation.metrics import breakdown, search_rates
 from routerl_jax.evaluation.paired import Record, by_question, record_cost, record_em
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
+CURVES = ("reward/total", "rollout/searched_rate")  # of sampled attempts, that runs are compared by over their steps
 _BINS = 4  # of tokens
 
 
-def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r1") -> dict[str, Any]:
+def analyse(
+    records: Mapping[str, Sequence[Record]], normalizer: str = "search_r1", budget: int | None = None
+) -> dict[str, Any]:
     """Behaviour of several agents on the same questions.
+
+    Args:
+      budget: searches that each of them may make on a question (Agent.search_budget).
 
     Returns:
       By agent: `behaviour`, and EM by number of turns and by sampled tokens, the latter in quartiles of all agents' episodes
-      so that they can be compared. Where questions are of several data sets, kinds or types, `by` has `em`, `mode_by_step`,
-      `searches_of_correct` and `n` for each such key and value.
+      so that they can be compared. Where questions are of several data sets, kinds or types, `by` has for each such key and
+      value the entries of `behaviour` that are about right answers and searches.
 
     Raises:
       ValueError: an agent has no episodes, or was asked other questions than the first.
@@ -31,51 +38,111 @@ def analyse(records: Mapping[str, Sequence[Record]], normalizer: str = "search_r
     tokens = np.concatenate([[_tokens(record) for record in rows] for rows in records.values()])
     edges = np.quantile(tokens, np.linspace(0, 1, _BINS + 1))
     return {
-        name: behaviour(rows, normalizer)
+        name: behaviour(rows, normalizer, budget)
         | {
             "em_by_turns": _em_by_turns(rows, normalizer),
             "em_by_tokens": _em_by_tokens(rows, edges, normalizer),
-            "by": _by_group(rows, normalizer),
+            "by": _by_group(rows, normalizer, budget),
         }
         for name, rows in records.items()
     }
 
 
-def behaviour(records: Sequence[Record], normalizer: str = "search_r1") -> dict[str, Any]:
+def analyse_workflows(
+    records: Mapping[str, Mapping[str, Sequence[Record]]],
+    normalizer: str = "search_r1",
+    budgets: Mapping[str, int | None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """What several policies make of the same workflows, which leave them no choice (MMSearch-R1, arXiv 2506.20670, figure 4a).
+
+    Args:
+      records: by workflow and policy.
+      budgets: of each workflow, searches on a question.
+
+    Returns:
+      By workflow and policy: `behaviour`, and `by` as in `analyse`.
+
+    Raises:
+      ValueError: not all were asked the same questions.
+    """
+    by_question({f"{policy} as {name}": rows for name, found in records.items() for policy, rows in found.items()})
+    of = budgets or {}
+    return {
+        name: {
+            policy: behaviour(rows, normalizer, of.get(name)) | {"by": _by_group(rows, normalizer, of.get(name))}
+            for policy, rows in found.items()
+        }
+        for name, found in records.items()
+    }
+
+
+def behaviour(records: Sequence[Record], normalizer: str = "search_r1", budget: int | None = None) -> dict[str, Any]:
     """`em` with `em_interval` (95 %, bootstrap), `f1`, and means of a question: `turns`, `searches`, `tokens`
     (sampled), `retrieval_cost`, `retrieval_seconds`; `mode_usage`, the share of searches by knowledge base; `n`.
 
     `mode_by_step` is `mode_usage` of first searches, second ones and so on (figure 3 of R1-Router, arXiv 2505.22095),
-    `searches_of_correct` how many searches questions took that were answered rightly (its figure 2c)."""
-    em = np.asarray([record_em(record, normalizer) for record in records])
-    modes = collections.Counter(call["tool"] for record in records for call in _calls(record))
+    `searches_of_correct` how many searches questions took that were answered rightly (its figure 2c). `searched_rate`,
+    `search_ratio` (where there is a `budget`) and `breakdown` are those of `metrics.summarize`."""
     return {
-        "em": float(em.mean()),
-        "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
+        **_answered_and_searched(records, normalizer, budget),
         "f1": float(np.mean([f1(r["prediction"], tuple(r["golden_answers"]), normalizer) for r in records])),
         "turns": float(np.mean([len(record["turns"]) for record in records])),
-        "searches": modes.total() / len(records),
+        "searches": float(np.mean([len(_calls(record)) for record in records])),
         "tokens": float(np.mean([_tokens(record) for record in records])),
         "retrieval_cost": float(np.mean([record_cost(record) for record in records])),
         "retrieval_seconds": float(np.mean([sum(call["seconds"] for call in _calls(record)) for record in records])),
-        "mode_usage": _shares(modes),
-        "mode_by_step": _mode_by_step(records),
-        "searches_of_correct": _searches_of_correct(records, em),
-        "n": len(records),
+        "mode_usage": _shares(collections.Counter(call["tool"] for record in records for call in _calls(record))),
     }
 
 
-def _by_group(records: Sequence[Record], normalizer: str) -> dict[str, dict[str, Any]]:
+def training_curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> dict[str, list[dict[str, Any]]]:
+    """`CURVES` over the steps of several runs, by name, from the rows of their metrics.jsonl; runs without a reward, which are
+    supervised, are left out."""
+    curves = {
+        name: [{key: row.get(key) for key in ("step", *CURVES)} for row in rows if row.get(CURVES[0]) is not None]
+        for name, rows in runs.items()
+    }
+    return {name: rows for name, rows in curves.items() if rows}
+
+
+def analyse_calibration(
+    found: Mapping[str, Mapping[str, Any]], penalty: float, trained: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the start knows and finds, beside what training made of it.
+
+    Args:
+      found: `calibration` of results.json, by kind of question.
+      penalty: the share of a right answer's reward that a search costs.
+      trained: the trained policy's row of `analyse`.
+
+    Returns:
+      `penalty`, and `kinds`: the entries of `found`, each with the trained policy's `em` and `searched_rate`. {} of nothing.
+    """
+    kinds = trained["by"].get("kind", {})
+    after = {kind: {key: kinds[kind][key] for key in ("em", "searched_rate")} for kind in found if kind in kinds}
+    return {"penalty": penalty, "kinds": {kind: {**found[kind], **row} for kind, row in after.items()}} if after else {}
+
+
+def _by_group(records: Sequence[Record], normalizer: str, budget: int | None) -> dict[str, dict[str, Any]]:
     return {
-        key: {value: _of_group([records[i] for i in numbers], normalizer) for value, numbers in values.items()}
+        key: {
+            value: _answered_and_searched([records[i] for i in numbers], normalizer, budget)
+            for value, numbers in values.items()
+        }
         for key, values in by_group([record.get("metadata", {}) for record in records]).items()
     }
 
 
-def _of_group(records: Sequence[Record], normalizer: str) -> dict[str, Any]:
+def _answered_and_searched(records: Sequence[Record], normalizer: str, budget: int | None) -> dict[str, Any]:
     em = np.asarray([record_em(record, normalizer) for record in records])
+    searches = np.asarray([len(_calls(record)) for record in records])
     return {
         "em": float(em.mean()),
+        "em_interval": bootstrap_intervals(em[:, None])[:, 0].tolist(),
+        **search_rates(searches.tolist(), budget),
+        "breakdown": breakdown(em == 1, searches > 0),
         "mode_by_step": _mode_by_step(records),
         "searches_of_correct": _searches_of_correct(records, em),
         "n": len(records),

@@ -64,22 +64,28 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
     save_figure(figure, path)
 
 
-def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
-    """A figure of so many inches, and its panels in reading order."""
+def new_figure(size: tuple[float, float]) -> Any:
+    """An empty figure of so many inches."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
-    for axis in axes.flat:
+    return plt.figure(figsize=size, layout="constrained")
+
+
+def panels_of(figure: Any, rows: int, columns: int) -> list[Any]:
+    """New panels of a figure, or of a part of one, in reading order."""
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    return figure, list(axes.flat)
+    return axes
 
 
 def _axes(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
-    figure, axes = subplots(1, count, (width * count, 3.4))
+    figure = new_figure((width * count, 3.4))
+    axes = panels_of(figure, 1, count)
     for axis in axes:
         axis.set_xlabel("step")
     return figure, axes

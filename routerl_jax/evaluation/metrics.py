@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from routerl_jax.core.types import Episode
 from routerl_jax.data.trajectories import golden_step
@@ -60,20 +60,27 @@ def summarize(
         **_judge_interval(episodes),
         "kb_share": share,
         "mode_usage": share,
-        "breakdown": _breakdown(episodes, scores),
+        "breakdown": breakdown(scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])),
         "n": len(episodes),
         **({"by": by} if by else {}),
     }
 
 
-def _breakdown(episodes: Sequence[Episode], scores: Float[np.ndarray, "N 4"]) -> dict[str, float]:
-    """How often it was right and searched (MMSearch-R1, figure 4b)."""
-    right, searched = scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])
+def breakdown(right: Bool[np.ndarray, " N"], searched: Bool[np.ndarray, " N"]) -> dict[str, float]:
+    """Shares of all questions by whether they were answered rightly and whether something was searched (MMSearch-R1, arXiv
+    2506.20670, figure 4b)."""
     return {
         f"{answer}_{search}_search": float((is_right & did).mean())
         for answer, is_right in (("correct", right), ("wrong", ~right))
         for search, did in (("with", searched), ("without", ~searched))
     }
+
+
+def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float]:
+    """`searched_rate`, the share of questions with a search, and, where the budget of a question is known, `search_ratio`, the
+    searches made of those allowed."""
+    rates = {"searched_rate": float(np.mean([count > 0 for count in searches]))}
+    return rates if budget is None else {**rates, "search_ratio": sum(searches) / max(budget * len(searches), 1)}
 
 
 def _of_group(
@@ -140,8 +147,7 @@ def _averages(
     result = {
         **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
-        "searched_rate": float(np.mean([bool(e.calls) for e in episodes])),
-        **({} if budget is None else {"search_ratio": len(calls) / max(budget * len(episodes), 1)}),
+        **search_rates([len(e.calls) for e in episodes], budget),
         "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,

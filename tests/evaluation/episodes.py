@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.evaluation.records import episode_record
 
 PATH = [
     {"kb": "table", "passage_id": "t1", "query": "first?", "value": "Togo"},
@@ -45,3 +49,10 @@ def episode(
         prompt="Question: Which?",
         truncated=truncated,
     )
+
+
+def record(key: int, right: bool, *costs: float, tool: str = "graph", kind: str = "") -> dict[str, Any]:
+    """As a run writes it, with a search for each of the costs; `kind` of question."""
+    calls = [Call(tool=tool, query="q", cost=cost) for cost in costs]
+    made = json.loads(json.dumps(episode_record(episode(*calls, answer="lion" if right else "cat"))))
+    return made | {"id": str(key)} | ({"metadata": {"kind": kind}} if kind else {})

@@ -1,29 +1,11 @@
 """Comparisons question by question, against numbers counted by hand and scipy's binomial test."""
 
-import json
-from typing import Any
-from unittest import mock
-
-import matplotlib.image
-import matplotlib.pyplot
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
 from scipy.stats import binomtest
 
-from routerl_jax.core.types import Call
-from routerl_jax.evaluation import analysis_figure as analysis_module
-from routerl_jax.evaluation.analysis import analyse
-from routerl_jax.evaluation.analysis_figure import analysis_figure
 from routerl_jax.evaluation.paired import compare_records, compare_seeds
-from routerl_jax.evaluation.records import episode_record
-from tests.evaluation.episodes import episode
-
-
-def record(key: int, right: bool, *costs: float, tool: str = "graph") -> dict:
-    calls = [Call(tool=tool, query="q", cost=cost) for cost in costs]
-    made = episode_record(episode(*calls, answer="lion" if right else "cat"))
-    return json.loads(json.dumps(made)) | {"id": str(key)}
+from tests.evaluation.episodes import record
 
 
 def test_what_only_one_of_them_answers_and_what_it_costs():
@@ -99,70 +81,3 @@ def test_two_attempts_at_a_question_are_refused():
     once, twice = [record(0, True)], [record(0, True), record(0, False)]
     with pytest.raises(ValueError, match="the second has two episodes at question '0'"):
         compare_records(once, twice)
-
-
-def drawn(picture: np.ndarray, rows: int, columns: int = 4) -> int:
-    """How many panels of a grid have something in their inner halves."""
-    height, width = picture.shape[0] // rows, picture.shape[1] // columns
-    inner = np.s_[height // 4 : 3 * height // 4, width // 4 : 3 * width // 4]
-    panels = [picture[i * height :, j * width :][inner] for i in range(rows) for j in range(columns)]
-    return sum(panel.std(axis=(0, 1)).max() > 0 for panel in panels)
-
-
-def test_an_analysis_by_hand(tmp_path):
-    before = [record(0, False, 2.0, 2.0), record(1, True, 1.0, tool="passage"), record(2, True)]
-    after = [record(0, True, 1.0, tool="passage"), record(1, True, 1.0, tool="passage"), record(2, True)]
-    found = analyse({"warm_start": before, "trained": after})
-    assert found["warm_start"]["turns"] == pytest.approx(2)  # 3, 2 and 1
-    assert found["warm_start"]["searches"] == pytest.approx(1)
-    assert found["warm_start"]["retrieval_cost"] == pytest.approx(5 / 3)
-    assert found["warm_start"]["mode_usage"] == pytest.approx({"graph": 2 / 3, "passage": 1 / 3})
-    assert found["warm_start"]["tokens"] == pytest.approx(4)  # two sampled tokens a turn
-    assert found["warm_start"]["em_by_turns"] == [
-        {"turns": 1, "em": 1.0, "n": 1},
-        {"turns": 2, "em": 1.0, "n": 1},
-        {"turns": 3, "em": 0.0, "n": 1},
-    ]
-    assert found["trained"]["em_by_turns"] == [{"turns": 1, "em": 1.0, "n": 1}, {"turns": 2, "em": 1.0, "n": 2}]
-    assert found["trained"]["mode_usage"] == {"passage": 1.0}
-    assert found["warm_start"]["mode_by_step"] == [
-        {"step": 1, "mode_usage": pytest.approx({"graph": 0.5, "passage": 0.5}), "n": 2},
-        {"step": 2, "mode_usage": {"graph": 1.0}, "n": 1},
-    ]
-    assert found["warm_start"]["searches_of_correct"] == {"mean": 0.5, "share": {"0": 0.5, "1": 0.5}}
-    for rows in found.values():  # every episode is in one bin
-        assert sum(row["n"] for row in rows["em_by_tokens"]) == 3
-    assert found["trained"]["by"] == {}
-    path = tmp_path / "figures" / "analysis.png"
-    trials = {"top_k": {"1": found["trained"], "2": found["trained"]}, "single_mode": found, "retrievers": found}
-    training = [
-        {"step": i, "reward/total": 0.1 * i, "reward/std": 0.1, "rollout/tokens_per_question": 30.0} for i in range(4)
-    ]
-    figures: list[Any] = []
-    with mock.patch.object(analysis_module, "save_figure", lambda figure, _: figures.append(figure)):
-        analysis_figure({"policies": found, **trials}, path, training)
-    artists = [artist for axis in figures[0].axes for artist in [*axis.lines, *axis.collections]]
-    marked = [a for a in artists if isinstance(a, PathCollection) or getattr(a, "get_marker", str)() in ("o", "s")]
-    assert len(marked) >= 8
-    assert not any(artist.get_clip_on() for artist in marked)  # those at the edge are drawn whole
-    matplotlib.pyplot.close(figures[0])
-    analysis_figure({"policies": found, **trials}, path, training)
-    everything = matplotlib.image.imread(path)
-    analysis_figure({"policies": found}, path)
-    less = matplotlib.image.imread(path)
-    assert drawn(everything, rows=3) == 12
-    assert drawn(less, rows=2) == 7  # what was not tried has no panel
-    kinds = [{**row, "metadata": {"kind": kind}} for row, kind in zip(before, ("table", "text", "text"))]
-    found = analyse({"trained": kinds})
-    by = found["trained"]["by"]["kind"]
-    assert (by["table"]["n"], by["table"]["em"], by["text"]["n"], by["text"]["em"]) == (1, 0, 2, 1)
-    assert [step["mode_usage"] for step in by["table"]["mode_by_step"]] == [{"graph": 1.0}] * 2
-    assert by["text"]["searches_of_correct"] == {"mean": 0.5, "share": {"0": 0.5, "1": 0.5}}
-    analysis_figure({"policies": found}, path)
-    assert (
-        drawn(matplotlib.image.imread(path), rows=3) == 7 + 2
-    )  # what each kind was asked, and how often the right ones were
-    with pytest.raises(ValueError, match="trained has no episodes"):
-        analyse({"warm_start": before, "trained": []})
-    with pytest.raises(ValueError, match=r"warm_start and trained were not asked the same questions; .*\['2'\]"):
-        analyse({"warm_start": before, "trained": after[:2]})

@@ -1,0 +1,60 @@
+"""Panels of what was searched: by mode, one search after the other, and for right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.evaluation.figures import COLORS, color_of
+from routerl_jax.evaluation.panels.drawing import BELOW, Panel, Rows, stacked
+from routerl_jax.evaluation.report import title
+
+
+def modes(policies: Rows) -> list[Panel]:
+    """Shares of knowledge bases among all searches; none where nothing was searched."""
+    names = [title(name) for name in policies]
+    shares = [row["mode_usage"] for row in policies.values()]
+    return _by_mode(names, shares, "Share of searches by mode")
+
+
+def modes_by_step(rows: Rows, by: str = "") -> list[Panel]:
+    """A bar for every search of every policy, or group of questions, that another one's same search can be held against."""
+    steps = [(name, step) for name, row in rows.items() for step in row["mode_by_step"]]
+    steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
+    names = [f"{step['step']}. {title(name)} ({step['n']})" for name, step in steps]
+    return _by_mode(names, [step["mode_usage"] for _, step in steps], f"Each search by mode (searches){by}")
+
+
+def _by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) -> list[Panel]:
+    used = sorted({mode for share in shares for mode in share})
+
+    def draw(axis: Any) -> None:
+        stacked(axis, names, shares, used)
+        axis.set_title(heading)
+
+    return [draw] if used else []
+
+
+def searches_of_correct(rows: Rows, by: str = "") -> list[Panel]:
+    """How many searches right answers took; none where nothing was answered rightly."""
+    right = {name: row["searches_of_correct"] for name, row in rows.items() if row["searches_of_correct"]["share"]}
+    return [lambda axis: _searches_of_correct(axis, right, by)] if right else []
+
+
+def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
+    """Distributions over numbers of searches, with their means; beside each other, or, where they are more than there are
+    colours, one below the other."""
+    numbers = sorted({int(count) for row in found.values() for count in row["share"]})
+    axis.set_title(f"Searches of questions answered rightly{by}")
+    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in found.items()]
+    if len(found) > len(COLORS):
+        stacked(axis, names, [row["share"] for row in found.values()], [str(number) for number in numbers])
+        return
+    width = 0.8 / len(found)
+    for i, (name, row) in enumerate(zip(names, found.values())):
+        places = [number - 0.4 + (i + 0.5) * width for number in numbers]
+        heights = [row["share"].get(str(number), 0.0) for number in numbers]
+        axis.bar(places, heights, width, color=color_of(i), label=name)
+    axis.set(xlabel="searches", ylabel="share", ylim=(0, 1))
+    axis.set_xticks(numbers)
+    axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3, title="mean", title_fontsize=8)
