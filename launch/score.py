@@ -11,15 +11,20 @@ thousand rows take under a second on one CPU core.
 
 Trajectories are recorded rounds (routerl_jax/data/rounds.py): what a policy wrote and its tools found, judged as the recipe's
 agent judges its own: actions, form, reward, searches, answers. --agent has settings of the agent, such as
---agent='{"text_searches": 2, "image_first": false}' for the limits of MMSearch-R1's released code.
+--agent='{"text_searches": 2, "image_first": false}' for the limits of MMSearch-R1's released code. --judge describes a language
+model that says whether answers are right, as config.judge does for a run, and --reward has terms in the place of the recipe's:
+
+    python -m launch.score --trajectories=rounds.jsonl --recipe=mmsearch_r1 --judge='{"model": "Qwen2.5-7B-Instruct",
+        "base_url": "http://127.0.0.1:8000/v1", "style": "mmsearch_r1"}' --reward='{"mmsearch_r1.judged_accuracy": 0.9}'
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from rich.console import Console
@@ -29,6 +34,9 @@ from rich.text import Text
 from launch.command import start
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.normalize import NORMALIZERS
+
+if TYPE_CHECKING:
+    from routerl_jax.llms.judge import ModelJudge
 
 FLAGS = flags.FLAGS
 
@@ -42,6 +50,8 @@ def define_flags() -> None:
     flags.DEFINE_list("tools", ["image", "text"], "Names of that agent's knowledge bases.")
     flags.DEFINE_integer("searches", 2, "Searches that the agent may make on a question.", lower_bound=0)
     flags.DEFINE_string("agent", "{}", "Settings of that agent, as JSON.")
+    flags.DEFINE_string("judge", "{}", "A judge of the answers: what config.judge has, as JSON.")
+    flags.DEFINE_string("reward", "{}", "Terms of the reward in the place of the recipe's own, as JSON.")
     flags.DEFINE_string("normalizer", "search_r1", f"How answers are normalised: {', '.join(NORMALIZERS)}.")
     flags.DEFINE_list("group", [], "Fields to report by as well as overall, such as dataset,model.")
     flags.DEFINE_bool("json", False, "Print one JSON object, values in [0, 1], instead of a table.")
@@ -72,6 +82,11 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.trajectories:
         _score_trajectories()
     else:
+        for name in ("agent", "judge", "reward"):
+            if FLAGS[name].present:
+                raise ValueError(
+                    f"--{name} goes with --trajectories; predictions are compared with their answers alone"
+                )
         _score_predictions()
 
 
@@ -79,14 +94,19 @@ def _score_trajectories() -> None:
     from routerl_jax.evaluation import report
     from routerl_jax.evaluation.recorded import score_rounds
 
-    found = score_rounds(
-        FLAGS.trajectories,
-        FLAGS.recipe,
-        FLAGS.tools,
-        _settings(FLAGS.agent),
-        searches=FLAGS.searches,
-        normalizer=FLAGS.normalizer,
-    )
+    judge, counted = _judge()
+    with contextlib.closing(judge) if judge else contextlib.nullcontext():
+        found = score_rounds(
+            FLAGS.trajectories,
+            FLAGS.recipe,
+            FLAGS.tools,
+            _settings("agent"),
+            searches=FLAGS.searches,
+            normalizer=FLAGS.normalizer,
+            judge=judge,
+            reward=_settings("reward"),
+        )
+    found |= {"judge": dict(counted)} if judge else {}
     if FLAGS.json:
         print(json.dumps(found))
         return
@@ -95,13 +115,32 @@ def _score_trajectories() -> None:
         print(f"reward {name}: {value:.4f}")
 
 
-def _settings(text: str) -> dict[str, Any]:
+def _judge() -> tuple[ModelJudge | None, Mapping[str, Any]]:
+    """The judge that --judge describes, if it does, and what its verdicts depend on."""
+    given = _settings("judge")
+    if not given:
+        return None, {}
+    from routerl_jax.core.config import from_config_dict, naming
+    from routerl_jax.llms.config import JudgeConfig
+    from routerl_jax.llms.judge import open_judge, settings_that_count
+
+    config = from_config_dict(JudgeConfig, given, "--judge")
+    with naming("--judge"):
+        return open_judge(config, FLAGS.normalizer), settings_that_count(config)
+
+
+_SUCH_AS = {"agent": '{"text_searches": 2}', "judge": '{"model": "Qwen2.5-7B-Instruct"}', "reward": '{"judge": 1.0}'}
+
+
+def _settings(flag: str) -> dict[str, Any]:
+    """The JSON object that a flag holds."""
+    text = str(FLAGS[flag].value)
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--agent={text}: not JSON ({error})") from error
+        raise ValueError(f"--{flag}={text}: not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f'--agent={text}: give an object, such as {{"text_searches": 2}}')
+        raise ValueError(f"--{flag}={text}: give an object, such as {_SUCH_AS[flag]}")
     return found
 
 

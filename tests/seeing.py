@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tokenizers import AddedToken
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models.config import VisionConfig, VisionLanguageConfig
+from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
@@ -20,12 +22,16 @@ from tests import tiny
 
 MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 MARKER = "".join(MARKS)
+PROCESSOR = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=40 * 40, window=16)
 
 
 @functools.cache
 def tokenizer() -> Tokenizer:
     """As `tiny.tokenizer`, with the three ids that mark images."""
-    return train_tokenizer(["Question: what is on the flag?"] * 3, tiny.VOCABULARY, MARKS, context=256)
+    made = train_tokenizer(["Question: what is on the flag?"] * 3, tiny.VOCABULARY - len(MARKS), (), context=256)
+    marks = [AddedToken(mark, special=True, normalized=False) for mark in MARKS]
+    made.hf.add_tokens(marks, special_tokens=True)
+    return Tokenizer(made.hf)
 
 
 def config(context: int = 256) -> VisionLanguageConfig:
@@ -62,8 +68,13 @@ def model(
     params = nnx.state(made, nnx.Param)
     nnx.update(made, jax.tree.map(jax.device_put, params, shardings(params, mesh, layout)))
     made.tokenizer = tokenizer()
-    made.image_processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=40 * 40, window=16)
+    made.image_processor = PROCESSOR
     return made
+
+
+def image_tokens(context: int = 256) -> ImageTokens:
+    """The host's side of `model` alone, which takes no time to make."""
+    return ImageTokens(config(context), PROCESSOR)
 
 
 def picture(seed: int, high: int = 24, wide: int = 32) -> np.ndarray:

@@ -100,7 +100,8 @@ class Agent(abc.ABC):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Its protocol's tags, for tokenizers that are trained for it."""
+        """Its protocol's tags, for tokenizers that are trained for it; a tokenizer that has one as a special token reads it as
+        that in observations, too."""
         return ()
 
     def opening(
@@ -134,6 +135,11 @@ class Rerouted(Agent):
     def search_budget(self) -> int | None:
         """The agent's."""
         return self.agent.search_budget
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The agent's."""
+        return self.agent.special_tokens
 
 
 class LLM:

@@ -29,6 +29,7 @@ class Rollout:
         wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
         course: Course | None = None,
         spawn: Callable[[Rollout, Course], None] | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         self.example = example
         self.sample = sample
@@ -38,6 +39,7 @@ class Rollout:
         self.wait_tool = wait_tool
         self.course = course or Course()
         self.spawn = spawn
+        self.tags = tags  # of the agent's protocol
         self.conversations: list[Conversation] = []
         self.turns: list[Turn] = []
         self.early: list[Call] = []  # made before there was a turn; the first one's
@@ -237,7 +239,7 @@ class Conversation:
         return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
 
     def _rendered(self, observation: Observation) -> Rendered:
-        return rendered(observation, self._engine.tokenizer, self._engine.images)
+        return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
     def _reply(self, said: Rendered) -> list[int]:
         return self._engine.tokenizer.reply(said.text, last=self._stream.ledger.tokens[-1])

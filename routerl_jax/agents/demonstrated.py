@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -18,6 +18,7 @@ def demonstrated(
     pieces: Iterable[tuple[Observation | Reply | Rendered, bool]],
     tokenizer: Tokenizer,
     images: ImageTokens | None = None,
+    tags: Collection[str] = (),
 ) -> Sequence:
     """A written example as a rollout would have recorded it.
 
@@ -26,6 +27,7 @@ def demonstrated(
       pieces: in order, and whether the policy is to write them; the others are fed, as observations are. `Rendered` pieces,
         as records have them, are taken as they are.
       images: the model's, None for one that sees none.
+      tags: of the agent's protocol (`rendered`).
 
     Raises:
       ValueError: a piece to be written is no text, a recorded picture can't be used, or there are pictures, and the model sees
@@ -40,16 +42,20 @@ def demonstrated(
             ids = tokenizer.encode(piece)
             ledger.sample(ids, [0.0] * len(ids), version=0)
         else:
-            ledger.feed(**_fed(piece, ledger, tokenizer, images))
+            ledger.feed(**_fed(piece, ledger, tokenizer, images, tags))
     return ledger.sequence()
 
 
 def _fed(
-    piece: Observation | Reply | Rendered, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
+    piece: Observation | Reply | Rendered,
+    ledger: Ledger,
+    tokenizer: Tokenizer,
+    images: ImageTokens | None,
+    tags: Collection[str],
 ) -> Mapping[str, Any]:
     """What `Ledger.feed` takes."""
     observation = piece.observation if isinstance(piece, Reply) else piece
-    said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images)
+    said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
     ids = (
         tokenizer.reply(said.text, last=ledger.tokens[-1]) if isinstance(piece, Reply) else tokenizer.encode(said.text)
     )

@@ -173,7 +173,8 @@ class _Driver:
 
     def _start(self, example: Example, sample: int, course: Course) -> asyncio.Task[Episode]:
         rollout = Rollout(
-            example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, course, self._spawn
+            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, course, self._spawn),
+            tags=self.agent.special_tokens,
         )
         working = self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
         if not inspect.isawaitable(working):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from routerl_jax.core.tokenizer import Tokenizer
@@ -44,42 +44,38 @@ def texts(piece: Observation | Reply | Rendered) -> list[str]:
     return [said] if isinstance(said, str) else [one for one in said if isinstance(one, str)]
 
 
-def rendered(observation: Observation, tokenizer: Tokenizer, images: ImageTokens | None) -> Rendered:
+def rendered(
+    observation: Observation, tokenizer: Tokenizer, images: ImageTokens | None, tags: Collection[str] = ()
+) -> Rendered:
     """An observation in a model's form. A picture that can't be used is replaced by words that say why.
 
-    Marks of pictures in its texts, which may come from anywhere, are broken up: no text stands for a picture.
+    Its texts may come from anywhere: marks of turns and pictures in them are broken up (`Tokenizer.plain`), so that no text
+    ends a turn or stands for a picture.
 
     Args:
       images: the model's, None for one that sees none.
+      tags: of the agent's protocol, which stay what they are where the tokenizer has them as special tokens.
 
     Raises:
       ValueError: there are pictures, and the model sees none.
     """
-    if isinstance(observation, str) and images is None:
-        return Rendered(text=observation)
     parts: list[str] = []
     shown: list[Shown] = []
     for piece in [observation] if isinstance(observation, str) else observation:
         if isinstance(piece, str):
-            parts.append(piece if images is None else _without_marks(piece, tokenizer, images))
+            parts.append(tokenizer.plain(piece, keep=tags))
             continue
         if images is None:
             raise ValueError("the policy sees no images, and an observation shows one; use a vision-language model")
         try:
             digest = images.process(piece.image, "picture").digest
         except ValueError as error:
-            parts.append(f"(a picture that can't be shown: {error})")
+            parts.append(tokenizer.plain(f"(a picture that can't be shown: {error})"))
             shown.append(dataclasses.replace(piece, error=str(error)))
         else:
             parts.append(tokenizer.decode(images.marker))
             shown.append(dataclasses.replace(piece, digest=digest))
     return Rendered(text="".join(parts), shown=tuple(shown))
-
-
-def _without_marks(text: str, tokenizer: Tokenizer, images: ImageTokens) -> str:
-    for mark in map(tokenizer.decode, ([token] for token in images.marker)):
-        text = text.replace(mark, f"{mark[:1]} {mark[1:]}")
-    return text
 
 
 def expanded_tokens(images: ImageTokens | None, sources: Sequence[Any]) -> int:

@@ -118,7 +118,7 @@ class SearchAgent(Agent):
 
         It shows no documents, so `room`, the tokens that there are for the conversation, changes nothing.
         """
-        question = image_marker * len(example.images) + example.question
+        question = image_marker * len(example.images) + tokenizer.plain(example.question)
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
@@ -195,7 +195,7 @@ class VanillaRAG(NoSearch):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
-        search = self.grammar.write_search("", example.question, self.tool)
+        search = self.grammar.write_search("", llm.tokenizer.plain(example.question), self.tool)
         if chat.tokens_of(search) <= chat.room - reserve:
             turn = chat.write(search)
             turn.action = Action(kind="search", tool=self.tool, query=example.question)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 from routerl_jax.core.types import Message
 
@@ -65,6 +66,41 @@ class Tokenizer:
         bos = self.hf.bos_token_id
         return [bos] if whole != bare and whole[:1] == [bos] else []
 
+    def plain(self, text: str, keep: Collection[str] = ()) -> str:
+        """A text that comes from elsewhere (a question, a page, what a tool says), with no `marks` in it: each is broken up by
+        a space after its first letter. A text without any is returned as it is.
+
+        Args:
+          keep: marks that stay, such as the tags of a protocol that the text was written in.
+        """
+
+        def broken(found: re.Match[str]) -> str:
+            mark = found[0]
+            return mark if mark in keep else f"{mark[:1]} {mark[1:]}"
+
+        return self._marks.sub(broken, text) if self.marks else text
+
+    @functools.cached_property
+    def marks(self) -> frozenset[str]:
+        """What begins and ends texts, turns and pictures: the special tokens, and others that the chat template writes."""
+        special, around = {str(token) for token in self.hf.all_special_tokens}, self._chat_marks
+        for token in self.hf.added_tokens_decoder.values():
+            if token.special or token.content in around:
+                special.add(token.content)
+        return frozenset(mark for mark in special if len(mark.strip()) > 1)  # one letter can't be broken up
+
+    @functools.cached_property
+    def _marks(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(mark) for mark in sorted(self.marks, key=lambda mark: (-len(mark), mark))))
+
+    @functools.cached_property
+    def _chat_marks(self) -> str:
+        """A chat up to a user's message, as the template writes it: what opens the assistant's thoughts is no mark."""
+        try:
+            return self._rendered_turns("assistant", "user", add_generation_prompt=False)
+        except Exception:  # templates raise what they like for chats that they are not for
+            return ""
+
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
@@ -116,19 +152,24 @@ class Tokenizer:
         said, asked = "routerl-assistant", "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
-        messages = [("user", "q"), ("assistant", said), ("user", asked)]
-        text = self.hf.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        _, first, rest = text.partition(said)
+        _, first, rest = self._rendered_turns(said, asked, add_generation_prompt=True).partition(said)
         before, second, after = rest.partition(asked)
         if not first or not second:
             raise ValueError(
                 "this tokenizer's chat template does not write one turn after the other; continue with text"
             )
         return before, after
+
+    def _rendered_turns(self, said: str, asked: str, *, add_generation_prompt: bool) -> str:
+        """A question, what the assistant says and what the user asks then, in the model's template; "" without one."""
+        if self.hf.chat_template is None:
+            return ""
+        messages = [("user", "q"), ("assistant", said), ("user", asked)]
+        return self.hf.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     @property
     def has_chat_template(self) -> bool:

@@ -262,7 +262,7 @@ class MMSearchTeacher:
 
     def _observe(self, turn: Turn, observation: Observation) -> None:
         """Writes what the student reads after a turn, as its rollouts record it."""
-        said = rendered(observation, self._tokenizer, self._images)
+        said = rendered(observation, self._tokenizer, self._images, self.agent.special_tokens)
         reply = self.agent.instruct
         turn.observation = self._tokenizer.decode(self._tokenizer.reply(said.text)) if reply else said.text
         turn.shown = list(said.shown)

@@ -128,7 +128,6 @@ class EngineModel:
     def _open(self, job: _Job) -> None:
         stream = None
         try:
-            self._check_marks(job.conversation)
             prompt = self._engine.tokenizer.chat([self._marked(message) for message in job.conversation])
             images = [image for message in job.conversation for image in message.images]
             stream = self._engine.open(prompt, _identity(job.conversation), job.sample, images=images)
@@ -141,23 +140,12 @@ class EngineModel:
             return
         self._running[id(stream)] = (stream, job)
 
-    def _check_marks(self, conversation: Sequence[Message]) -> None:
-        """Complains about the model's own mark in a text before a picture, which would be taken for the picture's."""
-        last = max((i for i, message in enumerate(conversation) if message.images), default=0)
-        if not last or (reader := self._engine.images) is None:
-            return
-        mark = self._engine.tokenizer.decode(reader.marker)
-        if any(mark in message.content for message in conversation[:last]):
-            raise ValueError(
-                f"a message before one with a picture says {mark}, where the picture would be put; leave it out"
-            )
-
     def _marked(self, message: Message) -> Message:
-        """The message with the model's mark before its content for each of its pictures."""
-        if not message.images or (reader := self._engine.images) is None:  # then the engine says that it sees none
-            return message
-        marks = self._engine.tokenizer.decode(reader.marker) * len(message.images)
-        return dataclasses.replace(message, content=marks + message.content)
+        """The message with the model's mark before its content for each of its pictures; marks in the content are text."""
+        tokenizer, content = self._engine.tokenizer, self._engine.tokenizer.plain(message.content)
+        if message.images and (reader := self._engine.images) is not None:  # else the engine says that it sees none
+            content = tokenizer.decode(reader.marker) * len(message.images) + content
+        return dataclasses.replace(message, content=content)
 
     def _fail_all(self, message: str) -> None:
         for stream, job in self._running.values():

@@ -129,7 +129,7 @@ class SeeingScript(ScriptedEngine):
     def __init__(self, script: Callable[[str, int, int], str], **settings) -> None:
         super().__init__(script, **settings)
         self.tokenizer = seeing.tokenizer()
-        self.images = seeing.model(context=1024).image_tokens
+        self.images = seeing.image_tokens(1024)
 
     def open(self, prompt, example_id="", sample=0, images=()):
         stream = super().open([0], example_id, sample)

@@ -67,7 +67,8 @@ def test_samples_differ_and_repeat(engine):
 
 
 def test_a_model_that_sees_is_shown_pictures(engine):
-    """The answer is the engine's own to the marked prompt; a model that sees nothing says so, and answers others."""
+    """The answer is the engine's own to the marked prompt, and a mark in a message is text; a model that sees nothing says so,
+    and answers others."""
     sees = Engine(seeing.model(), rows=2, max_length=128)
     sees.tokenizer.hf.chat_template = engine.tokenizer.hf.chat_template
     pictures = (seeing.picture(0), seeing.picture(1))
@@ -83,9 +84,10 @@ def test_a_model_that_sees_is_shown_pictures(engine):
         ids = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
         assert answer.text == sees.tokenizer.decode(ids).strip()
         marked = Message(role="user", content=f"here {seeing.MARKER} was one")
-        wrong, fine = model.complete([[marked, asked], [asked, marked]], max_tokens=2)
-        assert "says <|vision_start|>" in wrong.error
-        assert fine.error is None
+        told = [Message(role="user", content="here < |vision_start|>< |image_pad|>< |vision_end|> was one"), asked]
+        both = model.complete([[marked, asked], told, [asked, marked]], max_tokens=8)
+        assert [answer.error for answer in both] == [None] * 3
+        assert both[0] == both[1]
         model.close()
     finally:
         sees.tokenizer.hf.chat_template = None

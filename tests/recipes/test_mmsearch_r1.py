@@ -265,7 +265,7 @@ def test_demonstrations_are_what_a_rollout_records(instruct: bool) -> None:
     )
     demonstration = Demonstration(example=EXAMPLE, steps=steps, thought="so", answer="Accra")
     episode = play(IMAGE, TEXT, RIGHT, agent=agent, canonical=True, max_length=3000)
-    images = seeing.model(context=1024).image_tokens
+    images = seeing.image_tokens(1024)
     prompt = agent.opening(EXAMPLE, seeing.tokenizer(), seeing.MARKER)
     written = demonstrated(images.fed(prompt, [PICTURE]), agent.pieces(demonstration), seeing.tokenizer(), images)
     (sequence,) = episode.sequences

@@ -145,9 +145,8 @@ class MMSearchAgent(Agent):
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         """The ids of the first message: the pictures, the question, and how to work where that must be said."""
-        return self._message(
-            protocol.first(example.question, self.limits, self.instruct), example, tokenizer, image_marker
-        )
+        said = protocol.first(tokenizer.plain(example.question), self.limits, self.instruct)
+        return self._message(said, example, tokenizer, image_marker)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The steps' tools are this agent's; a search by the picture has no query."""
@@ -270,7 +269,8 @@ class DirectAnswer(MMSearchAgent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
+        said = protocol.direct(tokenizer.plain(example.question), self.instruct)
+        return self._message(said, example, tokenizer, image_marker)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self._answer(self._begin(example, llm))

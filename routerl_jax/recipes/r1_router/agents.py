@@ -279,7 +279,8 @@ class StepwiseAgent(StepAgent):
             tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
             return Action(kind="search", tool=tool, query=example.question)
         said = self.protocol.route(example.question, history)
-        for begun in (self.protocol.route_opening(), self.protocol.route_opening(example.question)):
+        asked = llm.tokenizer.plain(example.question)
+        for begun in (self.protocol.route_opening(), self.protocol.route_opening(asked)):
             chat, turn = await self._turn(said, example, llm, forced=begun)
             chats.append(chat)
             if _searches(turn.action):

@@ -166,7 +166,7 @@ class StepProtocol:
         With `instruct` as a system and a user message, or as text for models without a chat template; without, what is
         asked alone.
         """
-        user = marks + said.user
+        user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
         if not instruct:
             return tokenizer.encode_prompt(user)
         if not tokenizer.has_chat_template:
