@@ -1,5 +1,6 @@
 """MMSearch-R1 on Atlas's flags: the packaged policy that sees, a reverse image search, a text search; a run of two steps."""
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from configs import mmsearch_r1_small
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.known import known_questions
@@ -139,7 +141,33 @@ def test_a_start_from_which_no_price_could_teach_anything_is_refused(
         ValueError, match=r"of the search_free questions the untrained policy answers .* without a search"
     ):
         train_rl(strict, tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    unasked = dataclasses.replace(config.evaluation, before_baselines=("rag",))
-    with pytest.raises(ValueError, match=r"before_baselines.rag; did you mean .*rag_workflow"):
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()  # no step was taken
+    unasked = dataclasses.replace(config.evaluation, before_baselines=("rag_workflw",))
+    with pytest.raises(ValueError, match=r"before_baselines.rag_workflw; did you mean .*rag_workflow"):
         train_rl(dataclasses.replace(config, evaluation=unasked), tmp_path / "other")
+
+
+def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of question with each plan, about as often as another; what was taught in between; reproducible."""
+    monkeypatch.setattr(mmsearch_r1_small, "DEMONSTRATIONS", 160)
+    monkeypatch.setattr(mmsearch_r1_small, "QUESTIONS", 40)
+    agent = build_recipe(config).agent
+    training, held_out = mmsearch_r1_small.shown(config, agent)
+    assert (len(training), len(held_out)) == (152, 8)
+    worked = [training[i] for i in range(190)]
+    assert [i for i, one in enumerate(worked) if one.bare] == list(range(0, 190, mmsearch_r1_small.KEPT_SIGHT))
+    plans = collections.Counter(
+        (one.example.metadata["kind"], len(one.pieces)) for one in worked if not one.bare
+    )  # three pieces a search, and the answer
+    assert all(plans[kind, count] > 0 for kind in ("search_free", "text", "image", "mixed") for count in (1, 3, 5))
+    assert {one.example.id for one in worked if not one.bare} == {
+        training[i].example.id for i in range(190, 380) if not training[i].bare
+    }
+    again = mmsearch_r1_small.shown(config, agent)[0]
+    assert [again[i].example.id for i in range(20)] == [one.example.id for one in worked[:20]]
+    model = load_pretrained("atlas-sight")
+    assert max(len(one.sequence(agent, model)) for one in worked) <= 448
+    taught = mmsearch_r1_small.taught(config, agent)[0]
+    needed = {"search_free": 1, "text": 3, "image": 3, "mixed": 5}
+    for one in (taught[i] for i in range(1, 48) if i % mmsearch_r1_small.KEPT_SIGHT):
+        assert len(one.pieces) == needed[one.example.metadata["kind"]]

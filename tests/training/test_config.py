@@ -14,6 +14,7 @@ from configs import (
     atlas_sight,
     atlas_warm_start,
     credit,
+    mmsearch_r1_small,
     quickstart,
     r1_router_qwen25_vl_7b,
     r1_router_small,
@@ -40,6 +41,7 @@ from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.remote.cache import MemoryCache
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
+from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.credit.assign import assign
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.passes import count_steps
@@ -87,6 +89,10 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
         assert count_steps(two_stages(tmp_path)).steps
+        asked, rows = schema.CalibrationConfig(kind="k"), {"by": {"kind": {"k": {"em": 0.5, "n": 2}}}}
+        measured = calibration({f"warm_start_{name}": rows for name in ("direct", "rag_workflow")}, asked)
+        with pytest.raises(ValueError, match="so that no search pays"):
+            check_calibration(measured, asked)
         assert OptimizerConfig(schedule="sigmoid").learning_rate(2)
         judge = schema.JudgeConfig(model="atlas-warm-start", base_url="http://127.0.0.1:9/v1", retries=0, rate=9.0)
         tried = dataclasses.replace(test_fork_credit.TREE[0], answer="somewhere")
@@ -100,6 +106,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
 
 SHIPPED = (
     atlas_sight,
+    mmsearch_r1_small,
     quickstart,
     atlas_warm_start,
     credit,
@@ -195,6 +202,11 @@ def test_variants_of_a_configuration() -> None:
         smollm2_router.get_config("tpu")
     with pytest.raises(ValueError, match=r"small\.py:sft is neither step_grpo nor online"):
         r1_router_small.get_config("sft")
+    plain, prices = (from_config_dict(schema.TrainConfig, mmsearch_r1_small.get_config(v)) for v in ("", "prices"))
+    assert set(prices.controls) - set(plain.controls) == {"high_penalty"}
+    assert dataclasses.replace(prices, controls=plain.controls) == plain
+    with pytest.raises(ValueError, match=r"mmsearch_r1_small\.py:price is not known"):
+        mmsearch_r1_small.get_config("price")
     for variant in ("r1_router", "search_r1-tpu"):
         with pytest.raises(
             ValueError, match=f"variant '{variant}' of the configuration: expected one of r1_searcher, "
@@ -220,6 +232,7 @@ def test_shipped_configurations_are_valid(module) -> None:
         (r1_searcher_small, ("cover_em",)),
         (r1_router_qwen25_vl_7b, ("f1_recall",)),
         (r1_router_small, ("f1_recall",)),
+        (mmsearch_r1_small, ("em",)),
         (routerag_qwen25_3b, ("em", "f1")),
         (search_r1_qwen25_3b, ("em",)),
         (quickstart, ("em",)),
