@@ -32,6 +32,7 @@ from routerl_jax.evaluation.paired import compare_seeds, record_cost
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
+from routerl_jax.training.load import load_config
 from routerl_jax.training.writer import read_metrics
 
 Column = tuple[str, str, float, bool]  # key, heading, scale, whether more is better
@@ -161,7 +162,8 @@ def finished(workdir: pathlib.Path) -> Run:
     """
     if lacking := unfinished(workdir):
         raise SystemExit(f"{workdir} holds no finished run ({lacking})")
-    results, config = (json.loads((workdir / f"{name}.json").read_text()) for name in ("results", "config"))
+    results = json.loads((workdir / "results.json").read_text())
+    settings = dataclasses.replace(load_config(workdir), seed=0)
     rows = read_metrics(workdir)
     sampled = {name: [row.get(f"rollout/{name}") for row in rows] for name in _CURVES}
     measured = {
@@ -172,13 +174,26 @@ def finished(workdir: pathlib.Path) -> Run:
     return Run(
         seed=results["seed"],
         isa=_isa(workdir, results["seed"]),
-        settings=hashlib.sha256(json.dumps(config | {"seed": 0}, sort_keys=True).encode()).hexdigest()[:12],
+        settings=hashlib.sha256(json.dumps(_said(settings), sort_keys=True).encode()).hexdigest()[:12],
         agents=_rounded(numbers),
         seconds=_rounded(results["seconds"]),
         tokens=int(sum(row.get("perf/decoded_tokens", 0) for row in rows)),
         curves=_rounded(sampled | measured),
         machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
     )
+
+
+def _said(value: Any) -> Any:
+    """A configuration without what is as the schema has it by default, so that a setting that is new to it changes nothing."""
+    if dataclasses.is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {field.name: _said(found[field.name]) for field in dataclasses.fields(value) if not _usual(field, found)}
+    return {key: _said(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _usual(field: dataclasses.Field[Any], found: Mapping[str, Any]) -> bool:
+    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return found[field.name] == made
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,8 @@ from benchmarks import runs, seeds
 from routerl_jax.core.files import write_json_lines
 from tests.evaluation.test_paired import record
 
+POLICY = {"model": {"path": "atlas-warm-start"}, "knowledge": {"text": {"source": "atlas/text"}}}
+
 
 def write_run(workdir: pathlib.Path, right: str, seed: int = 0) -> str:
     """A run whose policy, called `ours`, is right at these questions, and its control at none of four."""
@@ -20,7 +22,7 @@ def write_run(workdir: pathlib.Path, right: str, seed: int = 0) -> str:
     results = {"agents": {"ours": found, "control": found}, "seconds": {"total": 3.0}, **where}
     (workdir / "results.json").write_text(json.dumps(results))
     evaluation = {"normalizer": "search_r1", "names": {"trained": "ours"}}
-    (workdir / "config.json").write_text(json.dumps({"evaluation": evaluation}))
+    (workdir / "config.json").write_text(json.dumps({**POLICY, "evaluation": evaluation}))
     for place, answers in ((workdir, right), (workdir / "controls" / "control", "0000")):
         (place / "evaluation").mkdir(parents=True)
         records = [record(i, answer == "1", 1.0) for i, answer in enumerate(answers)]
@@ -65,7 +67,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, steps: int = 120) -> list[tuple[in
         isa = env.get("XLA_FLAGS", "").partition("--xla_cpu_max_isa=")[2] or "native"
         made.append((seed, isa))
         workdir.mkdir(parents=True)
-        (workdir / "config.json").write_text(json.dumps({"seed": seed, "steps": steps}))
+        (workdir / "config.json").write_text(json.dumps({**POLICY, "seed": seed, "steps": steps}))
         trained = {"em": 0.9 - seed / 10, "searches_per_question": 1.2 + seed / 10, "em_interval": [0, 1]}
         agents = {"warm_start": {"em": 0.2, "searches_per_question": 1.6}, "trained": trained}
         results = {"agents": agents, "seconds": {"training": 400.0}, "seed": seed, "devices": 2, "platform": "cpu"}
@@ -80,6 +82,21 @@ def launched(monkeypatch: pytest.MonkeyPatch, steps: int = 120) -> list[tuple[in
     monkeypatch.setattr(subprocess, "run", start)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     return made
+
+
+def test_settings_are_what_a_configuration_says_beyond_the_defaults(tmp_path: pathlib.Path) -> None:
+    """So a run from before the schema had a setting is of the same settings as one from after."""
+
+    def settings(name: str, **said: object) -> str:
+        workdir = pathlib.Path(write_run(tmp_path / name, "1110", 3))
+        (workdir / "config.json").write_text(json.dumps({**POLICY, "seed": 3, **said}))
+        return seeds.finished(workdir).settings
+
+    older = settings("a")
+    assert settings("b", judge={"retries": 4}, controls={}) == older
+    assert settings("c", judge={"retries": 5}) != older
+    assert settings("d", knowledge={"text": {"source": "atlas/text", "index": "auto"}}) == older
+    assert settings("e", knowledge={"text": {"source": "atlas/text", "index": "exact"}}) != older
 
 
 def test_runs_are_made_kept_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
