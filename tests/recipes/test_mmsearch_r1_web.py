@@ -26,7 +26,7 @@ from tests.agents.scripted import SeeingScript
 from tests.web_servers import Chats, Faulty, Jina, Searches, Web, serving
 
 ATTEMPTS = 64
-SECONDS = 6.0  # for a reply; what is slow never comes
+SECONDS = 8.0  # for a reply; what is slow never comes
 PASSING = ("429", "500", "slow", "closed")  # may be gone at the next attempt, and there is one
 # What goes wrong, by the last digit of the attempt's number, and with pages and thumbnails by the result's rank.
 SEARCHES = {0: "429", 1: "500", 2: "slow", 3: "closed", 4: "broken", 5: "empty"}
@@ -136,9 +136,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, dict[str, An
     ):
         made.url = web.url
         service: dict[str, Any] = {"url": search.url, "api_key_env": "TEST_KEY", "concurrency": ATTEMPTS}
-        model = ChatModelConfig(
-            model="writer", base_url=f"{chats.url}/v1", timeout=SECONDS, retries=1, concurrency=2 * ATTEMPTS
-        )
+        model = ChatModelConfig(model="writer", base_url=f"{chats.url}/v1", retries=1, concurrency=2 * ATTEMPTS)
         text = WebConfig(
             search=SearchConfig(**service, candidates=RESULTS, timeout=SECONDS, retries=1),
             reader=ReaderConfig(
@@ -182,9 +180,27 @@ def said(episode: Episode, call: Call) -> str:
 REASONS = {
     "429": "HTTP 429: busy (tried 2 times)",
     "500": "HTTP 500: busy (tried 2 times)",
-    "slow": "no reply within 6 s",
+    "slow": "no reply within 8 s",
 }
 REASONS |= {"closed": "ServerDisconnectedError", "broken": "the reply is not JSON"}
+
+
+def test_a_picture_without_a_url_where_the_search_engine_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is told, and answers; the counts say which stage failed."""
+    monkeypatch.setenv("TEST_KEY", "key-123")
+    search = SearchConfig(url="http://127.0.0.1:9", api_key_env="TEST_KEY")
+    kb = web_kb(WebConfig(mode="image", search=search, cache=CacheConfig(disk=False)))
+    turns = ("<reason>?</reason><search><img></search>", "<reason>so</reason><answer>Accra</answer>")
+    example = Example(id="q", question="Where?", answers=("Accra",), images=(seeing.picture(0),))
+    agent = MMSearchAgent(image_tool="image", text_tool="text", max_turn_tokens=200)
+    engine = SeeingScript(lambda _e, _s, turn: turns[turn], max_length=2000)
+    (episode,) = run(agent, [example], engine, {"image": kb, "text": kb})
+    kb.close()
+    assert episode.answer == "Accra"
+    (call,) = episode.calls
+    assert "give http(s) URLs, or set upload.url to a place that takes PUT" in (call.error or "")
+    assert f"The search failed: {call.error}" in episode.turns[0].observation
+    assert asked(kb.stage_counts()["upload"]) == (1, 1)
 
 
 def test_a_storm_on_every_stage(world: tuple[World, dict[str, Any]]) -> None:
