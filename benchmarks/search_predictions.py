@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from benchmarks.seeds import Run, kept
-from routerl_jax.evaluation.figures import color_of, save_figure, subplots
+from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
 
 PRICES = {"no_penalty": 0.0, "mmsearch_r1": 0.1, "high_penalty": 0.3}  # agents by what a search costs of a right answer
 _CLOSED, _OPEN = "warm_start_direct", "warm_start_rag_workflow"
@@ -118,7 +118,8 @@ def _grouped(found: Sequence[Point]) -> Mapping[tuple[str, float], list[Point]]:
 def picture(found: Sequence[Point], path: pathlib.Path) -> None:
     """A panel for each price: what a search gains by P_c and P_s, against how often the policy searches."""
     prices, types = (sorted({getattr(point, name) for point in found}) for name in ("price", "type"))
-    figure, axes = subplots(1, len(prices), (4.6 * len(prices), 4))
+    figure = new_figure((4.6 * len(prices), 4))
+    axes = panels_of(figure, 1, len(prices))
     for axis, price in zip(axes, prices):
         for i, kind in enumerate(types):
             chosen = [point for point in found if (point.price, point.type) == (price, kind)]
