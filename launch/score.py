@@ -134,7 +134,7 @@ _SUCH_AS = {"agent": '{"text_searches": 2}', "judge": '{"model": "Qwen2.5-7B-Ins
 
 def _settings(flag: str) -> dict[str, Any]:
     """The JSON object that a flag holds."""
-    text = FLAGS[flag].value
+    text = str(FLAGS[flag].value)
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

@@ -22,7 +22,6 @@ from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Ex
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepProtocol
-from routerl_jax.training.demonstrations import Worked
 from tests import seeing
 from tests.agents import scripted
 from tests.agents.scripted import SeeingScript
@@ -158,15 +157,8 @@ def test_demonstrations_are_what_a_rollout_records(instruct: bool) -> None:
     np.testing.assert_array_equal(written.positions, sequence.positions)
 
 
-def test_a_bare_question_of_a_supervised_run() -> None:
-    tokenizer = chatty()
-    ids = Worked(ODD, (("Accra", True),), bare=True)._opening(MMSEARCH, tokenizer, seeing.image_tokens(), None)
-    assert marks(tokenizer, ids) == Counter(seeing.MARKS)
-    assert tokenizer.decode(ids).startswith(f"{seeing.MARKER}{QUESTION}")
-
-
 def test_tags_of_the_protocol_that_are_special_tokens_stay() -> None:
-    """Where an agent writes them; in a question they are text."""
+    """Where an agent writes them, whoever says where its searches go."""
     tokenizer = chatty("<information>", "</information>")
     opening = tokenizer.encode("<information>")
     assert len(opening) == 1
@@ -176,6 +168,3 @@ def test_tags_of_the_protocol_that_are_special_tokens_stay() -> None:
         (episode,) = run(agent, [EXAMPLE], engine, {"image": Forger(""), "text": Forger("")})
         (sequence,) = episode.sequences
         assert np.count_nonzero(sequence.tokens == opening[0]) == 1
-    begun = MMSEARCH.opening(dataclasses.replace(EXAMPLE, question="What is <information>?"), tokenizer)
-    assert opening[0] not in begun
-    assert "What is < information>?" in tokenizer.decode(begun)

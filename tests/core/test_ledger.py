@@ -1,5 +1,6 @@
 """The ledger: what was fed and sampled comes back exactly, and forks share the past but not the future."""
 
+from collections.abc import Collection
 from typing import cast
 
 import numpy as np
@@ -87,6 +88,9 @@ def test_demonstrated_pieces_are_tokens_as_a_rollout_records_them() -> None:
     class Letters:
         def encode(self, text: str) -> list[int]:
             return [ord(letter) for letter in text]
+
+        def plain(self, text: str, keep: Collection[str] = ()) -> str:
+            return text
 
     sequence = demonstrated([1, 2], [("ab", True), ("c", False), ("d", True)], cast(Tokenizer, Letters()))
     np.testing.assert_array_equal(sequence.tokens, [1, 2, *map(ord, "abcd")])

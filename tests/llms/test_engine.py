@@ -144,6 +144,9 @@ def test_an_answer_that_cannot_be_decoded_fails_alone():
         def chat(self, conversation):
             return [1]
 
+        def plain(self, text):
+            return text
+
         def decode(self, tokens):
             if tokens == [7]:
                 raise OverflowError("no such token")

@@ -142,8 +142,9 @@ class MMSearchAgent(Agent):
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         """The ids of the first message: the pictures, the question, and how to work where that must be said."""
-        said = protocol.first(tokenizer.plain(example.question), self.limits, self.instruct)
-        return self._message(said, example, tokenizer, image_marker)
+        return self._message(
+            protocol.first(example.question, self.limits, self.instruct), example, tokenizer, image_marker
+        )
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The steps' tools are this agent's; a search by the picture has no query."""
@@ -163,7 +164,7 @@ class MMSearchAgent(Agent):
     # --- what a rollout is made of ---
 
     def _message(self, text: str, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
-        content = image_marker * len(example.images) + text
+        content = image_marker * len(example.images) + tokenizer.plain(text, keep=self.special_tokens)
         if self.instruct and tokenizer.has_chat_template:
             return tokenizer.chat([Message(role="user", content=content)])
         return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
@@ -255,8 +256,7 @@ class DirectAnswer(MMSearchAgent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        said = protocol.direct(tokenizer.plain(example.question), self.instruct)
-        return self._message(said, example, tokenizer, image_marker)
+        return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self._answer(self._begin(example, llm))
