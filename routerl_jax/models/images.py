@@ -67,8 +67,12 @@ def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "imag
     """A picture's encoded bytes, from wherever they are: given, in a file, or in a `data:` URI in base64.
 
     Raises:
-      ValueError: no such file, or a URI of another form; names the picture.
+      ValueError: no such file, a URI of another form, or a URL, which is not opened; names the picture.
     """
+    if is_url(source):
+        raise ValueError(
+            f"{name}: a URL, and nothing is fetched here; give the picture itself (a path, bytes, a data: URI)"
+        )
     if isinstance(source, str) and is_data(source):
         head, comma, data = source.partition(",")
         try:
@@ -338,6 +342,11 @@ def _name(source: ImageSource, name: str | None) -> str:
     if isinstance(source, (str, os.PathLike)) and not is_data(source):
         return os.fspath(source)
     return "image"
+
+
+def is_url(source: object) -> bool:
+    """Whether it is an address on the web, and no picture or path."""
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
 
 
 def is_data(source: str | os.PathLike) -> bool:

@@ -176,6 +176,10 @@ def test_what_is_no_picture_is_refused(tmp_path):
         decode_image(tmp_path / "page.html")
     with pytest.raises(ValueError, match=r"absent.png: can't be read \(No such file"):
         decode_image(tmp_path / "absent.png")
+    with pytest.raises(
+        ValueError, match=r"https://a.b/c.png: a URL, and nothing is fetched here; give the picture itself"
+    ):
+        decode_image("https://a.b/c.png")
     for array, message in [
         (np.zeros((0, 4, 3), np.uint8), r"shape \(0, 4, 3\)"),
         (np.zeros((3, 40, 40), np.uint8), r"shape \(3, 40, 40\)"),

@@ -21,7 +21,7 @@ from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
 from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
-from routerl_jax.models.images import decode_image
+from routerl_jax.models.images import decode_image, is_url
 
 FINGERPRINTS = "fingerprints"
 _QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
@@ -60,8 +60,14 @@ class PictureKB(KnowledgeBase):
         """The queries' vectors: the sum of text and picture, at unit length.
 
         Raises:
-          ValueError: a picture that can't be read; names the query.
+          ValueError: a picture that can't be read, or the URL of one; names the query.
         """
+        if url := next((query.image for query in queries if not isinstance(query, str) and is_url(query.image)), None):
+            raise ValueError(
+                f"knowledge base {self.name!r} compares pictures and opens no URLs: give the picture itself. Where questions "
+                f"have `image_urls`, take that column out of their rows, or use a web knowledge base (mode='image'). Asked "
+                f"was {url}"
+            )
         by_key = {query_key(query): query for query in queries}
         vectors = self.cache.known(list(by_key))
         missing = {key: query for key, query in by_key.items() if key not in vectors}

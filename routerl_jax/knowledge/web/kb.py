@@ -24,7 +24,7 @@ from routerl_jax.knowledge.web.search import Hit, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
 from routerl_jax.knowledge.web.stages import Stages
 from routerl_jax.llms.base import ChatModel
-from routerl_jax.models.images import decode_image, image_digest
+from routerl_jax.models.images import decode_image, image_digest, is_url
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.cache import MemoryCache, cache_key
 
@@ -245,7 +245,7 @@ class WebImageKB(WebKB):
 
     def _asked(self, query: Query) -> str:
         picture = query.image if isinstance(query, TextAndImage) else None
-        if isinstance(picture, str) and picture.startswith(("http://", "https://")):
+        if isinstance(picture, str) and is_url(picture):
             return picture
         try:
             return f"sha256:{image_digest(picture)}"  # type: ignore[arg-type]
