@@ -162,10 +162,12 @@ class Web:
 
 
 class Searches:
-    """SerpApi (`/search.json`), Serper (`/search`, `/lens`); `answers` gives the URLs of a query."""
+    """SerpApi (`/search.json`), Serper (`/search`, `/lens`); `answers` gives the URLs of a query, `thumbnails` the small
+    picture of a result by its URL and rank."""
 
     def __init__(self, answers: Callable[[str], list[str]], key: str = "key-123", delay: float = 0.0) -> None:
         self.answers, self.key, self.delay = answers, key, delay
+        self.thumbnails = _beside
         self.storm: list[web.Response] = []  # given before anything else
         self.raw: str | None = None  # given in place of results
         self.asked: list[dict[str, Any]] = []
@@ -193,10 +195,7 @@ class Searches:
         for i, url in enumerate(self.answers(asked["url"] if lens else asked["q"])):
             row = {"position": i + 1, "title": f"Result {i}", "link": url, "snippet": f"Snippet {i}"}
             if lens:
-                place = urllib.parse.urlsplit(url)
-                row["thumbnail" if path == "/search.json" else "thumbnailUrl"] = (
-                    f"{place.scheme}://{place.netloc}/picture?red={i}"
-                )
+                row["thumbnail" if path == "/search.json" else "thumbnailUrl"] = self.thumbnails(url, i)
             rows.append(row)
         if path != "/search.json":
             return {"searchParameters": asked, "organic": rows}
@@ -206,6 +205,70 @@ class Searches:
                 "error": "Google hasn't returned any results for this query.",
             }
         return {"search_metadata": {"status": "Success"}, "visual_matches" if lens else "organic_results": rows}
+
+
+def _beside(url: str, rank: int) -> str:
+    place = urllib.parse.urlsplit(url)
+    return f"{place.scheme}://{place.netloc}/picture?red={rank}"
+
+
+class Jina:
+    """Jina Reader (`GET /URL`, JSON); `pages` gives title and content of the page at a URL."""
+
+    def __init__(self, pages: Callable[[str], tuple[str, str]], key: str = "") -> None:
+        self.pages, self.key = pages, key
+
+    async def __call__(self, request: Any) -> web.StreamResponse:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"code": 401, "name": "AuthenticationFailedError"}, status=401)
+        url = request.path_qs[1:]
+        title, content = self.pages(url)
+        data = {"title": title, "url": url, "content": content, "usage": {"tokens": len(content.split())}}
+        return web.json_response({"code": 200, "status": 20000, "data": data})
+
+
+class Faulty:
+    """A server that fails on some requests as `plan` says, which gives for a request what goes wrong and whether it does so at
+    every attempt or at the first one alone; "" where nothing does.
+
+    Kinds: 429, 500, slow (no reply), closed (the connection), broken (JSON that ends early), damaged (a picture that does).
+    `given` counts them.
+    """
+
+    def __init__(self, handler: Handler, plan: Callable[[Any], Awaitable[tuple[str, bool]]]) -> None:
+        self.handler, self.plan = handler, plan
+        self.given: collections.Counter[str] = collections.Counter()
+        self._failed: set[Any] = set()
+
+    async def __call__(self, request: Any) -> web.StreamResponse:
+        kind, always = await self.plan(request)
+        about = (request.path_qs, await request.read())
+        if not kind or (not always and about in self._failed):
+            return await self.handler(request)
+        self._failed.add(about)
+        self.given[kind] += 1
+        return await getattr(self, f"_{kind}")(request)
+
+    async def _429(self, request: Any) -> web.StreamResponse:
+        return http_error(429, "0.1")
+
+    async def _500(self, request: Any) -> web.StreamResponse:
+        return http_error(500)
+
+    async def _slow(self, request: Any) -> web.StreamResponse:
+        await asyncio.sleep(600)
+        return web.Response(text="too late")
+
+    async def _closed(self, request: Any) -> web.StreamResponse:
+        request.transport.close()
+        return web.Response()
+
+    async def _broken(self, request: Any) -> web.StreamResponse:
+        return web.Response(text='{"code": 200, "data": {"title": "The ', content_type="application/json")
+
+    async def _damaged(self, request: Any) -> web.StreamResponse:
+        whole: Any = await self.handler(request)
+        return web.Response(body=whole.body[: len(whole.body) // 2], content_type="image/png")
 
 
 class Chats:

@@ -117,7 +117,9 @@ class JinaReader:
             raise WebError(f"{url}: {error}") from error
         try:
             found = reply.json()
-        except ValueError:
+        except ValueError as error:
+            if "json" in reply.headers.get("Content-Type", ""):  # no page's text, but what is left of a reply
+                raise WebError(f"{url}: {self._url}: {error}") from error
             title, text, warning = _plain_reply(reply.body.decode(errors="replace"))
             return self._page(url, title, text, warning)
         data = found.get("data") if isinstance(found, dict) else None

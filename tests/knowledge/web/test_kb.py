@@ -15,7 +15,7 @@ from routerl_jax.knowledge.web.kb import web_kb
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.models.images import decode_image
-from tests.web_servers import http_error
+from tests.web_servers import Jina, http_error, serving
 
 
 def ids(passages) -> list[str]:
@@ -321,14 +321,26 @@ def test_jina_reader(world):
             {"code": 200, "data": {"title": f"T{number}", "content": f"Fact {number} is that."}}
         )
 
-    from tests.web_servers import serving
-
     with serving(jina) as server:
         kb = world.kb(reader__kind="jina", reader__url=server.url, reader__api_key_env="TEST_KEY", reader__retries=0)
         passages = kb.search(["q"], k=4)[0]
     assert [passage.title for passage in passages] == ["T1", "Three", "T7", "T8"]
     assert passages[1].text == "Fact 3 is short."
     assert (f"/{world.pages.url}/page/1", "Bearer key-123") in pages
+
+
+def test_json_of_jina_reader_that_ends_early_is_no_page(world):
+    whole = Jina(lambda url: (f"T{url[-1]}", f"Fact {url[-1]} is that."))
+
+    async def jina(request):
+        reply = await whole(request)
+        if request.path.endswith("/page/1"):
+            return aioweb.Response(body=reply.body[:30], content_type="application/json")
+        return reply
+
+    with serving(jina) as server:
+        kb = world.kb(reader__kind="jina", reader__url=server.url, reader__retries=0)
+        assert [passage.title for passage in kb.search(["q"], k=2)[0]] == ["T2", "T3"]
 
 
 @pytest.mark.parametrize(
@@ -368,8 +380,6 @@ def test_pictures_that_are_no_url_are_uploaded(world, tmp_path):
         assert request.headers["Authorization"] == "key-123"
         stored[request.path] = await request.read()
         return aioweb.Response(status=201)
-
-    from tests.web_servers import serving
 
     query = TextAndImage(image=str(picture))
     with pytest.raises(WebError, match=r"set upload\.url"):
