@@ -161,6 +161,23 @@ def png(colour: str = "red", size: int = 3) -> bytes:
     return buffer.getvalue()
 
 
+def as_fvqa(row: dict[str, Any], pictures: pathlib.Path, source: str) -> dict[str, Any]:
+    """A row of `shared/data`, whose picture lies in a directory, in the columns in which FVQA was released."""
+    return {
+        "prompt": [{"content": row["question"], "role": "user"}],
+        "images": [{"bytes": (pictures / row["image"]).read_bytes(), "path": None}],
+        "reward_model": {
+            "candidate_answers": json.dumps(row["golden_answers"][1:]),
+            "ground_truth": row["golden_answers"][0],
+            "style": "rule",
+        },
+        "data_source": source,
+        "image_urls": None,
+        "data_id": row["id"],
+        "category": row["type"],
+    }
+
+
 def as_json(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:
     """A list, or a row per line in a .jsonl file."""
     lines = path.suffix == ".jsonl"

@@ -308,22 +308,7 @@ def test_real_questions_put_back_into_fvqas_columns(
     """FVQA's real questions and pictures, and those of mini_data.pq, as a parquet file with the released columns."""
     path = shared_data(f"{name}/questions_dev.jsonl.gz")
     originals = [row for row in shared_rows(path) if row["image"]]
-    made = [
-        {
-            "prompt": [{"content": row["question"], "role": "user"}],
-            "images": [{"bytes": (path.parent / row["image"]).read_bytes(), "path": None}],
-            "reward_model": {
-                "candidate_answers": json.dumps(row["golden_answers"][1:]),
-                "ground_truth": row["golden_answers"][0],
-                "style": "rule",
-            },
-            "data_source": source,
-            "image_urls": None,
-            "data_id": row["id"],
-            "category": row["type"],
-        }
-        for row in originals
-    ]
+    made = [rows.as_fvqa(row, path.parent, source) for row in originals]
     examples = all_of(f"{as_parquet(tmp_path / 'fvqa.parquet', *made)}[pictures]")
     assert len(examples) == len(originals) == pictured
     for example, row in zip(examples, originals):

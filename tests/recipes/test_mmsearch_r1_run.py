@@ -1,8 +1,10 @@
 """MMSearch-R1 on Atlas's flags: the packaged policy that sees, a reverse image search, a text search; a run of two steps."""
 
+import dataclasses
+import gzip
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.known import known_questions
+from routerl_jax.data.readers import open_dataset
+from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.generation.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, trained_parameters
@@ -20,10 +24,13 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
+from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training import config as schema
 from routerl_jax.training.knowledge import open_knowledge_bases
 from routerl_jax.training.rl import train_rl
 from routerl_jax.training.setup import build_recipe
+from tests.agents.scripted import SeeingScript
+from tests.data.original_rows import as_fvqa, as_json, as_parquet
 from tests.training.small_run import make_encoder
 
 
@@ -102,6 +109,61 @@ def test_sampler_and_learner_agree_on_searched_pictures(config: schema.TrainConf
         sampled = sequence.loss_mask
         assert sampled.any()
         np.testing.assert_allclose(logprobs[sampled], sequence.logprobs[sampled], rtol=0, atol=1e-4)
+
+
+def test_infoseek_s_questions_through_the_loop(
+    config: schema.TrainConfig, shared_data: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    """Real rows and pictures, in the released columns: each picture finds itself, a page tells the rest, answers are scored."""
+    path = shared_data("infoseek/questions_dev.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [row for row in map(json.loads, file) if row["image"]]
+    made = [as_fvqa(row, path.parent, "mmsearch_r1/infoseek_train_split") for row in rows]
+    data = open_dataset(f"{as_parquet(tmp_path / 'mini_data.parquet', *made)}[pictures]")
+    examples = [data[i] for i in range(len(data))]
+    assert len(examples) == len(rows) == 4
+    names = {row["id"]: f"Thing{number}" for number, row in enumerate(rows)}
+    album = [{"id": row["id"], "title": names[row["id"]], "image": str(path.parent / row["image"])} for row in rows]
+    pages = [
+        {"id": f"page {row['id']}", "title": names[row["id"]], "text": f"It is {row['golden_answers'][0]}."}
+        for row in rows
+    ]
+    fields = dataclasses.asdict(config.knowledge["image"]) | {
+        "source": str(as_json(tmp_path / "album.jsonl", *album)),
+        "settings": {},
+    }
+    tools = open_knowledge_bases(
+        {
+            "image": schema.KnowledgeConfig(**fields),
+            "text": schema.KnowledgeConfig(source=str(as_json(tmp_path / "pages.jsonl", *pages)), kind="bm25"),
+        },
+        progress=False,
+    )
+    aliases = {example.id: example.answers[1] for example in examples}
+
+    def script(example: str, sample: int, turn: int) -> str:
+        answer = aliases[example] if sample == 0 else "a lake"
+        return (
+            "<reason>what is it?</reason><search><img></search>",
+            f"<reason>I see</reason><text_search>{names[example]}</text_search>",
+            f"<reason>so</reason><answer>{answer}</answer>",
+        )[turn]
+
+    agent = dataclasses.replace(build_recipe(config).agent, image_k=2, max_turn_tokens=200, answer_tokens=40)
+    episodes = run(agent, examples, SeeingScript(script, max_length=4000), tools, samples=2)
+    assert len(episodes) == 8
+    for episode in episodes:
+        by_picture, in_words = episode.calls
+        assert [call.error for call in episode.calls] == [None, None]
+        assert by_picture.passages[0].id == episode.example.id
+        assert in_words.passages[0].id == f"page {episode.example.id}"
+        assert episode.example.answers[0] in episode.turns[1].observation
+        seen = [item for item in episode.turns[0].shown if item.digest]
+        assert [item.passage for item in seen] == [*(passage.id for passage in by_picture.passages), ""]
+    totals = [row["total"] for row in RewardFunction(dict(REWARD))(episodes)]
+    assert totals == pytest.approx([0.91, 0.1] * 4)
+    found = summarize(episodes, budget=agent.search_budget)
+    assert (found["em"], found["search_ratio"], found["answered_rate"]) == (0.5, 1, 1)
 
 
 def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> None:
