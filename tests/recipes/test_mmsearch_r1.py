@@ -231,6 +231,18 @@ def test_a_very_long_query_is_cut() -> None:
     assert len(action.query) == 2000
 
 
+def test_a_query_of_a_hundred_kilobytes_searches_for_its_beginning() -> None:
+    text = Pages()
+    long = f"<reason>so</reason><text_search>{'capital  of Ghana ' * 6000}</text_search>"
+    engine = SeeingScript(lambda _e, _s, turn: (IMAGE, long, RIGHT)[turn], max_length=200_000)
+    agent = dataclasses.replace(AGENT, max_turn_tokens=150_000)
+    (episode,) = run(agent, [EXAMPLE], engine, {"image": Pages(), "text": text})
+    assert episode.answer == "Accra"
+    (asked,) = text.asked
+    assert asked == episode.calls[1].query == ("capital of Ghana " * 120)[:2000]
+    assert len(episode.turns[1].text) > 100_000
+
+
 # --- what is said ---
 
 
