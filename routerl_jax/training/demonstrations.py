@@ -74,14 +74,14 @@ class Worked(NamedTuple):
                 if room is not None:
                     room -= expanded_tokens(host, self.example.images)
                 prompt = host.fed(self._opening(agent, model.tokenizer, host, room), self.example.images)
-            return demonstrated(prompt, self.pieces, model.tokenizer, host)
+            return demonstrated(prompt, self.pieces, model.tokenizer, host, agent.special_tokens)
         except ValueError as error:
             raise ValueError(f"demonstration {self.example.id!r}: {error}") from error
 
     def _opening(self, agent: Agent, tokenizer: Tokenizer, host: ImageTokens | None, room: int | None) -> list[int]:
         marker = "" if host is None else tokenizer.decode(host.marker)
         if self.bare:
-            return tokenizer.encode_prompt(marker * len(self.example.images) + self.example.question)
+            return tokenizer.encode_prompt(marker * len(self.example.images) + tokenizer.plain(self.example.question))
         return agent.opening(self.example, tokenizer, marker, room)
 
 
