@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import ml_collections
@@ -65,17 +66,20 @@ class _Plans:
 
     def __init__(self, worked: Sequence[Worked], seed: int) -> None:
         self._worked, self._sight, self._seed = worked, SightSource(seed=seed), seed
+        self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
     def __getitem__(self, index: int) -> Worked:
         if index % KEPT_SIGHT == 0:
             taught = self._sight[index]
             return Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
         epoch, place = divmod(index - index // KEPT_SIGHT - 1, len(self._worked))
-        order = np.random.default_rng([11, self._seed, epoch]).permutation(len(self._worked))
-        return self._worked[int(order[place])]
+        return self._worked[int(self._order(epoch)[place])]
 
     def __len__(self) -> int:
         return len(self._worked)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([11, self._seed, epoch]).permutation(len(self._worked))
 
 
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
