@@ -62,11 +62,14 @@ class TextAndImage:
     Attributes:
       question: of a query: the user's own question, which it was written for; "" if that is not told. Only knowledge bases
         whose `reads` has "question" see it.
+      url: of a query: where its picture stands on the web; "" if that is not told. Only knowledge bases whose `reads` has
+        "url" see it.
     """
 
     text: str | None = None
     image: Any = None
     question: str = ""
+    url: str = ""
 
 
 Query = str | TextAndImage

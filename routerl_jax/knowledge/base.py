@@ -25,8 +25,8 @@ class KnowledgeBase(abc.ABC):
     A kind implements `_search`; what is common to all, the checks and the treatment of empty queries, is here.
 
     Attributes:
-      reads: what queries may hold, "text", "image" or both; and "question", where what is found depends on the user's question
-        that a query is asked for.
+      reads: what queries may hold, "text", "image" or both; and "question" and "url", where what is found depends on the user's
+        question that a query is asked for, and on where its picture stands on the web.
       cost: of one query, in units of one dense search; a number that is the same in every run, for rewards.
     """
 
@@ -40,7 +40,7 @@ class KnowledgeBase(abc.ABC):
 
     @abc.abstractmethod
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
-        """Results for queries that are not blank: strings, or TextAndImage where there is a picture, or a question to read.
+        """Results for queries that are not blank: strings, or TextAndImage where there is more than a text.
 
         They may be `TimedResults`, if it is known what each query took; else each has its part of the time of all.
         """

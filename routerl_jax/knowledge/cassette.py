@@ -23,7 +23,7 @@ from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]
-_ALL = frozenset({"text", "image", "question"})
+_ALL = frozenset({"text", "image", "question", "url"})
 
 
 class Failure(NamedTuple):
@@ -150,7 +150,7 @@ class RecordedTool:
         self.name = name
         self._cassette = cassette
         self._kb = kb
-        # of a tape alone it is not known: what was recorded tells whether the user's question mattered
+        # of a tape alone it is not known: what was recorded tells whether the user's question or the picture's URL mattered
         self.reads = _ALL if kb is None else frozenset(getattr(kb, "reads", {"text", "image"}))
         self.cost = cassette.cost(name) if kb is None else float(getattr(kb, "cost", 1.0))
 
@@ -171,9 +171,11 @@ class RecordedTool:
 
     def _as_recorded(self, query: Query, k: int) -> Query:
         """The query with what of it the reply depends on."""
-        if self._kb is None and (self.name, query_key(query), k) not in self._cassette:
-            return as_read(query, ())
-        return as_read(query, self.reads)
+        if self._kb is not None:
+            return as_read(query, self.reads)
+        ways = (as_read(query, reads) for reads in (_ALL, {"question"}, {"url"}))
+        recorded = (way for way in ways if (self.name, query_key(way), k) in self._cassette)
+        return next(recorded, as_read(query, ()))
 
     def _ask(self, unknown: dict[str, Query], k: int) -> None:
         keys, queries = list(unknown), list(unknown.values())

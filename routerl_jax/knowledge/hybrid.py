@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from routerl_jax.core.checked import NonNegative, Size, checked
-from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
 from routerl_jax.knowledge.counts import Counts
@@ -157,7 +157,7 @@ def _readable(query: Query, reads: frozenset[str]) -> Query:
     if isinstance(query, str):
         return query if "text" in reads else ""
     text, image = query.text if "text" in reads else None, query.image if "image" in reads else None
-    kept = TextAndImage(text=text, image=image, question=query.question)
+    kept = dataclasses.replace(query, text=text, image=image, url=query.url if "image" in reads else "")
     return "" if is_blank(kept) else checked_query(kept, 0, reads, "")
 
 

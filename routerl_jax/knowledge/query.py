@@ -1,4 +1,5 @@
-"""What is asked of a knowledge base: a text, a picture, or both; and perhaps the user's question that it is asked for."""
+"""What is asked of a knowledge base: a text, a picture, or both; and perhaps the user's question that it is asked for and the
+picture's URL."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Query, TextAndImage
 from routerl_jax.models.images import image_digest
+
+_BESIDE = ("question", "url")  # what a query may carry beside what is searched for
 
 
 def query_text(query: Query) -> str:
@@ -26,12 +29,16 @@ def query_question(query: Query) -> str:
     return "" if isinstance(query, str) else query.question
 
 
+def query_url(query: Query) -> str:
+    """Where a query's picture stands on the web; "" where that is not told."""
+    return "" if isinstance(query, str) else query.url
+
+
 def query_key(query: Query) -> str:
-    """What two equal queries have in common, as one string: the text, and the digest of the picture and the user's question
-    where it carries them."""
-    image, question = query_image(query), query_question(query)
-    key = f"{query_text(query)}\0image:{image}" if image else query_text(query)
-    return f"{key}\0question:{question}" if question else key
+    """What two equal queries have in common, as one string: the text, and the digest of the picture, the user's question and
+    the picture's URL where it carries them."""
+    parts = {"image": query_image(query), "question": query_question(query), "url": query_url(query)}
+    return query_text(query) + "".join(f"\0{name}:{value}" for name, value in parts.items() if value)
 
 
 def with_question(text: str, question: str) -> Query:
@@ -40,10 +47,17 @@ def with_question(text: str, question: str) -> Query:
 
 
 def as_read(query: Query, reads: Collection[str]) -> Query:
-    """The query without the user's question, where who is asked does not read it: what is found does not depend on it then."""
-    if isinstance(query, str) or not query.question or "question" in reads:
+    """The query without the user's question and the picture's URL, where who is asked does not read them: what is found does
+    not depend on them then."""
+    if isinstance(query, str):
         return query
-    return query.text or "" if query.image is None else dataclasses.replace(query, question="")
+    return _plain(dataclasses.replace(query, **{key: "" for key in _BESIDE if key not in reads}))
+
+
+def _plain(query: TextAndImage) -> Query:
+    """A text alone as a string."""
+    alone = query.image is None and not any(getattr(query, key) for key in _BESIDE)
+    return query.text or "" if alone else query
 
 
 def with_picture(text: str, images: Sequence[Any]) -> Query:
@@ -52,13 +66,13 @@ def with_picture(text: str, images: Sequence[Any]) -> Query:
 
 
 def is_blank(query: Query) -> bool:
-    """Nothing is asked: no picture, and no text but white space."""
-    return not query_text(query).strip() and (isinstance(query, str) or query.image is None)
+    """Nothing is asked: no picture, no URL of one, and no text but white space."""
+    return not query_text(query).strip() and (isinstance(query, str) or (query.image is None and not query.url.strip()))
 
 
 def checked_query(query: object, number: int, reads: Collection[str], name: str) -> Query:
     """The query as a knowledge base of that name takes it, which reads "text", "image" or both: texts alone as strings. The
-    user's question is left out where it does not read "question", too.
+    user's question and the picture's URL are left out where it reads no "question" and no "url", too.
 
     Halves of surrogate pairs, which JSON may hold and no encoder reads, become question marks.
 
@@ -66,19 +80,17 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
       ValueError: something else, or a text or a picture where the knowledge base reads none.
     """
     if isinstance(query, str):
-        text, image, question = query, None, ""
-    elif isinstance(query, TextAndImage):
-        text, image, question = query.text or "", query.image, query.question if "question" in reads else ""
-        if not isinstance(question, str):
-            raise ValueError(f"query {number} has a question of type {type(question).__name__}, expected a string")
-    else:
+        query = TextAndImage(text=query)
+    elif not isinstance(query, TextAndImage):
         raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
-    text = whole_letters(text)
+    beside = {key: getattr(query, key) for key in _BESIDE if key in reads}
+    for key, value in beside.items():
+        if not isinstance(value, str):
+            raise ValueError(f"query {number} has a {key} of type {type(value).__name__}, expected a string")
+    text, image = whole_letters(query.text or ""), query.image
     if image is not None and "image" not in reads:
         raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
     if text.strip() and "text" not in reads:
         raise ValueError(f"query {number} has a text, but knowledge base {name!r} is searched by pictures alone")
-    question = whole_letters(question)
-    if image is None and not question:
-        return text
-    return TextAndImage(text=text or None, image=image, question=question)
+    beside = {key: whole_letters(value) for key, value in beside.items()}
+    return _plain(TextAndImage(text=text or None, image=image, **beside))

@@ -103,11 +103,11 @@ def test_the_same_picture_is_one_result(tmp_path: pathlib.Path, photos: list[pat
     told = found[0].text.removeprefix("The same picture: ").split("\nThe same picture: ")
     assert {found[0].title, *told} == titles
     assert len(kb.search([TextAndImage(image=photos[3])], 50)[0]) == 12
-    with pytest.raises(
-        ValueError, match=r"'kb' compares pictures and opens no URLs: .*`image_urls`, take that column out"
-    ) as error:
+    with pytest.raises(ValueError, match=r"'kb' compares pictures and opens no URLs: give the picture itself") as error:
         kb.search([TextAndImage(image="https://example.org/a.jpg")], 2)
     assert "https://example.org/a.jpg" in str(error.value)[:280]  # all of it reaches the policy's log
+    addressed = TextAndImage(image=photos[3], url="https://example.org/a.jpg")
+    assert kb.search([addressed], 2) == kb.search([TextAndImage(image=photos[3])], 2)
 
 
 def test_a_row_without_picture_gets_no_other_rows(tmp_path: pathlib.Path) -> None:

@@ -189,11 +189,15 @@ def test_a_question_without_a_picture_is_not_searched_by_it() -> None:
     assert play(TEXT, RIGHT, example=text).answer == "Accra"
 
 
-def test_the_url_of_a_picture_is_asked() -> None:
-    tools = {"image": Pages(), "text": Pages()}
+@pytest.mark.parametrize("reads_urls", [False, True])
+def test_the_url_of_a_picture_goes_to_who_reads_urls(reads_urls: bool) -> None:
+    class Web(Pages):
+        reads = frozenset({"image", "url"} if reads_urls else {"image"})
+
+    tools = {"image": Web(), "text": Pages()}
     known = dataclasses.replace(EXAMPLE, metadata={"image_urls": ["https://a.b/c.jpg"]})
     run(AGENT, [known], SeeingScript(lambda *_: (IMAGE, RIGHT)[_[2]]), tools)
-    assert tools["image"].asked == [TextAndImage(image="https://a.b/c.jpg")]
+    assert tools["image"].asked == [TextAndImage(image=PICTURE, url="https://a.b/c.jpg" if reads_urls else "")]
 
 
 def test_a_tool_that_fails_is_an_observation_like_any_other() -> None:

@@ -215,7 +215,8 @@ def _query_json(query: Query) -> Any:
     body = {} if query.text is None else {"text": query.text}
     if query.image is not None:
         body["image"] = image_uri(query.image)
-    return {**body, "question": query.question} if query.question else body
+    beside = {"question": query.question, "url": query.url}
+    return body | {key: value for key, value in beside.items() if value}
 
 
 def _pack(passages: Sequence[Passage], seconds: float) -> bytes:

@@ -64,9 +64,8 @@ class PictureKB(KnowledgeBase):
         """
         if url := next((query.image for query in queries if not isinstance(query, str) and is_url(query.image)), None):
             raise ValueError(
-                f"knowledge base {self.name!r} compares pictures and opens no URLs: give the picture itself. Where questions "
-                f"have `image_urls`, take that column out of their rows, or use a web knowledge base (mode='image'). Asked "
-                f"was {url}"
+                f"knowledge base {self.name!r} compares pictures and opens no URLs: give the picture itself, or use a web "
+                f"knowledge base (mode='image'). Asked was {url}"
             )
         by_key = {query_key(query): query for query in queries}
         vectors = self.cache.known(list(by_key))

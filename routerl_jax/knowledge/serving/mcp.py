@@ -112,6 +112,8 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if "question" in reads:
         properties["question"] = {"type": "string", "description": "The user's own question, which the search is for."}
+    if "url" in reads:
+        properties["url"] = {"type": "string", "description": "Where the picture stands on the web."}
     if "image" not in reads:
         schema["required"] = ["query"]
     size = "" if said["size"] is None else f" of {said['size']:,} passages"
@@ -125,12 +127,12 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
 
 
 def _read_call(arguments: Mapping[str, Any], limits: Limits) -> SearchRequest:
-    known = ("query", "k", "mode", "image", "question")
+    known = ("query", "k", "mode", "image", "question", "url")
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(known)}")
     asked: Any = arguments.get("query", "")
-    beside = {key: arguments[key] for key in ("image", "question") if arguments.get(key)}
+    beside = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
     if beside:
         asked = {"text": asked or None, **beside}
     query = read_query(asked, "query", limits)

@@ -18,7 +18,7 @@ from routerl_jax.core.checked import Positive, Size, checked
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.query import with_question
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.models.images import image_bytes
+from routerl_jax.models.images import image_bytes, is_url
 
 
 class Refusal(Exception):
@@ -120,25 +120,31 @@ def read_queries(queries: Any, limits: Limits) -> list[Query]:
 
 
 def read_query(query: Any, where: str, limits: Limits) -> Query:
-    """One query: a string, or an object with `text`, `image` (a data URI) or both, and perhaps the user's `question`."""
+    """One query: a string, or an object with `text`, `image` (a data URI) or both, and perhaps the user's `question` and the
+    picture's `url`."""
     if isinstance(query, str):
         return _checked_text(query, where, limits)
     if not isinstance(query, dict):
         raise invalid(f"{where} must be a string or an object with text and image, got {type(query).__name__}")
-    unknown = sorted(set(query) - {"text", "image", "question"})
+    unknown = sorted(set(query) - {"text", "image", "question", "url"})
     if unknown:
-        raise invalid(f"{where} has an unknown key {unknown[0]!r}; known: text, image, question")
-    text, image, question = query.get("text"), query.get("image"), query.get("question") or ""
-    for key, value in (("text", text), ("question", question)):
+        raise invalid(f"{where} has an unknown key {unknown[0]!r}; known: text, image, question, url")
+    image, words = query.get("image"), {key: query.get(key) for key in ("text", "question", "url")}
+    for key, value in words.items():
         if value is not None and not isinstance(value, str):
             raise invalid(f"{where}.{key} must be a string, got {type(value).__name__}")
         _checked_text(value or "", f"{where}.{key}", limits)
-    if image is None:
+    text, question, url = words["text"], words["question"] or "", words["url"] or ""
+    if url and not is_url(url):
+        raise invalid(f"{where}.url must begin with http:// or https://")
+    if image is None and not url:
         return with_question(text or "", question)
+    if image is None:
+        return TextAndImage(text=text, question=question, url=url)
     if not isinstance(image, str) or not image.startswith("data:"):  # a path would be read on this machine
         raise invalid(f"{where}.image must be a data URI: data:image/png;base64,...")
     try:
-        return TextAndImage(text=text, image=image_bytes(image, f"{where}.image"), question=question)
+        return TextAndImage(text=text, image=image_bytes(image, f"{where}.image"), question=question, url=url)
     except ValueError as error:
         raise invalid(str(error)) from error
 

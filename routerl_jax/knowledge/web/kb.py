@@ -17,7 +17,7 @@ from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.counts import Counts
-from routerl_jax.knowledge.query import query_question, query_text
+from routerl_jax.knowledge.query import query_question, query_text, query_url
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
@@ -238,12 +238,15 @@ class WebKB(KnowledgeBase):
 class WebImageKB(WebKB):
     """Reverse image search: pages that show the picture, as (thumbnail, title) pairs. Queries are pictures.
 
-    A picture given by its URL is searched for under it; any other is put where `config.upload` says first.
+    A picture whose URL is known, as `url` or in the picture's place, is searched for under it; any other is put where
+    `config.upload` says first.
     """
 
-    reads: frozenset[str] = frozenset({"image"})
+    reads: frozenset[str] = frozenset({"image", "url"})
 
     def _asked(self, query: Query) -> str:
+        if url := query_url(query):
+            return url
         picture = query.image if isinstance(query, TextAndImage) else None
         if isinstance(picture, str) and is_url(picture):
             return picture

@@ -256,9 +256,9 @@ class MMSearchAgent(Agent):
 
 
 def picture_query(example: Example) -> Query:
-    """What a search by the picture asks: the URL under which the picture lies (`metadata["image_urls"]`), or the picture."""
+    """What a search by the picture asks: the question's first picture, and its URL where `metadata["image_urls"]` has it."""
     urls = example.metadata.get("image_urls")
-    return TextAndImage(image=urls[0] if urls else example.images[0])
+    return TextAndImage(image=example.images[0], url=urls[0] if urls else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

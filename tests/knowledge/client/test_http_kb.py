@@ -75,6 +75,22 @@ def test_pictures_arrive_as_they_are(tmp_path: pathlib.Path) -> None:
             assert found.image.startswith("data:image/png;base64,")
 
 
+@pytest.mark.parametrize("reads", [("image",), ("image", "url")])
+def test_the_url_of_a_picture_travels_to_who_reads_it(reads: tuple[str, ...]) -> None:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    here = EchoKB("pictures", reads=frozenset(reads))
+    with serving(here) as url:
+        kb = load_kb(f"{url}/pictures")
+        kb.search([TextAndImage(image=pixels, url="https://a.b/c.jpg"), TextAndImage(url="https://a.b/c.jpg")], k=1)
+        (asked, _), *rest = here.calls
+        assert asked[0].url == ("https://a.b/c.jpg" if "url" in reads else "")
+        assert not rest
+        assert len(asked) == len(reads)  # a URL that nobody reads asks nothing
+        wrong = httpx2.post(f"{url}/v1/search", json={"queries": [{"url": "file:///etc/passwd"}]}, timeout=60)
+        assert wrong.status_code == 400
+        assert "queries[0].url must begin with http:// or https://" in wrong.text
+
+
 def test_long_lists_go_in_requests_of_bounded_size() -> None:
     here = EchoKB()
     with serving(here, settings=ServerSettings(max_batch=1000)) as url:

@@ -363,6 +363,8 @@ def test_reverse_image_search(world, engine):
     world.found[url] = [f"/page/{i}" for i in range(7)]
     kb = world.kb(mode="image", search__engine=engine)
     passages = kb.search([TextAndImage(image=url)], k=5)[0]
+    absent = TextAndImage(image="no-such-file.png", url=url)  # its URL is enough
+    assert kb.search([absent, TextAndImage(url=url)], k=5) == [passages] * 2
     assert [passage.title for passage in passages] == [f"Result {i}" for i in range(5)]
     assert [decode_image(passage.image).getpixel((0, 0))[0] for passage in passages] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="pictures alone"):

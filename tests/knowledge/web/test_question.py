@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -117,6 +118,17 @@ def test_a_tool_of_ones_own_is_asked_in_words() -> None:
 
     (call,) = run_to_end(calls_of_all({"words": Words()}, [("words", QUERY, 1)], 5.0))
     assert (call.query, call.passages[0].text) == ("tower village", "TOWER VILLAGE")
+
+
+def test_tapes_of_who_reads_urls(tmp_path: pathlib.Path) -> None:
+    query = TextAndImage(text="a", url="https://a.b/c.jpg", question="Where?")
+    tape = Cassette(tmp_path / "tape.jsonl", "record")
+    found = tape.wrap("kb", Plain("url")).search([query], k=1)
+    tape.close()
+    alone = Cassette(tmp_path / "tape.jsonl", "replay").wrap("kb")
+    assert alone.search([query], k=1) == found
+    with pytest.raises(LookupError):
+        alone.search([dataclasses.replace(query, url="https://a.b/d.jpg")], k=1)
 
 
 @pytest.mark.parametrize("reads", [(), ("question",)])
