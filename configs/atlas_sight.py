@@ -9,9 +9,8 @@ import ml_collections
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.training import config as schema
-from routerl_jax.training.demonstrations import Demonstrations, Worked, open_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, Mixed, open_demonstrations, sight_demonstrations
 
 TOWER = {
     "depth": 2,
@@ -25,27 +24,11 @@ TOWER = {
 OLD = 10  # every so many-th demonstration is one of the warm start's, so that reading and tags are kept
 
 
-class _Mixed:
-    """What is taught about pictures, and every OLD-th one of the warm start's demonstrations."""
-
-    def __init__(self, sight: SightSource, old: Demonstrations) -> None:
-        self._sight, self._old = sight, old
-
-    def __getitem__(self, index: int) -> Worked:
-        if index % OLD == 0:
-            return self._old[index // OLD]
-        taught = self._sight[index]
-        return Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
-
-    def __len__(self) -> int:
-        return len(self._old)
-
-
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """The demonstrations to learn from, and those that are held out."""
     atlas = dataclasses.replace(config.warm_start, demonstrations="atlas")
     old = open_demonstrations(dataclasses.replace(config, warm_start=atlas), agent)
-    training, held_out = (_Mixed(SightSource(seed=config.seed + stream), old[stream]) for stream in (0, 1))
+    training, held_out = (Mixed(sight_demonstrations(config.seed + stream), old[stream], OLD) for stream in (0, 1))
     return training, held_out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import ml_collections
@@ -15,10 +14,9 @@ from routerl_jax.core.types import Demonstration, Example
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.known import known_questions, strength
 from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
-from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
-from routerl_jax.training.demonstrations import Demonstrations, Worked
+from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, sight_demonstrations
 from routerl_jax.training.knowledge import open_knowledge_bases
 from routerl_jax.training.plans import searched
 
@@ -61,27 +59,6 @@ def test_questions() -> list[Example]:
     return known_questions("test", 400)
 
 
-class _Plans:
-    """Worked plans, and in between what the packaged policy was taught, so that it is kept."""
-
-    def __init__(self, worked: Sequence[Worked], seed: int) -> None:
-        self._worked, self._sight, self._seed = worked, SightSource(seed=seed), seed
-        self._order = functools.lru_cache(maxsize=2)(self._permutation)
-
-    def __getitem__(self, index: int) -> Worked:
-        if index % KEPT_SIGHT == 0:
-            taught = self._sight[index]
-            return Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
-        epoch, place = divmod(index - index // KEPT_SIGHT - 1, len(self._worked))
-        return self._worked[int(self._order(epoch)[place])]
-
-    def __len__(self) -> int:
-        return len(self._worked)
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([11, self._seed, epoch]).permutation(len(self._worked))
-
-
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """Plans by chance, whatever is known, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
@@ -113,7 +90,12 @@ def _demonstrations(
 ) -> tuple[Demonstrations, Demonstrations]:
     worked = [Worked(one.example, agent.pieces(one)) for one in found]
     held_out = len(worked) // 20
-    return _Plans(worked[held_out:], config.seed), _Plans(worked[:held_out], config.seed + 1)
+    parts = worked[held_out:], worked[:held_out]
+    training, judged = (
+        Mixed(Shuffled(part, config.seed), sight_demonstrations(config.seed + stream), KEPT_SIGHT)
+        for stream, part in enumerate(parts)
+    )
+    return training, judged
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:

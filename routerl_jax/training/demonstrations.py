@@ -25,6 +25,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.trajectories import check_retrievers, golden_step
@@ -195,7 +196,7 @@ def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
 
 
 class _OfAtlas:
-    def __init__(self, source: DemonstrationSource | StepSource, work: Callable[[Any], Worked]) -> None:
+    def __init__(self, source: DemonstrationSource | StepSource | SightSource, work: Callable[[Any], Worked]) -> None:
         self._source, self._work = source, work
 
     def __getitem__(self, index: int) -> Worked:
@@ -205,7 +206,28 @@ class _OfAtlas:
         return sys.maxsize
 
 
-class _Kept:
+def sight_demonstrations(seed: int) -> Demonstrations:
+    """Pictures and questions with what the packaged policy that sees was taught to write after them."""
+    return _OfAtlas(
+        SightSource(seed=seed), lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
+    )
+
+
+class Mixed:
+    """A stream in which every `every`-th demonstration is the next of `others`, from the first on; those of `main` whose places
+    they take are left out."""
+
+    def __init__(self, main: Demonstrations, others: Demonstrations, every: int) -> None:
+        self._main, self._others, self._every = main, others, every
+
+    def __getitem__(self, index: int) -> Worked:
+        return self._main[index] if index % self._every else self._others[index // self._every]
+
+    def __len__(self) -> int:
+        return len(self._main)
+
+
+class Shuffled:
     """A list, in a new order every epoch."""
 
     def __init__(self, worked: Sequence[Worked], seed: int) -> None:
@@ -324,7 +346,7 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     return files
 
 
-def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[_Kept, _Kept]:
+def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[Shuffled, Shuffled]:
     """Those to learn from, and those of a twentieth of the questions, at least of one, which are held out."""
 
     def question(one: Worked) -> str:
@@ -338,4 +360,4 @@ def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[
     kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
     training = [one for one in worked if question(one) not in kept_out]
     held_out = [one for one in worked if question(one) in kept_out]
-    return _Kept(training, seed), _Kept(held_out, seed)
+    return Shuffled(training, seed), Shuffled(held_out, seed)

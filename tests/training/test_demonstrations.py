@@ -17,7 +17,7 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
-from routerl_jax.training.demonstrations import Worked, open_demonstrations
+from routerl_jax.training.demonstrations import Mixed, Shuffled, Worked, open_demonstrations, sight_demonstrations
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
 from tests.recipes import traces
@@ -153,6 +153,23 @@ def test_demonstrations_can_be_made_by_a_function() -> None:
     broken = make_config(pathlib.Path("made:tests.training.test_demonstrations:missing"))
     with pytest.raises(ValueError, match=r"config\.warm_start\.demonstrations: cannot load maker of demonstrations"):
         open_demonstrations(broken, agent)
+
+
+def test_streams_can_be_mixed() -> None:
+    listed = [Worked(Example(id=str(number), question="Who?", answers=("x",)), []) for number in range(8)]
+    plans, sight = Shuffled(listed, seed=3), sight_demonstrations(seed=3)
+    mixed = Mixed(plans, sight, every=5)
+    drawn = [mixed[index] for index in range(16)]
+    assert [one.bare for one in drawn] == [index % 5 == 0 for index in range(16)]
+    assert [one.example.id for one in drawn if one.bare] == [sight[index].example.id for index in range(4)]
+    assert [one for one in drawn if not one.bare] == [plans[index] for index in range(16) if index % 5]
+    epochs = [[plans[index].example.id for index in range(start, start + 8)] for start in (0, 8)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == [str(number) for number in range(8)]
+    assert epochs[0] != epochs[1]
+    (piece, learnt), *none = sight[0].pieces
+    assert (learnt, none) == (True, [])
+    assert piece.startswith(" ")
+    assert piece.endswith("\n")
 
 
 def test_a_bare_one_has_no_prompt_of_an_agent(tmp_path: pathlib.Path) -> None:
