@@ -21,8 +21,9 @@ from tqdm.auto import tqdm
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Example
-from routerl_jax.curation.job import begin, write_report
+from routerl_jax.curation.job import begin
 from routerl_jax.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
+from routerl_jax.curation.report import write_report
 from routerl_jax.curation.rollouts import Attempt, Rounds
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import alone_as_job

@@ -28,7 +28,7 @@ from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
 from routerl_jax.curation.golden_balance import balanced, split
 from routerl_jax.curation.golden_config import ConstructConfig
 from routerl_jax.curation.golden_report import ConstructReport, make_report
-from routerl_jax.curation.job import Journal, begin, work_through, write_report
+from routerl_jax.curation.job import Journal, begin, work_through
 from routerl_jax.curation.questions import IMAGES, Question, all_questions, digest_of, save_picture, within
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots
@@ -217,7 +217,7 @@ def _write(
         write_trajectories(workdir / f"{name}.jsonl", items)
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)
-    write_report(workdir, report.record(), str(report))
+    report.write(workdir)
     return report
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from routerl_jax.curation.attempts import FAILED
 from routerl_jax.curation.golden_balance import pattern_of
 from routerl_jax.curation.golden_config import ConstructConfig
+from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.data.trajectories import Trajectory, summarize_trajectories
 
 
@@ -41,31 +42,17 @@ class DatasetRow:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConstructReport:
-    """The state of a job. `str(report)` is text for people, in Markdown.
+class ConstructReport(Report):
+    """Trajectories by data set, and what they took.
 
     Attributes:
       attempts: by outcome, of all questions.
-      calls: replies that were asked of the model; searches: of the knowledge bases; both of all sittings, but for questions
-        that a kill interrupted.
-      prompt_tokens, tokens: read and written by the model.
-      cost: of these at the configured prices.
-      seconds: of this sitting.
+      searches: of the knowledge bases, in all sittings, but for questions that a kill interrupted, as the model's use.
     """
 
-    model: str
     datasets: Mapping[str, DatasetRow]
     attempts: Mapping[str, int]
-    calls: int
     searches: int
-    prompt_tokens: int
-    tokens: int
-    cost: float
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         columns = ("tried", "accepted", "rejected", "failed", "train", "validation")
@@ -75,24 +62,24 @@ class ConstructReport:
         counted = {
             "not accepted because of": self._total("reasons"),
             "attempts": self.attempts,
-            "steps per trajectory": {f"{key} steps": value for key, value in sorted(self._total("steps").items())},
+            "steps per trajectory": {f"{key} steps": value for key, value in self._total("steps").items()},
             "gold retrievers": self._total("retrievers"),
             "their sequences": self._total("patterns"),
         }
-        lines += ["", *(f"- {name}: {_listed(counts)}" for name, counts in counted.items())]
+        lines += ["", *(f"- {name}: {listed(counts)}" for name, counts in counted.items())]
         left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
         lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
         if self.model:
-            asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
-            lines.append(f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""))
+            lines.append(f"- {self.model}: {self.use}")
         lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting")
         return "\n".join(lines)
 
-    def _total(self, key: str) -> collections.Counter[Any]:
+    def _total(self, key: str) -> dict[Any, int]:
+        """Of all data sets, the most frequent first."""
         total: collections.Counter[Any] = collections.Counter()
         for row in self.datasets.values():
             total.update(getattr(row, key))
-        return total
+        return dict(total.most_common())
 
 
 def make_report(
@@ -111,7 +98,6 @@ def make_report(
     """
     outcomes = {record["id"]: (record["dataset"], record["outcome"]) for record in records}
     attempts = [attempt for record in records for attempt in record["attempts"]]
-    read, written = (sum(attempt[key] for attempt in attempts) for key in ("prompt_tokens", "tokens"))
     return ConstructReport(
         model=config.llm.model if config.teacher == "model" else "",
         datasets={
@@ -119,11 +105,8 @@ def make_report(
             for name, count in datasets.items()
         },
         attempts=_counted(attempt["outcome"] for attempt in attempts),
-        calls=sum(attempt["calls"] for attempt in attempts),
+        use=ModelUse.counted(attempts, config.amount.read_price, config.amount.write_price),
         searches=sum(attempt["searches"] for attempt in attempts),
-        prompt_tokens=read,
-        tokens=written,
-        cost=(read * config.amount.read_price + written * config.amount.write_price) / 1e6,
         seconds=round(seconds, 1),
     )
 
@@ -148,8 +131,3 @@ def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], valid
 
 def _counted(items: Any) -> dict[Any, int]:
     return dict(collections.Counter(items).most_common())
-
-
-def _listed(counts: Mapping[Any, int]) -> str:
-    found = sorted(counts.items(), key=lambda item: -item[1]) if counts else []
-    return ", ".join(f"{name} {count:,}" for name, count in found) or "none"

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.config import first_difference
 from routerl_jax.core.files import write_whole
+from routerl_jax.curation.report import listed
 
 T = TypeVar("T")
 MADE_OF = "construct.json"
@@ -153,11 +154,6 @@ def unfinished(journal: Journal, items: Sequence[T], name: Callable[[T], str], f
     return [item for item in items if name(item) not in finished]
 
 
-def listed(counts: Mapping[str, int]) -> str:
-    """`name 3, other 2`, or none."""
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
-
-
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
     """Writes what a job is made of, or compares it with what is there. True if there was a job already.
 
@@ -178,12 +174,6 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
         key, before, now = first_difference(saved.get(differing[0]), current.get(differing[0]), differing[0])
         raise ValueError(f"{path} was made with other settings ({key} differs: {before!r}, now {now!r}); {remedy}")
     return True
-
-
-def write_report(workdir: pathlib.Path, record: Mapping[str, Any], text: str) -> None:
-    """report.json and report.md of a job."""
-    write_whole(workdir / "report.json", json.dumps(record, indent=2) + "\n")
-    write_whole(workdir / "report.md", text + "\n")
 
 
 class Journal:

@@ -29,8 +29,9 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
-from routerl_jax.curation.job import Journal, begin, book_all, listed, unfinished, write_report
+from routerl_jax.curation.job import Journal, begin, book_all, unfinished
 from routerl_jax.curation.questions import Question, all_questions, digest_of, within
+from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services
 from routerl_jax.evaluation.records import PictureFiles, episode_record
 from routerl_jax.llms.base import ChatModel
@@ -137,44 +138,31 @@ class TeachingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TeachingReport:
-    """The state of a job. `str(report)` is text for people, in Markdown.
+class TeachingReport(Report):
+    """Episodes by question, and what they took.
 
     Attributes:
       tried, accepted: questions by data set.
       reasons: why questions have no episode, by the outcome of their last attempt.
       ways: of the episodes, what they searched.
-      calls, prompt_tokens, tokens: replies that were asked of the model, read and written tokens, of all sittings.
-      seconds: of this sitting.
     """
 
-    model: str
     tried: Mapping[str, int]
     accepted: Mapping[str, int]
     reasons: Mapping[str, int]
     ways: Mapping[str, int]
-    calls: int
     searches: int
-    prompt_tokens: int
-    tokens: int
-    cost: float
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         lines = ["| data set | tried | accepted |", "|---|---|---|"]
         lines += [f"| {name} | {count:,} | {self.accepted.get(name, 0):,} |" for name, count in self.tried.items()]
-        asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
         return "\n".join(
             [
                 *lines,
                 "",
                 f"- not accepted because of: {listed(self.reasons)}",
                 f"- episodes by what they searched: {listed(self.ways)}",
-                f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""),
+                f"- {self.model}: {self.use}",
                 f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting",
             ]
         )
@@ -419,21 +407,17 @@ def _write(
     kept = [record for record in tried if record["episode"] is not None]
     write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in kept))
     attempts = [attempt for record in records for attempt in record["attempts"]]
-    read, written_tokens = (sum(attempt[key] for attempt in attempts) for key in ("prompt_tokens", "tokens"))
     report = TeachingReport(
         model=config.llm.model,
         tried=dict(collections.Counter(record["dataset"] for record in tried)),
         accepted=dict(collections.Counter(record["dataset"] for record in kept)),
         reasons=dict(collections.Counter(r["outcome"] for r in tried if r["episode"] is None).most_common()),
         ways=dict(collections.Counter(_way(record["episode"]) for record in kept).most_common()),
-        calls=sum(attempt["calls"] for attempt in attempts),
+        use=ModelUse.counted(attempts, config.read_price, config.write_price),
         searches=sum(attempt["searches"] for attempt in attempts),
-        prompt_tokens=read,
-        tokens=written_tokens,
-        cost=(read * config.read_price + written_tokens * config.write_price) / 1e6,
         seconds=round(seconds, 1),
     )
-    write_report(workdir, report.record(), str(report))
+    report.write(workdir)
     return report
 
 

@@ -28,8 +28,9 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
-from routerl_jax.curation.job import Journal, begin, book_all, listed, unfinished, write_report
+from routerl_jax.curation.job import Journal, begin, book_all, unfinished
 from routerl_jax.curation.questions import IMAGES, save_picture
+from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.vqa_text import (
     TAXONOMY,
@@ -112,19 +113,16 @@ class Concept:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VqaReport:
-    """The state of a job. `str(report)` is text for people, in Markdown.
+class VqaReport(Report):
+    """Questions by kind of knowledge, and what they took.
 
     Attributes:
       concepts, tried, accepted: numbers of them.
       reasons: why concepts have no question, by their last reply.
       replies: by the rule that they broke, of all that were asked for; "accepted" those that broke none.
       kinds: questions by kind of knowledge; train and test: of the files.
-      calls, prompt_tokens, tokens: replies that were asked of the model, read and written tokens, of all sittings.
-      seconds: of this sitting.
     """
 
-    model: str
     concepts: int
     tried: int
     accepted: int
@@ -133,22 +131,12 @@ class VqaReport:
     kinds: Mapping[str, int]
     train: Mapping[str, int]
     test: Mapping[str, int]
-    calls: int
-    prompt_tokens: int
-    tokens: int
-    cost: float
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         lines = ["| kind | questions | train | test |", "|---|---|---|---|"]
         for name in TAXONOMY:
             cells = (counts.get(name, 0) for counts in (self.kinds, self.train, self.test))
             lines.append(f"| {name} | {' | '.join(f'{count:,}' for count in cells)} |")
-        asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
         return "\n".join(
             [
                 *lines,
@@ -156,7 +144,7 @@ class VqaReport:
                 f"- {self.concepts:,} concepts, {self.tried:,} tried, {self.accepted:,} with a question",
                 f"- none because of: {listed(self.reasons)}",
                 f"- replies by the rule that they broke: {listed(self.replies)}",
-                f"- {self.model}: {asked}" + (f", cost {self.cost:,.2f}" if self.cost else ""),
+                f"- {self.model}: {self.use}",
                 f"- {self.seconds:,.0f} s in this sitting",
             ]
         )
@@ -350,7 +338,6 @@ def _write(
     train, test = balanced(rows, config.sample, config.test, config.seed)
     for name, some in (("questions", rows), ("train", train), ("test", test)):
         write_json_lines(workdir / f"{name}.jsonl", some)
-    read, told = (sum(record["made"][key] for record in records) for key in ("prompt_tokens", "tokens"))
     report = VqaReport(
         model=config.llm.model,
         concepts=len(concepts),
@@ -361,13 +348,10 @@ def _write(
         kinds=_kinds(rows),
         train=_kinds(train),
         test=_kinds(test),
-        calls=sum(record["made"]["calls"] for record in records),
-        prompt_tokens=read,
-        tokens=told,
-        cost=(read * config.read_price + told * config.write_price) / 1e6,
+        use=ModelUse.counted((record["made"] for record in records), config.read_price, config.write_price),
         seconds=round(time.monotonic() - started, 1),
     )
-    write_report(workdir, report.record(), str(report))
+    report.write(workdir)
     return report
 
 

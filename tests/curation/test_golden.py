@@ -93,8 +93,8 @@ def test_a_right_answer_makes_a_trajectory_that_is_trained_on(tmp_path):
     assert row.patterns == {"text retriever > table retriever > none": 6}
     assert row.retrievers == {"text retriever": 6, "table retriever": 6, "none": 6}
     assert row.steps == {6: 6}
-    assert (report.calls, report.searches, report.attempts) == (6 * 6, 6 * 2, {"accepted": 6})
-    assert (report.prompt_tokens, report.tokens) == (
+    assert (report.use.calls, report.searches, report.attempts) == (6 * 6, 6 * 2, {"accepted": 6})
+    assert (report.use.prompt_tokens, report.use.tokens) == (
         36 * 7,
         sum(len(knowing(m[-1].content).split()) for m, _ in model.asked),
     )
@@ -222,7 +222,7 @@ def test_an_unreadable_reply_is_asked_for_again_and_told_why(tmp_path):
     config = job(str(questions(tmp_path / "rivers.jsonl", "Volta")), validation=0.0)
     report = run(config, tmp_path / "out", Scripted(reply))
     assert set(seen.values()) == {2}
-    assert report.calls == 12
+    assert report.use.calls == 12
     (trajectory,) = made(tmp_path / "out")
     assert [step.query for step in trajectory.steps if isinstance(step, RouteStep)] == [
         "Which country has the river Volta?",

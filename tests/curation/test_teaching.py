@@ -81,7 +81,7 @@ def test_right_attempts_are_what_the_student_would_have_recorded(
     settings = config(questions, student)
     report = run(tmp_path / "out", settings, model, tools)
     assert (report.tried, report.accepted, report.ways) == ({"questions": 4}, {"questions": 4}, {"image, text": 4})
-    assert (report.calls, report.searches, report.reasons) == (12, 8, {})
+    assert (report.use.calls, report.searches, report.reasons) == (12, 8, {})
     assert isinstance(tools["image"].asked[0], TextAndImage)
     assert tools["text"].asked == ["capital of Ghana"] * 4
     first, second, third = (chat for chat, _ in model.asked if name_of(chat[0].content) == "a")

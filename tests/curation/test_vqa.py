@@ -80,7 +80,7 @@ def test_another_name_is_the_concept_and_kinds_are_those_of_the_taxonomy() -> No
 def test_questions_are_made_and_open_as_a_dataset(tmp_path: pathlib.Path) -> None:
     model = Scripted(lambda user, _: knowing(user))
     report = run(tmp_path / "out", config(listed(tmp_path, *KINDS, "Otter"), sample=5, test=2), model)
-    assert (report.concepts, report.accepted, report.calls) == (6, 6, 12)
+    assert (report.concepts, report.accepted, report.use.calls) == (6, 6, 12)
     assert report.kinds == {"Arts": 1, "Industry": 1, "Science": 1, "Nature": 3}
     assert report.train == {"Science": 1, "Nature": 2}
     assert report.test == {"Arts": 1, "Industry": 1}
