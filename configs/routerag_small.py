@@ -48,7 +48,7 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
             controls={"stage1_only": schema.ControlConfig(without="stage2")},
             learner=schema.LearnerConfig(
                 advantage="grpo",
-                # where all answers are right, costs alone differ; with 0.5 they were too little to learn from (docs/routerag.md)
+                # where all answers are right, costs alone differ; 0.5 made that too little to learn from (docs/routerag.md)
                 std_floor=0.3,
                 minibatches=4,
                 # with k3 and min_entropy=0.2 one run of four saved nothing in stage 2 (docs/routerag.md)
