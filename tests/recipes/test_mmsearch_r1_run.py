@@ -221,9 +221,9 @@ def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: 
         (one.example.metadata["kind"], len(one.pieces)) for one in worked if not one.bare
     )  # three pieces a search, and the answer
     assert all(plans[kind, count] > 0 for kind in ("search_free", "text", "image", "mixed") for count in (1, 3, 5))
-    assert {one.example.id for one in worked if not one.bare} == {
-        training[i].example.id for i in range(190, 380) if not training[i].bare
-    }
+    # those of an epoch whose places others take come in another epoch
+    over_epochs = [training[i] for i in range(8 * 152)]
+    assert len({one.example.id for one in over_epochs if not one.bare}) == 152
     again = mmsearch_r1_small.shown(config, agent)[0]
     assert [again[i].example.id for i in range(20)] == [one.example.id for one in worked[:20]]
     model = load_pretrained("atlas-sight")
