@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,41 +21,52 @@ def picture_name(image: Any) -> str:
     return str(pathlib.Path(image).resolve()) if isinstance(image, str | pathlib.Path) else ""
 
 
-def picture_beside(name: str, place: Place, otherwise: str, folders: Sequence[str] = ("images",)) -> pathlib.Path:
+def picture_beside(
+    name: str, place: Place, key: str, otherwise: str, folders: Sequence[str] = ("images",)
+) -> pathlib.Path:
     """The picture that a row names by its path: beside the row's file, or in one of `folders` beside it.
 
     Args:
-      otherwise: what else to do about a picture that is not there, for the message.
+      key: under which the row names it, for the message.
+      otherwise: what else to do about a picture that is not there or can't be read, for the message.
 
     Raises:
-      MissingPictureError: it is in none of these places; names the row.
+      MissingPictureError: it is in none of these places, or can't be read; names the row.
     """
     beside = place.path.parent
     directories = [beside, *(beside / folder for folder in folders)]
     for directory in directories:
-        if (directory / name).is_file():
-            return directory / name
+        if (path := directory / name).is_file():
+            if fault := _fault_of_file(path, path.stat().st_mtime_ns):
+                raise _unreadable(place, key, fault, otherwise)
+            return path
     places = " nor in ".join(map(str, directories))
     raise MissingPictureError(str(place.error(f"image {name!r} is neither in {places}; put it there, or {otherwise}")))
 
 
 def check_picture(source: bytes | str, place: Place, key: str) -> None:
-    """Reads the header of a picture that a row holds itself, as bytes or as a `data:` URI: pixels are decoded when it is shown.
+    """Raises MissingPictureError, which names row and key, if a row holds no picture where it should hold one, as bytes or as a
+    `data:` URI, or one that can't be read."""
+    if fault := _fault(source):
+        raise _unreadable(place, key, fault, f"leave out such rows: {place.path}[pictures]")
 
-    Raises:
-      MissingPictureError: it is no picture; names row and key.
-    """
-    from PIL import Image  # takes a moment, which files without pictures need not wait for
 
-    from routerl_jax.models.images import image_bytes
+@functools.lru_cache(maxsize=100_000)  # many rows name one picture
+def _fault_of_file(path: pathlib.Path, changed: int) -> str:
+    del changed
+    return _fault(path)
+
+
+def _fault(source: bytes | str | pathlib.Path) -> str:
+    """What is wrong with a picture; "" if nothing is."""
+    from routerl_jax.models.images import check_image  # takes a moment, which files without pictures need not wait for
 
     try:
-        content = image_bytes(source)
-        with Image.open(io.BytesIO(content)):
-            return
-    except Image.UnidentifiedImageError:
-        fault = f"{len(content):,} bytes that are no picture"
-    except Exception as error:  # decoders raise whatever they stumble over
-        fault = str(error)
-    problem = f"key {key!r}: the picture can't be read ({fault}); get the file again, or leave out such rows: "
-    raise MissingPictureError(str(place.error(f"{problem}{place.path}[pictures]")))
+        check_image(source, name="the picture")
+    except ValueError as error:
+        return str(error).removeprefix("the picture: ")
+    return ""
+
+
+def _unreadable(place: Place, key: str, fault: str, otherwise: str) -> MissingPictureError:
+    return MissingPictureError(str(place.error(f"key {key!r}: the picture can't be read: {fault}; or {otherwise}")))

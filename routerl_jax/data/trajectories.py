@@ -371,7 +371,7 @@ class StepExamples:
                     f"id {trajectory.id!r} is that of {first.unit} {first.number} too; ids must be distinct"
                 )
             instead = f"leave out trajectories with images: trajectories/text:{place.path}"
-            images = tuple(picture_beside(name, place, instead) for name in trajectory.images)
+            images = tuple(picture_beside(name, place, "images", instead) for name in trajectory.images)
             self._examples += _examples(trajectory, images)
         if not self._examples:
             why = " without images" if text_only else ""

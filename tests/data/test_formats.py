@@ -82,7 +82,7 @@ def test_pictures_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "images").mkdir()
     for place in ("a.jpg", "images/b.jpg"):
-        (tmp_path / place).write_bytes(b"jpeg")
+        (tmp_path / place).write_bytes(png())
     plain = {"question": "What is this?", "golden_answers": ["x"]}
     uri = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     path = as_json(
@@ -240,7 +240,7 @@ def test_verl(tmp_path: pathlib.Path) -> None:
 
 
 def test_verl_rows_with_pictures_and_columns_of_their_data_set(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"picture")
+    (tmp_path / "a.png").write_bytes(png())
     seen = only(as_json(tmp_path / "seen.jsonl", {**rows.VERL, "images": ["a.png"], "difficulty": "hard"}))
     assert seen.images == (tmp_path / "a.png",)
     assert seen.metadata["difficulty"] == "hard"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import format_of, read_passages
@@ -19,6 +21,15 @@ from tests.data.original_rows import as_json, as_parquet, png
 from tests.data.test_formats import only
 
 RED, BLUE = png("red"), png("blue", 5)
+
+
+def encoded(form: str, size: tuple[int, int]) -> bytes:
+    """A picture of many colours, so that its end is far from its beginning."""
+    buffer = io.BytesIO()
+    Image.effect_noise(size, 80).convert("RGB").save(buffer, form)
+    return buffer.getvalue()
+
+
 URL = "https://example.org/a.png"
 
 
@@ -93,12 +104,31 @@ def test_rows_with_urls_alone_have_no_picture(tmp_path: pathlib.Path, caplog: py
     assert "3 of 4 rows have no picture and are left out" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"<html>not found</html>", RED[:9], b"\xff\xd8\xff"])
-def test_a_picture_that_is_none_is_named(tmp_path: pathlib.Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"<html>not found</html>", "not an image"),
+        (RED[:9], "not an image"),
+        (b"\xff\xd8\xff", "not an image"),
+        (RED[:-20], "damaged or incomplete"),  # the header is whole, and the pixels are not
+        (encoded("JPEG", (64, 64))[:-40], "damaged or incomplete"),
+        (encoded("GIF", (64, 64))[:-40], "damaged or incomplete"),
+        (encoded("PNG", (402, 2)), "402x2 pixels; one side may be at most 200 times the other"),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_named(tmp_path: pathlib.Path, content: bytes, fault: str) -> None:
+    """In the row itself, and in a file that it names, which is left out with `[pictures]` as well."""
     path = as_parquet(tmp_path / "a.parquet", fvqa(data_id="a"), fvqa(content, data_id="b"))
-    with pytest.raises(ValueError, match=r"key 'images': the picture can't be read .*\[pictures\]") as error:
+    with pytest.raises(ValueError, match=rf"key 'images': the picture can't be read: {fault}.*\[pictures\]") as error:
         open_dataset(str(path))
     assert str(error.value).startswith(f"{path}, row 2: ")
+    (tmp_path / "whole.png").write_bytes(RED)
+    (tmp_path / "broken.png").write_bytes(content)
+    named = [{"id": name, "question": "?", "answer": "x", "image": f"{name}.png"} for name in ("whole", "broken")]
+    path = as_json(tmp_path / "named.jsonl", *named)
+    with pytest.raises(ValueError, match=rf"line 2: key 'image': the picture can't be read: {fault}.*\[pictures\]"):
+        open_dataset(str(path))
+    assert [example.id for example in all_of(f"{path}[pictures]")] == ["whole"]
 
 
 @pytest.mark.parametrize(

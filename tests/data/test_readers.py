@@ -12,6 +12,7 @@ import pytest
 
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import DATASETS, FileExamples, Subset, in_turns, open_dataset
+from tests.data.original_rows import png
 
 ROWS = [
     {"id": "dev_0", "question": "Who wrote 1984?", "golden_answers": ["George Orwell", "Eric Blair"], "hops": 1},
@@ -189,7 +190,7 @@ def test_bad_parts(tmp_path: pathlib.Path, part: str, message: str) -> None:
 def test_questions_with_pictures(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """Rows without a picture, or whose picture is not there, are left out and counted."""
     (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.png").write_bytes(b"")
+    (tmp_path / "images" / "a.png").write_bytes(png())
     row = {"question": "?", "answer": "x"}
     given = [
         {**row, "image": "a.png"},

@@ -32,6 +32,7 @@ from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_recipe, evaluated_agent
 from routerl_jax.training.stages import Stages
 from routerl_jax.training.writer import read_metrics
+from tests.data.original_rows import png
 from tests.data.trajectories import CAPITAL, RIVER, write
 from tests.training.small_run import make_config, make_sft_config
 
@@ -213,7 +214,7 @@ def test_golden_steps_need_their_knowledge_bases(tmp_path: pathlib.Path) -> None
     """Without them a retriever that does not exist would be learnt, and never be rewarded."""
     path = write(tmp_path / "golden.jsonl", RIVER, CAPITAL)
     picture = tmp_path / "volta.png"
-    picture.write_bytes(b"")
+    picture.write_bytes(png())
     settings = {"recipe": "r1_router", "knowledge": {kb: schema.KnowledgeConfig() for kb in ("text", "text_image")}}
     config = make_sft_config(**settings, warm_start=schema.WarmStartConfig(demonstrations=f"trajectories:{path}"))
     missing = (

@@ -143,7 +143,7 @@ def images_of(row: Row, place: Place, key: str = "", folders: Sequence[str] = ("
             raise place.error(f"key {key!r} must be a path or a list of paths, found {str(item)[:80]!r}")
         elif not _is_url(name):
             instead = f"take {key!r} out of the row, or leave out such rows: {place.path}[pictures]"
-            found.append(picture_beside(name, place, instead, folders))
+            found.append(picture_beside(name, place, key, instead, folders))
     return tuple(found)
 
 
