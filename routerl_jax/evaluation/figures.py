@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -120,26 +121,54 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
         steps, values = _series(rows, f"validation/{key}")
         if steps:
             quality.plot(steps, values, "o", color=color, label=f"{name}, held out", markersize=5)
-    quality.set(title="Golden steps: answers and routing" if stepwise else "Answers and routing", ylim=(0, 1.02))
+    drawn = "answers and routing" if _routed(rows) else "answers"
+    quality.set(title=f"Golden steps: {drawn}" if stepwise else drawn.capitalize(), ylim=(0, 1.02))
     legend(quality, loc="lower right")
-    searched = any(row.get("rollout/searches_per_question") for row in rows)  # golden steps are not carried out
-    key, name = (
-        ("searches_per_question", "Searches per question")
-        if searched
-        else ("tokens_per_question", "Sampled tokens per attempt")
-    )
-    curve(second, rows, f"rollout/{key}", name, COLORS[2])
-    second.set(title=name, ylim=(0, None))
+    second.set(title=_effort(second, rows), ylim=(0, None))
     curve(health, rows, "reward/total", "reward", COLORS[3])
     curve(health, rows, "rollout/frac_reward_zero_std", "groups without signal", COLORS[5])
     curve(health, rows, "actor/kl", "KL to the start", COLORS[4])
     health.set(title="Reward and health")
     legend(health)
+    _mark_stages((quality, second, health), rows)
     save_figure(figure, path)
+
+
+def _effort(axis: Any, rows: Sequence[dict[str, Any]]) -> str:
+    """Draws searches, and what they cost where some cost more than others; returns the title."""
+    if not any(row.get("rollout/searches_per_question") for row in rows):  # golden steps are not carried out
+        curve(axis, rows, "rollout/tokens_per_question", "tokens", COLORS[2])
+        return "Sampled tokens per attempt"
+    curve(axis, rows, "rollout/searches_per_question", "searches", COLORS[2])
+    searches, costs = (_series(rows, f"rollout/{key}")[1] for key in ("searches_per_question", "retrieval_cost"))
+    if not costs or costs == searches:
+        return "Searches per question"
+    curve(axis, rows, "rollout/retrieval_cost", "their cost", COLORS[1])
+    steps, values = _series(rows, "validation/retrieval_cost")
+    axis.plot(steps, values, "o", color=COLORS[1], label="cost, held out", markersize=5)
+    legend(axis)
+    return "Searches per question, and their cost"
+
+
+def _mark_stages(axes: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Draws a line where a stage begins after another one, with its name on the first of the axes."""
+    for before, row in itertools.pairwise(rows):
+        if (stage := row.get("stage")) == before.get("stage"):
+            continue
+        for axis in axes:
+            axis.axvline(row["step"], color="#555555", linestyle=":", linewidth=1)
+        axes[0].annotate(
+            str(stage), (row["step"], 0.02), xytext=(4, 0), textcoords="offset points", fontsize=8, color="#555555"
+        )
 
 
 def _of_golden_steps(rows: Sequence[dict[str, Any]], source: str) -> bool:
     return any(row.get(f"{source}/em/{kind}") is not None for row in rows for kind in ("answer", "final"))
+
+
+def _routed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is known where searches should have gone."""
+    return any(row.get("rollout/routing_accuracy") is not None for row in rows)
 
 
 def _quality(stepwise: bool) -> list[tuple[str, str, str]]:
@@ -155,11 +184,15 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
         filled = [{**row, f"rollout/kb/{name}": row.get(f"rollout/kb/{name}", 0.0)} for row in rows]
         curve(shares, filled, f"rollout/kb/{name}", name, color_of(i))
     shares.set(title="Share of searches by knowledge base", ylim=(0, 1))
+    _mark_stages((shares, invalid), rows)
     legend(shares)
     curve(invalid, rows, "rollout/routing_accuracy", "sent to the right one", COLORS[2])
     curve(invalid, rows, "rollout/invalid_action_rate", "invalid actions", COLORS[4])
     curve(invalid, rows, "rollout/repeated_search_rate", "asked the same twice", COLORS[3])
-    invalid.set(title="Routing, repeated searches, invalid actions", ylim=(0, 1.02))
+    if _routed(rows):
+        invalid.set(title="Routing, repeated searches, invalid actions", ylim=(0, 1.02))
+    else:
+        invalid.set(title="Repeated searches, invalid actions", ylim=(0, None))
     legend(invalid)
     save_figure(figure, path)
 

@@ -176,6 +176,39 @@ def test_where_nothing_is_searched_the_curves_are_of_tokens(tmp_path: pathlib.Pa
     assert np.abs(middle(1.5, 1.0) - middle(1.5, 9.0)).max() == 0
 
 
+def test_curves_show_what_searches_cost_where_some_cost_more(tmp_path: pathlib.Path) -> None:
+    """A picture as before where each costs 1."""
+
+    def middle(cost: float) -> np.ndarray:
+        row = {
+            "rollout/em": 0.5,
+            "reward/total": 0.5,
+            "rollout/searches_per_question": 1.5,
+            "rollout/retrieval_cost": cost,
+        }
+        figures.training_figures([{"step": i, **row} for i in range(20)], tmp_path, ("text",))
+        picture = _pixels(tmp_path / "learning_curves.png")
+        return picture[:, picture.shape[1] // 3 : 2 * picture.shape[1] // 3]
+
+    orange = np.array([0xDC, 0x76, 0x33]) / 255
+    drawn = [(np.abs(middle(cost) - orange).max(axis=-1) < 0.02).sum() for cost in (1.5, 2.5)]
+    assert drawn[0] == 0
+    assert drawn[1] > 100
+
+
+def test_a_line_stands_where_a_stage_begins(tmp_path: pathlib.Path) -> None:
+    def picture(name: str, begins: int) -> np.ndarray:
+        row = {"rollout/em": 0.5, "reward/total": 0.5, "rollout/searches_per_question": 1.5, "rollout/kb/text": 1.0}
+        rows = [{"step": i, **row, "stage": "first" if i < begins else "second"} for i in range(20)]
+        figures.training_figures(rows, tmp_path, ("text",))
+        return _pixels(tmp_path / name)
+
+    for name in ("learning_curves.png", "kb_usage.png"):
+        without, early, late = (picture(name, begins) for begins in (0, 5, 15))
+        assert np.abs(early - without).max() > 0.3
+        assert np.abs(early - late).max() > 0.3
+
+
 def test_no_rows_no_figures(tmp_path: pathlib.Path) -> None:
     figures.training_figures([], tmp_path / "none", ("text",))
     assert not (tmp_path / "none").exists()
