@@ -51,7 +51,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("invalid_action_rate", "invalid %", 100, False),
 )
 _OF_GROUPS = ("em", "searched_rate", "search_ratio", "n")
-_CURVES = ("em", "routing_accuracy", "searches_per_question", "repeated_search_rate")
+_CURVES = ("em", "routing_accuracy", "searches_per_question", "retrieval_cost", "repeated_search_rate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,10 @@ def tables(runs: Sequence[Run], columns: Sequence[Column] = _COLUMNS) -> str:
 
 
 def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
-    """Routing, EM and searches over steps, sampled: every run and their mean; dots: greedy on held-out questions."""
+    """Routing, EM, searches, and what they cost where some cost more than others, over steps.
+
+    Sampled: every run and their mean; dots: greedy on held-out questions.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -249,8 +252,13 @@ def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
         "routing_accuracy": "Searches sent to the right knowledge base",
         "em": "Answers right (EM)",
         "searches_per_question": "Searches per question",
+        "retrieval_cost": "Cost of a question's searches",
     }
-    known = {name: text for name, text in shown.items() if all(None not in run.curves[name] for run in runs)}
+    known = {
+        name: text for name, text in shown.items() if all(None not in run.curves.get(name, [None]) for run in runs)
+    }
+    if all(run.curves.get("retrieval_cost") == run.curves["searches_per_question"] for run in runs):
+        known.pop("retrieval_cost", None)
     figure, axes = plt.subplots(1, len(known), figsize=(4.3 * len(known), 3.6), constrained_layout=True, squeeze=False)
     for axis, (name, text), color in zip(axes[0], known.items(), COLORS):
         smooth = [_smooth(run.curves[name]) for run in runs]
@@ -259,10 +267,10 @@ def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
         length = min(map(len, smooth))
         mean = np.mean([values[:length] for values in smooth], axis=0)
         axis.plot(range(1, length + 1), mean, color=color, linewidth=2.2, label=f"sampled, mean of {len(runs)} runs")
-        points = [point for run in runs for point in run.curves[f"validation/{name}"]]
+        points = [point for run in runs for point in run.curves.get(f"validation/{name}", [])]
         if points:
             axis.plot(*zip(*points), "o", color=color, alpha=0.35, markersize=3.5, label="greedy, held-out questions")
-        axis.set(title=text, xlabel="step", ylim=(0, None) if name == "searches_per_question" else (0, 1.02))
+        axis.set(title=text, xlabel="step", ylim=(0, 1.02) if name in ("em", "routing_accuracy") else (0, None))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=8, loc="lower right")
