@@ -2,6 +2,8 @@
 
     python -m tests.curation.balance_job WORKDIR [--kill ROUND/PORTION]
 
+or one of two processes of a job, of which the second is always late.
+
 `WORKDIR/calls.txt` gets a line for every portion that is attempted.
 """
 
@@ -9,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Call, Episode, Example, Turn
+from routerl_jax.curation import rollouts
 from routerl_jax.curation.balance import BalanceConfig, BalanceReport, balance, probing
+from routerl_jax.parallel import multihost
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind
 from tests import seeing
@@ -97,8 +103,24 @@ def main() -> None:
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("--kill", default="")
     arguments = parser.parse_args()
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        multihost.initialize()
+        if not multihost.is_main():
+            _be_late()
     die_writing(arguments.kill)
     job(arguments.workdir)
+
+
+def _be_late() -> None:
+    """This process comes to every portion when others may have written it."""
+    read = rollouts._read
+
+    def late(*arguments: Any) -> list[dict[str, Any]]:
+        found = read(*arguments)
+        time.sleep(0.5)
+        return found
+
+    rollouts._read = late
 
 
 if __name__ == "__main__":

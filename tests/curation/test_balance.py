@@ -19,7 +19,7 @@ from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.parallel.workdir import alone
 from routerl_jax.training import config as schema
 from tests.curation.balance_job import ATTEMPTS, CONFIG, PICTURE, QUESTIONS, forced, job
-from tests.programs import finish, launch_here, refusal, start
+from tests.programs import finish, launch_here, refusal, start, two_processes
 from tests.training.small_run import make_config, make_sft_config
 
 
@@ -87,6 +87,17 @@ def test_a_killed_job_repeats_nothing_that_was_finished(tmp_path: pathlib.Path) 
     assert calls == [*before, *expected[len(before) - 1 :]]  # the portion that was being written, and the rest
     for name in ("questions.jsonl", "train.jsonl", "report.json"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_two_processes_make_one_sample(tmp_path: pathlib.Path) -> None:
+    """The main process writes, whichever comes first."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    job(alone)
+    two_processes("tests.curation.balance_job", together, workdir=together, JAX_NUM_CPU_DEVICES="1")
+    for name in ("questions.jsonl", "train.jsonl", "report.json"):
+        assert (together / name).read_bytes() == (alone / name).read_bytes()
+    asked = [(place / "calls.txt").read_text().splitlines() for place in (alone, together)]
+    assert sorted(asked[1]) == sorted(2 * asked[0])  # both attempt every portion, once
 
 
 def test_a_forced_probe_asks_on_only_what_is_unanswered(tmp_path: pathlib.Path) -> None:
