@@ -209,7 +209,8 @@ class _OfAtlas:
 def sight_demonstrations(seed: int, rarely: float = RARELY) -> Demonstrations:
     """Pictures and questions with what the packaged policy that sees was taught to write after them (`SightSource`)."""
     return _OfAtlas(
-        SightSource(seed=seed, rarely=rarely), lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
+        SightSource(seed=seed, rarely=rarely),
+        lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True),
     )
 
 

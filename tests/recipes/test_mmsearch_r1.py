@@ -485,6 +485,19 @@ def test_metrics_by_kind_and_the_four_ways() -> None:
     }
 
 
+def test_what_a_turn_does_is_chosen_after_its_thoughts() -> None:
+    """Each of the choices, written as the agent says that it is, and as it reads it; so that attempts can be forked there."""
+    choices = AGENT.choices
+    assert choices.stop in protocol.STOPS
+    rest = {"answer": "Accra</answer>", "image": "<img></search>", "text": "flag of Ghana</text_search>"}
+    assert set(choices.names) == set(rest)
+    for name, opening in choices.names.items():
+        written = f"<reason>So.{choices.opening}{opening}{rest[name]}"
+        assert protocol.well_formed(written)
+        action = protocol.parse(written, image_tool="image", text_tool="text")
+        assert (action.tool if action.kind == "search" else action.kind) == name
+
+
 def test_the_recipe_names_its_knowledge_bases() -> None:
     build = RECIPES.get("mmsearch_r1")
     made = build(AgentConfig(max_searches=2), {}, ("words", "reverse_image"), "search_r1").agent
