@@ -85,11 +85,15 @@ class Estimator:
             )
         return advantages
 
-    def scale(self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> float:
-        """What differences of rewards are divided by where advantages are: their deviation within questions, over the step."""
+    def scale(
+        self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], over: Int[np.ndarray, " N"]
+    ) -> Float[np.ndarray, " N"]:
+        """What differences of each reward are divided by where advantages are: the deviation within questions of the rewards
+        that have the same number in `over`."""
         if not advantage_named(self.name).scaled:
-            return 1.0
-        return max(float(dr_grpo(rewards, groups).std()), self.std_floor) + _EPSILON
+            return np.ones(len(rewards))
+        variance = _group_mean(dr_grpo(rewards, groups) ** 2, over)[0]
+        return np.maximum(np.sqrt(variance), self.std_floor) + _EPSILON
 
 
 _EPSILON = 1e-6

@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -483,6 +483,53 @@ def test_metrics_by_kind_and_the_four_ways() -> None:
         "search_free": (0.5, 0.25, 0.5, 2),
         "image": (0.5, 0.5, 0.5, 2),
     }
+
+
+def test_what_a_turn_does_is_chosen_after_its_thoughts() -> None:
+    """Each of the choices, written as the agent says that it is, and as it reads it; so that attempts can be forked there."""
+    choices = AGENT.choices
+    assert choices.stop in protocol.STOPS
+    rest = {"answer": "Accra</answer>", "image": "<img></search>", "text": "flag of Ghana</text_search>"}
+    assert set(choices.names) == set(rest)
+    for name, opening in choices.names.items():
+        written = f"<reason>So.{choices.opening}{opening}{rest[name]}"
+        assert protocol.well_formed(written)
+        action = protocol.parse(written, image_tool="image", text_tool="text")
+        assert (action.tool if action.kind == "search" else action.kind) == name
+
+
+class Chooser(SeeingScript):
+    """A policy that does what it is given to do, else answers."""
+
+    rest: ClassVar = {
+        "<answer>": "Accra</answer>",
+        "<search>": "<img></search>",
+        "<text_search>": "flag of Ghana</text_search>",
+    }
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: next(self._said))
+        self._said = iter(())
+
+    def step(self):
+        given = [self.tokenizer.decode(given) for *_, given in self._wanted.values()]
+        self._said = iter([name + self.rest[name] if name else RIGHT for name in given])
+        return super().step()
+
+
+def test_an_attempt_goes_every_way_in_its_first_round() -> None:
+    engine = Chooser()
+    episodes = run(AGENT, [EXAMPLE], engine, {"image": Pages(), "text": Pages()}, forks=1)
+    assert [[branch.tool for branch in episode.branches] for episode in episodes] == [["answer"], ["image"], ["text"]]
+    assert [[call.tool for call in episode.calls] for episode in episodes] == [[], ["image"], ["text"]]
+    for episode in episodes:
+        assert episode.answer == "Accra"
+        assert all(turn.well_formed for turn in episode.turns)
+        (branch,) = episode.branches
+        written = episode.sequences[0].tokens[branch.start : branch.start + branch.tokens]
+        assert engine.tokenizer.decode(written) == AGENT.choices.names[branch.tool]
+    thought = [episode.sequences[0].loss_mask[: episode.branches[0].start].any() for episode in episodes]
+    assert thought == [True, False, False]  # the same thoughts are learnt once
 
 
 def test_the_recipe_names_its_knowledge_bases() -> None:

@@ -201,6 +201,23 @@ def test_where_advantages_are_divided_choices_are_too() -> None:
     assert scaled.advantages[1][7] == pytest.approx(plain[1][7] / np.sqrt(1 / 6), rel=1e-4)
 
 
+def test_the_deviation_may_be_the_question_s_own() -> None:
+    """One whose ways differ by 0.1 counts as much as one whose ways differ by 1, down to the floor."""
+    episodes = [
+        leaf(i, reward, (tool,), own, question=f"{i}")
+        for i, rewards in enumerate([(1.0, 0.0), (1.0, 0.9), (1.0, 0.98)])
+        for tool, reward, own in zip(("text", "table"), rewards, (ALL, REST))
+    ]
+    config = dataclasses.replace(settings(weights="even", scale="question"), advantage="grpo", std_floor=0.02)
+    groups = np.repeat(np.arange(3), 2)
+    chosen = [values[4] for values in assign(config, episodes, groups).advantages]
+    assert chosen == pytest.approx([1, -1, 1, -1, 0.5, -0.5], rel=1e-3)  # deviations of 0.5, 0.05, 0.01
+    alike = dataclasses.replace(config, forks=ForkCreditConfig(weights="even"))
+    deviation = np.sqrt(np.mean([0.5**2, 0.05**2, 0.01**2]))
+    chosen = [values[4] for values in assign(alike, episodes, groups).advantages]
+    assert chosen == pytest.approx([x / deviation for x in (0.5, -0.5, 0.05, -0.05, 0.01, -0.01)], rel=1e-3)
+
+
 def test_an_attempt_that_was_not_forked_is_one_stretch() -> None:
     episodes = [leaf(0, 1.0, (), ALL), leaf(1, 0.0, (), ALL)]
     credit = assign(settings(), episodes, np.zeros(2, int))

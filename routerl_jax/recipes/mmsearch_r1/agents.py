@@ -9,6 +9,7 @@ from typing import Any
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
+from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Reply
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
@@ -73,6 +74,11 @@ class MMSearchAgent(Agent):
     def search_budget(self) -> int:
         """What the limits allow."""
         return self.limits.allowed
+
+    @property
+    def choices(self) -> RouteChoices:
+        """Of what a turn does. In the first round all are allowed; what is not allowed later on is an invalid turn."""
+        return protocol.choices(self.image_tool, self.text_tool)
 
     @property
     def limits(self) -> Limits:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.agents.grammar import between, unshown
+from routerl_jax.agents.grammar import RouteChoices, between, unshown
 from routerl_jax.core.types import Action, Call, Passage, Shown
 
 Kind = Literal["image", "text"]
@@ -64,6 +64,12 @@ class Limits:
     def left(self, kind: Kind, made: Sequence[Kind]) -> bool:
         """Whether a search of a kind may come next."""
         return not self.refused(kind, made)
+
+
+def choices(image_tool: str, text_tool: str) -> RouteChoices:
+    """How the policy writes what it does after its thoughts: it answers, searches by the picture, or in words."""
+    names = {"answer": ANSWER_OPENING, image_tool: "<search>", text_tool: TEXT_OPENING}
+    return RouteChoices(opening=f"{REASON[1]}\n", stop="</answer>", names=names)
 
 
 def parse(text: str, *, image_tool: str, text_tool: str) -> Action:

@@ -29,6 +29,9 @@ class ForkCreditConfig:
     weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
     # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
     compare: Literal["question", "choices"] = "choices"
+    # whose deviation of rewards differences between ways are divided by, with an advantage that divides by one: all questions'
+    # of the step together, or each question's own, in which every way counts once
+    scale: Literal["step", "question"] = "step"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -110,20 +113,21 @@ def by_forks(
     rewards: Float[np.ndarray, " N"],
     groups: np.ndarray,
     advantage: Compare,
-    scale: float = 1.0,
+    scale: Float[np.ndarray, " N"],
 ) -> tuple[OfTokens, OfTokens]:
     """For each sequence of the episodes, in order, the advantage of each token, and how likely the policy gets there.
 
-    A choice's tokens get its counterfactual advantage (learning/counterfactual.py) divided by `scale`. All others get that of
-    their stretch's value among the stretches of the question (`compare="question"`), or among those that come after the same
-    choices (`"choices"`): what a stretch made of the choice that was taken for it. Tokens then count in the loss as the policy
-    gets to them: the sum over an attempt, grad log pi each, is the gradient of what the attempt is expected to earn, and what
-    the loss has beside it, KL and entropy, is that of attempts that go one way. Where ways count alike (`weights="even"`),
-    advantages make up for it, and KL and entropy stay the policy's own.
+    A choice's tokens get its counterfactual advantage (learning/counterfactual.py), divided by its episode's `scale`. All
+    others get that of their stretch's value among the stretches of the question (`compare="question"`), or among those that
+    come after the same choices (`"choices"`): what a stretch made of the choice that was taken for it. Tokens then count in the
+    loss as the policy gets to them: the sum over an attempt, grad log pi each, is the gradient of what the attempt is expected
+    to earn, and what the loss has beside it, KL and entropy, is that of attempts that go one way. Where ways count alike
+    (`weights="even"`), advantages make up for it, and KL and entropy stay the policy's own.
 
     Args:
       groups: per episode, which question it is of.
       advantage: (values, groups) -> advantages.
+      scale: per episode.
     """
     roots = trees(episodes, rewards)
     for root in roots:
@@ -144,7 +148,7 @@ def by_forks(
     for stretch in stretches:
         if not stretch.ahead:
             continue
-        chosen = choice_advantages(stretch.values, stretch.logprobs, settings.baseline) / scale
+        chosen = choice_advantages(stretch.values, stretch.logprobs, settings.baseline) / scale[stretch.owner]
         for (after, _), value in zip(stretch.ahead, chosen):
             branch = episodes[after.owner].branches[len(stretch.way)]
             name = slice(branch.start, branch.start + branch.tokens)

@@ -97,7 +97,8 @@ def _counterfactual(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> Shares:
     """For the choice of a knowledge base what the others would have led to (learning.counterfactual)."""
-    scale = advantage.scale(rewards, groups)
+    apart = groups if settings.forks.scale == "question" else np.zeros_like(groups)
+    scale = advantage.scale(rewards, groups, apart)
     of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)
     return Shares(of_tokens=of_tokens, reach=reach, metrics=fork_metrics(episodes, rewards))
 
