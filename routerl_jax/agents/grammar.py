@@ -18,12 +18,13 @@ NO_TOOL = "none"  # the tool name of "I need no (further) retrieval"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteChoices:
-    """How a policy writes its choice of a knowledge base.
+    """How a policy writes its choice of a knowledge base, or of what else to do.
 
     Attributes:
       opening: what it writes right before the name, such as `<ret>`.
       stop: the stop string of turns in which it may choose.
-      names: by knowledge base, what it writes after the opening to choose it; no name is another's beginning.
+      names: by knowledge base, or what else it may do ("answer"), what it writes after the opening to choose it; no name is
+        another's beginning.
       open: whether a turn so far, opening included, may still choose: one that has decided against a search, or can't be read
         whatever it chooses, is not forked.
 
