@@ -33,11 +33,10 @@ KNOWLEDGE = {
 }
 K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures
-DEMONSTRATIONS = 4800
+DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 32, 16, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=5e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
 KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
-RARELY = 0.4  # how often the flags that it was shown rarely are among these, beside the others
 
 
 def train_questions() -> list[Example]:
@@ -93,7 +92,7 @@ def _demonstrations(
     held_out = len(worked) // 20
     parts = worked[held_out:], worked[:held_out]
     training, judged = (
-        Mixed(Shuffled(part, config.seed), sight_demonstrations(config.seed + stream, RARELY), KEPT_SIGHT)
+        Mixed(Shuffled(part, config.seed), sight_demonstrations(config.seed + stream), KEPT_SIGHT)
         for stream, part in enumerate(parts)
     )
     return training, judged

@@ -25,7 +25,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
-from routerl_jax.data.atlas.sight import RARELY, SightSource
+from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.trajectories import check_retrievers, golden_step
@@ -206,11 +206,10 @@ class _OfAtlas:
         return sys.maxsize
 
 
-def sight_demonstrations(seed: int, rarely: float = RARELY) -> Demonstrations:
-    """Pictures and questions with what the packaged policy that sees was taught to write after them (`SightSource`)."""
+def sight_demonstrations(seed: int) -> Demonstrations:
+    """Pictures and questions with what the packaged policy that sees was taught to write after them."""
     return _OfAtlas(
-        SightSource(seed=seed, rarely=rarely),
-        lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True),
+        SightSource(seed=seed), lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
     )
 
 
