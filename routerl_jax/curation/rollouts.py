@@ -102,9 +102,8 @@ class Rounds:
         for index in range(self.portions(names)):
             own = names[index * self.portion : (index + 1) * self.portion]
             path = self.directory / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
-            if not multihost.exchange(path.is_file())[
-                0
-            ]:  # as the main process sees it: others may come later, when it is made
+            there = multihost.exchange(path.is_file())[0]  # for the main process: another may look when it is made
+            if not there:
                 self._attempt(path, [self.examples[name] for name in own], samples, number)
             yield _read(path, own, samples)
 

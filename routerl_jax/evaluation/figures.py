@@ -145,7 +145,8 @@ def _effort(axis: Any, rows: Sequence[dict[str, Any]]) -> str:
         return "Searches per question"
     curve(axis, rows, "rollout/retrieval_cost", "their cost", COLORS[1])
     steps, values = _series(rows, "validation/retrieval_cost")
-    axis.plot(steps, values, "o", color=COLORS[1], label="cost, held out", markersize=5)
+    if steps:
+        axis.plot(steps, values, "o", color=COLORS[1], label="cost, held out", markersize=5)
     legend(axis)
     return "Searches per question, and their cost"
 
