@@ -117,22 +117,25 @@ def _refuse_url(key: str, path: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    """absl's parser; an override of a key that the configuration does not have becomes one clear line, and so does what a
-    configuration says against its variant (`FILE:VARIANT`)."""
+    """absl's parser; a value that a flag can't take becomes one clear line, and so do an override of a key that the
+    configuration does not have, and what a configuration says against its variant (`FILE:VARIANT`)."""
+    program = f"launch.{pathlib.Path(argv[0]).stem}"
     try:
         return FLAGS(list(argv))
     except flags.Error as error:
+        if os.environ.get("ROUTERL_TRACEBACK"):
+            raise
         complaint = _complaint(error)
-        if complaint is None or os.environ.get("ROUTERL_TRACEBACK"):
-            return app.parse_flags_with_usage(list(argv))  # says it with the usage, and exits
+        if complaint is None:  # not parsed again by app.parse_flags_with_usage: overrides are defined by now
+            sys.exit(f"{program}: {error} (--help lists the options)")
         given = next((a for a in argv if a.lstrip("-").startswith("config=")), "--config")
-        sys.exit(f"launch.{pathlib.Path(argv[0]).stem}: {given}: {complaint}")
+        sys.exit(f"{program}: {given}: {complaint}")
     except (AttributeError, KeyError):
         path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
         message = path and _unknown_override(cast(Any, FLAGS["config"]).parser.parse(path), argv)
         if not message:
             raise
-        sys.exit(f"{os.path.basename(argv[0])}: {message}")
+        sys.exit(f"{program}: {message}")
 
 
 def _complaint(error: BaseException | None) -> str | None:

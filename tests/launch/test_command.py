@@ -155,3 +155,18 @@ def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
     assert message.startswith(
         "launch.train: --config=configs/search_qwen25_vl_7b.py:x: get_config() takes 0 positional"
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--config.steps=many", "flag --config.steps=many: invalid literal for int() with base 10: 'many'"),
+        ("--config.evaluation.baselines=maybe", "flag --config.evaluation.baselines=maybe: "),
+        ("--steps=3", "Unknown command line flag 'steps'"),
+        ("--config.data.nosuch=3", "unknown config key config.data.nosuch; known keys: epochs, "),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named(flag: str, said: str) -> None:
+    message = refusal("train", "--config=configs/quickstart.py", "--workdir=run", flag)
+    assert message.startswith(f"launch.train: {said}")
+    assert "defined twice" not in message
