@@ -48,11 +48,11 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_logits(directory: pathlib.Path) -> None:
     """On a chat, a text and code, against PyTorch in float64.
 
-    Computed in float64, at most 1e-4 apart (3e-5 measured: norms and softmax keep to float32). In float32, 2e-4 and
-    2e-5 in the mean: this model's residual stream reaches 2e4, where float32 numbers are 2e-3 apart, and rounding it is
-    nearly all there is (with every product, norm and softmax in float64 between float32 residuals, 1.1e-4 are left;
-    PyTorch in float32 is 9e-5 off). The largest of seven million gaps depends on the order of sums: 1.2e-4, 1.4e-4, 1.5e-4
-    and 1.9e-4 were seen with other batches, fusions and forms of SiLU, at means of 1.0e-5 to 1.5e-5.
+    Computed in float64, at most 1e-4 apart (3e-5 measured: norms and softmax keep to float32). In float32, at most four times
+    as far as PyTorch in float32 is, the largest gap and the mean: this model's residual stream reaches 2e4, where float32
+    numbers are 2e-3 apart, and rounding it is nearly all there is (with every product, norm and softmax in float64 between
+    float32 residuals, 1.1e-4 are left). How far depends on the order of sums, so on the CPU: 1.0e-4 to 1.9e-4 at most and
+    1.0e-5 to 2.2e-5 in the mean were seen with other instruction sets, batches and fusions, 1.3 to 2.7 times PyTorch's.
     """
     tokenizer = Tokenizer.load(directory)
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
@@ -68,15 +68,18 @@ def test_logits(directory: pathlib.Path) -> None:
             got = np.asarray(nnx.jit(Decoder.__call__)(model, tokens, None, segments), np.float64)
         return [row[: len(ids)] for row, ids in zip(got, prompts)]
 
-    hf = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
-    with torch.no_grad():
-        expected = [hf(torch.tensor([ids])).logits[0].numpy() for ids in prompts]
+    def logits_of_torch(dtype: torch.dtype) -> list[np.ndarray]:
+        hf = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        with torch.no_grad():
+            return [hf(torch.tensor([ids])).logits[0].double().numpy() for ids in prompts]
+
     single, double = logits("float32"), logits("float64")
+    expected, torch_single = logits_of_torch(torch.float64), logits_of_torch(torch.float32)
     for row in range(len(prompts)):
         assert np.abs(double[row] - expected[row]).max() <= 1e-4
-        gaps = np.abs(single[row] - expected[row])
-        assert gaps.max() <= 2e-4
-        assert gaps.mean() <= 2e-5
+        gaps, torch_gaps = np.abs(single[row] - expected[row]), np.abs(torch_single[row] - expected[row])
+        assert gaps.max() <= 4 * torch_gaps.max()
+        assert gaps.mean() <= 4 * torch_gaps.mean()
     # York: the weights are the real ones on both sides
     assert tokenizer.decode([single[0][-1].argmax()]) == tokenizer.decode([expected[0][-1].argmax()]) == " New"
 
