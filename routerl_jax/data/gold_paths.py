@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.page_ids import page_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,14 +31,18 @@ class GoldHop:
     needs: tuple[int, ...] = ()
 
     def found_in(self, passages: tuple[Passage, ...]) -> bool:
-        """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`) or title or, where neither is
-        known, a passage that states the value. A title without an id may lack what stands in brackets at its end."""
+        """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`; a page, `DOCUMENT.pdf#3`, may
+        have another name, `page_ids`) or title or, where neither is known, a passage that states the value. A title without an
+        id may lack what stands in brackets at its end."""
         if not (self.passage_id or self.title):
             return bool(self.value) and any(self.value.lower() in passage.text.lower() for passage in passages)
         if not self.passage_id:
             return any(_bare(passage.title) == _bare(self.title) for passage in passages)
         names = {name for passage in passages for name in (passage.id, passage.id.partition("#")[0])}
-        return self.passage_id in names or any(self.title == passage.title for passage in passages if self.title)
+        if self.passage_id in names or any(self.title == passage.title for passage in passages if self.title):
+            return True
+        page = page_of(self.passage_id) if "#" in self.passage_id else None
+        return page is not None and any(page_of(passage.id) == page for passage in passages)
 
 
 def gold_path(example: Example) -> tuple[GoldHop, ...] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Shown, Turn
 from routerl_jax.evaluation.records import episode_record
 
 PATH = [
@@ -49,6 +49,30 @@ def episode(
         prompt="Question: Which?",
         truncated=truncated,
     )
+
+
+def looked(*steps: str | None, gold: tuple[str, ...] = ("doc.pdf#1",), answer: str | None = "lion") -> Episode:
+    """Page by page: a step shows the page of that id, none of those found (None), or a crop of the last one ("crop")."""
+    turns, calls = [], [Passage(id="doc.pdf#99", title="", text="")]
+    for step in steps:
+        if step == "crop":
+            action, shown = Action(kind="region", box=(0.0, 0.0, 9.0, 9.0)), Shown(image="x", digest="c", parent="d")
+            text, made = "<think>t</think><bbox>[0, 0, 9, 9]</bbox>", []
+        else:
+            page = Passage(id=step or "doc.pdf#98", title="", text="")
+            action, shown = (
+                Action(kind="search", tool="pages", query="q"),
+                Shown(passage=page.id, image="x", digest="d"),
+            )
+            text, made = "<think>t</think><search>q</search>", [Call(tool="pages", query="q", passages=(page, *calls))]
+        turn = Turn(text=text, stop_reason="stop", tokens=2, action=action, well_formed=True, calls=made)
+        turn.observation, turn.shown = "<image>" if step else "none is left", [shown] if step else []
+        turns.append(turn)
+    if answer is not None:
+        said, action = f"<think>t</think><answer>{answer}</answer>", Action(kind="answer", answer=answer)
+        turns.append(Turn(text=said, stop_reason="stop", tokens=2, action=action, well_formed=True))
+    asked = Example(id="e", question="Which?", answers=("lion",), metadata={"supporting": list(gold)})
+    return Episode(example=asked, sample=0, answer=answer, turns=turns, sequences=[])
 
 
 def record(key: int, right: bool, *costs: float, tool: str = "graph", kind: str = "") -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""Which page of which document an id stands for, whoever made it: data sets count pages of files, corpora name them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_DOCUMENTS = (".pdf", ".tif", ".tiff")  # one file, many pages
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # one file, one page
+_NUMBERED = re.compile(r"(.+)_(\d+)")  # a page's own file: DOCUMENT_PAGE
+
+
+class PageName(NamedTuple):
+    """A document's name without folder and extension, and the page's number from 1."""
+
+    document: str
+    page: int
+
+
+def page_id(document: str, page: int) -> str:
+    """The id of a document's page in a knowledge base of documents (`knowledge.pages.documents`): `report.pdf#3`."""
+    return f"{document}#{page}"
+
+
+def page_of(name: str) -> PageName | None:
+    """The page that an id stands for; None if it says no number.
+
+    Read are `report.pdf#3`, in whatever folder; a picture of a page, `report_3.jpg`, `report_003.jpg#1`; and `report_3`,
+    as lists of pages call them.
+    """
+    file, mark, number = name.rpartition("#")
+    file, number = (file, number) if mark and number.isdecimal() else (name, "")
+    stem, suffix = _split(file.rpartition("/")[2])
+    if number and suffix not in _PICTURES:
+        return PageName(stem, int(number))
+    found = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
+    return PageName(found[1], int(found[2])) if found else None
+
+
+def _split(file: str) -> tuple[str, str]:
+    """Stem and extension, of those that are known: names of documents have dots in them."""
+    for suffix in (*_DOCUMENTS, *_PICTURES):
+        if file.lower().endswith(suffix):
+            return file[: -len(suffix)], suffix
+    return file, ""

@@ -1,0 +1,144 @@
+"""VRAG-RL's reward (arXiv 2505.22019, equation 12): the order of what was retrieved, a judge's word on the answer, the pattern.
+
+    alpha * vrag_rl.ndcg + beta * judge + gamma * vrag_rl.pattern,  alpha + beta + gamma = 1
+
+The paper gives gamma: 0 after a supervised start, 0.1 without one. Alpha and beta are ours, two to seven, as the released code
+weighs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from routerl_jax.core.types import Episode, Verdict
+from routerl_jax.rewards import format as formats
+from routerl_jax.rewards.retrieval import gold_passages_of, retrieval
+from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+from routerl_jax.rewards.verdicts import counts, judge_reward
+
+Variant = Literal["paper", "released"]
+
+_RETRIEVAL, _ANSWER = 2, 7  # alpha to beta
+_WEIGHTS_SUM = 1e-6  # how near to 1
+_SEARCH = re.compile(r"<search>.*</search>", re.DOTALL)
+_ANSWERED = re.compile(r"<answer>.*</answer>", re.DOTALL)
+
+
+def ndcg(episodes: Sequence[Episode], variant: Variant = "paper", gated: bool = False) -> list[float]:
+    """NDCG of the pages that searches showed, in their order (equations 7 to 9); crops have no place in it.
+
+    A question without gold pages gives 0, which no attempt at it can change.
+
+    Args:
+      variant: "paper": a page has the place at which it was shown first; "released": one that is shown again has another place
+        and gains again. They differ where an agent shows a page twice, which the recipe's own does not.
+      gated: 0 where the released pattern is not kept.
+
+    Raises:
+      ValueError: an unknown variant.
+    """
+    _check(variant)
+    values = []
+    for episode in episodes:
+        found = retrieval(episode)
+        paid = found is not None and not (gated and not _released_pattern(episode))
+        values.append(found.ndcg(repeats=variant == "released") if found is not None and paid else 0.0)
+    return values
+
+
+def gated_judge(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
+    """As the term `judge`, but 0 where the released pattern is not kept. An attempt whose verdict does not count has the mean
+    of what its question's others have here."""
+    paid = [
+        verdict if verdict.counts is None or _released_pattern(episode) else dataclasses.replace(verdict, counts=0.0)
+        for episode, verdict in zip(episodes, verdicts, strict=True)
+    ]
+    return judge_reward(episodes, paid)
+
+
+@REWARD_TERMS.register("vrag_rl.pattern")
+def pattern(episode: Episode, variant: Variant = "paper") -> float:
+    """1 if the episode follows the pattern of thought, action and observation, else 0 (equation 10).
+
+    Args:
+      variant: "paper": every turn is one action in its form, the last one an answer of the policy's own, and something was
+        searched for before (section 3.3 calls an answer before retrieval invalid); the paper gives no more than that
+        actions are parsed. "released": somewhere a search and an answer stand between their tags, also one that was begun
+        for the policy.
+
+    Raises:
+      ValueError: an unknown variant.
+    """
+    _check(variant)
+    if variant == "released":
+        return float(_released_pattern(episode))
+    searched = any(turn.action is not None and turn.action.kind == "search" for turn in episode.turns)
+    return float(searched and formats.well_formed(episode))
+
+
+def _released_pattern(episode: Episode) -> bool:
+    texts = [turn.forced + turn.text for turn in episode.turns]
+    return all(any(form.search(text) for text in texts) for form in (_SEARCH, _ANSWERED))
+
+
+def _check(variant: str) -> None:
+    if variant not in get_args(Variant):
+        raise ValueError(f"variant={variant!r} is not known; use one of {', '.join(get_args(Variant))}")
+
+
+def _has_gold(episode: Episode) -> bool:
+    return bool(gold_passages_of(episode.example))
+
+
+REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=_has_gold))
+REWARD_TERMS.register("vrag_rl.gated_judge")(StepTerm(gated_judge, judges=counts))
+
+Terms = Mapping[str, float | Mapping[str, Any]]
+
+
+def reward(gamma: float, alpha: float | None = None, beta: float | None = None, outcome: str = "judge") -> Terms:
+    """Equation 12 as terms of config.stages.NAME.reward; what weighs nothing is left out, so that no judge is asked in vain.
+
+    Args:
+      gamma: weight of the pattern.
+      alpha, beta: of the order of pages and of the outcome; None: two to seven of what is left. alpha=0 is the ablation
+        without the retrieval reward (table 2).
+      outcome: the term that says whether the answer is right; the paper compares `judge` with `em` (section 3.3).
+
+    Raises:
+      ValueError: a weight is negative, or they don't add up to 1.
+    """
+    rest = 1 - gamma
+    if alpha is None:
+        alpha = rest * _RETRIEVAL / (_RETRIEVAL + _ANSWER) if beta is None else rest - beta
+    beta = rest - alpha if beta is None else beta
+    if min(alpha, beta, gamma) < -_WEIGHTS_SUM or abs(alpha + beta + gamma - 1) > _WEIGHTS_SUM:
+        raise ValueError(
+            f"alpha={alpha:.6g}, beta={beta:.6g}, gamma={gamma:.6g}: the weights of VRAG-RL's reward must be at least 0 and add "
+            "up to 1"
+        )
+    weights = {"vrag_rl.ndcg": alpha, outcome: beta, "vrag_rl.pattern": gamma}
+    return {name: weight for name, weight in weights.items() if weight > 0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What belongs together in a run: the reward's terms, and config.learner.loss.kl_coef."""
+
+    reward: Terms
+    kl_coef: float
+
+
+AFTER_SFT = Preset(reward=reward(0.0), kl_coef=0.01)
+FROM_INSTRUCT = Preset(reward=reward(0.1), kl_coef=0.0)  # the paper's "cold start" (section 2.3)
+RELEASED = Preset(
+    reward={
+        "vrag_rl.ndcg": {"weight": 0.2, "variant": "released", "gated": True},
+        "vrag_rl.gated_judge": 0.7,
+        "vrag_rl.pattern": {"weight": 0.1, "variant": "released"},
+    },
+    kl_coef=0.01,
+)

@@ -1,0 +1,99 @@
+"""Recall and NDCG of what searches showed, by hand: 1 / log2(i + 1) is 1, 0.6309298, 0.5, 0.4306766 at places 1 to 4."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from routerl_jax.core.types import Episode, Passage, Shown
+from routerl_jax.rewards.retrieval import Retrieval, retrieval
+from tests.evaluation.episodes import call, episode, looked
+
+A, B, C, X, Y = (f"doc.pdf#{number}" for number in (1, 2, 3, 8, 9))
+
+
+def of(seen: Episode) -> Retrieval:
+    found = retrieval(seen)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "gold", "ndcg", "recall", "first"),
+    [
+        ((A,), (A,), 1.0, 1.0, 1.0),
+        ((X, A), (A,), 0.6309298, 1.0, 0.0),
+        ((X, A, C), (A, C), 1.1309298 / 1.6309298, 1.0, 0.0),
+        ((A,), (A, C), 1 / 1.6309298, 0.5, 0.5),
+        ((A, "crop", "crop", C), (A, C), 1.0, 1.0, 0.5),  # crops have no place
+        ((X, Y, A), (A, B, C), 0.5 / 2.1309298, 1 / 3, 0.0),
+        ((A, A, C), (A, C), 1.0, 1.0, 0.5),  # the second A is no new page
+        ((None, A), (A,), 1.0, 1.0, 0.0),  # a search that showed nothing takes no place, but it was the first
+        ((X, Y), (A,), 0.0, 0.0, 0.0),
+        ((), (A,), 0.0, 0.0, 0.0),
+        (("crop", A), (A,), 1.0, 1.0, 1.0),
+        (("doc_1.jpg#1", "in/doc_003"), (A, C), 1.0, 1.0, 0.5),
+        ((A,), (A, A), 1.0, 1.0, 1.0),
+    ],
+)
+def test_by_hand(
+    steps: tuple[str | None, ...], gold: tuple[str, ...], ndcg: float, recall: float, first: float
+) -> None:
+    found = of(looked(*steps, gold=gold))
+    assert (found.ndcg(), found.recall(), found.recall_at_first()) == pytest.approx((ndcg, recall, first), abs=1e-6)
+
+
+def test_repeats_gain_again_as_released() -> None:
+    """A, A, C: (1 + 0.6309298 + 0.5) / 1.6309298, and with one gold page more than the ideal."""
+    assert of(looked(A, A, C, gold=(A, C))).ndcg(repeats=True) == pytest.approx(2.1309298 / 1.6309298, abs=1e-6)
+    assert of(looked(A, A)).ndcg(repeats=True) == pytest.approx(1.6309298, abs=1e-6)
+    assert of(looked(X, X, A)).ndcg(repeats=True) == pytest.approx(0.5)
+    assert of(looked(X, X, A)).ndcg() == pytest.approx(0.6309298, abs=1e-6)
+
+
+def test_without_repeats_both_are_the_formula_of_the_paper() -> None:
+    """Against equations 7 and 8 written down with numpy, over drawn orders."""
+    rng = np.random.default_rng(0)
+    pages = [f"doc.pdf#{number}" for number in range(1, 9)]
+    for _ in range(50):
+        shown = [pages[i] for i in rng.permutation(8)[: rng.integers(1, 6)]]
+        gold = tuple(pages[i] for i in rng.permutation(8)[: rng.integers(1, 5)])
+        relevance = np.asarray([page in gold for page in shown], float)
+        discounts = np.log2(np.arange(2, 12))
+        expected = ((2**relevance - 1) / discounts[: len(shown)]).sum() / (1 / discounts[: len(gold)]).sum()
+        found = of(looked(*shown, gold=gold))
+        assert found.ndcg() == pytest.approx(expected)
+        assert found.ndcg(repeats=True) == pytest.approx(expected)
+        assert found.recall() == pytest.approx(relevance.sum() / len(gold))
+
+
+def test_a_picture_that_could_not_be_shown_was_not_seen() -> None:
+    seen = looked(X, A)
+    seen.turns[1].shown = [Shown(passage=A, image="x", error="damaged")]
+    assert of(seen).recall() == 0.0
+
+
+def test_several_passages_a_search_and_text_alone() -> None:
+    """Of Atlas's path: the first search shows two, the second the one that is missing; titles are compared, too."""
+    seen = episode(call("text", "z1", "t1"), call("text", "x1"))
+    for turn in seen.turns[:2]:
+        turn.observation, turn.shown = "..", [Shown(passage=one.id) for one in turn.calls[0].passages]
+    found = of(seen)
+    assert (found.recall(), found.recall_at_first()) == (1.0, 0.5)
+    assert found.ndcg() == pytest.approx((0.6309298 + 0.5) / 1.6309298, abs=1e-6)
+    titled = dataclasses.replace(seen.example, metadata={"supporting": ["other"], "supporting_titles": ["title t1"]})
+    assert of(dataclasses.replace(seen, example=titled)).recall() == 1.0
+
+
+def test_what_stands_in_the_prompt_is_what_was_found() -> None:
+    seen = episode(call("text", "z1", "t1"))
+    assert of(seen).searches == (tuple(seen.calls[0].passages),)
+    assert of(seen).recall_at_first() == 0.5
+
+
+def test_unknown_gold_passages() -> None:
+    assert retrieval(looked(A, gold=())) is None
+    assert retrieval(episode(path=None)) is None
+    assert isinstance(of(looked(A)).searches[0][0], Passage)
