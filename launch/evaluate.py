@@ -53,7 +53,8 @@ def define_flags() -> None:
         "snapshot", None, ["auto", "replay"], "Of the web: in the place of the run's config.snapshot.mode."
     )
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
-    flags.DEFINE_enum("by", None, ["dataset", "kind", "type"], "Show results by this of the questions' metadata, too.")
+    groups = ["dataset", "kind", "type", "source_type"]
+    flags.DEFINE_enum("by", None, groups, "Show results by this of the questions' metadata, too.")
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FLAGS
 
-_TITLES = {"em": "EM", "cover_em": "CEM", "substring_em": "SubEM", "f1": "F1", "f1_recall": "F1-Recall"}
+_TITLES = {"em": "EM", "cover_em": "CEM", "substring_em": "SubEM", "f1": "F1", "f1_recall": "F1-Recall", "anls": "ANLS"}
 
 
 def define_flags() -> None:

@@ -15,11 +15,13 @@ from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-ANSWER = ("em", "f1", "cover_em", "f1_recall")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
+ANSWER = ("em", "f1", "cover_em", "f1_recall", "anls")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
 JUDGE = "judge"  # what the judge's verdicts come to, where there are some
-_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", "searches_per_question", "searched_rate", "search_ratio")
+RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # of gold passages (rewards.retrieval), where some are known
+_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", *RETRIEVAL, "searches_per_question", "searched_rate", "search_ratio")
 
 
 def summarize(
@@ -85,7 +87,7 @@ def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float
 
 def _of_group(
     episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N 4"],
+    scores: Float[np.ndarray, "N 5"],
     tools: Collection[str] | None,
     budget: int | None,
 ) -> dict[str, Any]:
@@ -102,15 +104,17 @@ def averages(
       tools: names of the knowledge bases that there were; default: those that were asked.
 
     Returns:
-      `em`, `f1`, `cover_em`, `f1_recall` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least one
+      `em`, `f1`, `cover_em`, `f1_recall`, `anls` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least one
       search), `search_ratio` (searches made of those allowed, where `summarize` is told their number), `valid_search_share` (of
       episodes: at least one search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of
       episodes: the same knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`,
       `forced_rate` (of episodes: the answer was begun for the policy), `refusal_rate` (of episodes: the policy said that it
       can't answer), `truncated_rate`, `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in observations, where
       there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense
-      search), and `routing_accuracy` where gold paths are known. Of golden steps (data.trajectories) also `em/route`,
-      `em/answer` and `em/final`, of the sub-questions, the answers to them and the final answers, which `em` takes together.
+      search), and `routing_accuracy` where gold paths are known. Where gold passages (pages) are known, `recall`, `ndcg` and
+      `recall_at_first` of what searches showed, means of the questions that have some (rewards.retrieval). Of golden steps
+      (data.trajectories) also `em/route`, `em/answer` and `em/final`, of the sub-questions, the answers to them and the final
+      answers, which `em` takes together.
       Where a judge was asked, `judge` (mean of what its verdicts count, of those that do; absent if none does), of all
       episodes the shares `judge/asked` (they have an answer), `judge/right`, `judge/unreadable`, `judge/failed` and
       `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the same.
@@ -127,7 +131,7 @@ def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: counts[name] / counts.total() for name in sorted(counts)}
 
 
-def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 4"]:
+def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 5"]:
     if not episodes:
         raise ValueError("there are no episodes to summarise")
     golds = [accepted_answers(episode.example, episode.answer) for episode in episodes]
@@ -138,7 +142,7 @@ def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.nda
 
 def _averages(
     episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N 4"],
+    scores: Float[np.ndarray, "N 5"],
     tools: Collection[str] | None,
     budget: int | None = None,
 ) -> dict[str, float]:
@@ -162,7 +166,7 @@ def _averages(
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
-    result |= _judged(episodes, scores[:, 0])
+    result |= _judged(episodes, scores[:, 0]) | _retrieved(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
@@ -179,6 +183,13 @@ def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
     """Of what observations showed; empty where they showed no picture."""
     pictures = [item for e in episodes for turn in e.turns for item in turn.shown if item.digest or item.error]
     return {"unusable_picture_rate": sum(bool(item.error) for item in pictures) / len(pictures)} if pictures else {}
+
+
+def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How much of the gold passages was shown, and when; {} where none are known."""
+    found = [one for episode in episodes if (one := retrieval(episode)) is not None]
+    values = [(one.recall(), one.ndcg(), one.recall_at_first()) for one in found]
+    return dict(zip(RETRIEVAL, np.mean(values, axis=0).tolist())) if values else {}
 
 
 def _judged(episodes: Sequence[Episode], em: Float[np.ndarray, " N"]) -> dict[str, float]:

@@ -18,12 +18,14 @@ _COLUMNS = (
     ("f1", "F1 %", 100, 1),
     ("cover_em", "CEM %", 100, 1),
     ("f1_recall", "F1-recall %", 100, 1),
+    ("anls", "ANLS %", 100, 1),
     ("judge", "judge %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
     ("retrieval_cost", "cost", 1, 2),
     ("invalid_action_rate", "invalid %", 100, 1),
 )
+_HEADLINE_ONLY = ("f1_recall", "anls")
 _TITLES = {
     "warm_start": "before RL",
     "trained": "after RL",
@@ -47,9 +49,13 @@ def heading(metric: str) -> str:
 
 
 def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells. The metrics of the headline come first, with their 95 % intervals; F1-recall is shown only there."""
+    """Headings and cells. The metrics of the headline come first, with their 95 % intervals; F1-recall and ANLS are shown only
+    there."""
     named = {column[0]: column for column in _COLUMNS}
-    ordered = [*(named[metric] for metric in headline), *(c for c in _COLUMNS if c[0] not in (*headline, "f1_recall"))]
+    ordered = [
+        *(named[metric] for metric in headline),
+        *(c for c in _COLUMNS if c[0] not in (*headline, *_HEADLINE_ONLY)),
+    ]
     columns = [column for column in ordered if any(column[0] in metrics for metrics in table.values())]
     if all(metrics.get("retrieval_cost") in (0, metrics["searches_per_question"]) for metrics in table.values()):
         columns = [column for column in columns if column[0] != "retrieval_cost"]  # every search costs one

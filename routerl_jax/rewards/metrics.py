@@ -12,11 +12,14 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from routerl_jax.rewards.normalize import NORMALIZERS, r1_searcher
 
 Golds = str | Sequence[str]
 Words = tuple[str, ...]
 
+_MOST_EDITED = 0.5  # ANLS: share of the longer text, from which on two texts have nothing in common
 # R1-Searcher (and HotpotQA): one of these answers shares no credit with a different text.
 _CLOSED_ANSWERS: frozenset[Words] = frozenset({("yes",), ("no",), ("noanswer",)})
 
@@ -72,6 +75,17 @@ def accuracy(prediction: str | None, golds: Golds, normalizer: str = "search_r1"
     return recall if graded else float(recall == 1.0)
 
 
+def anls(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+    """Average normalised Levenshtein similarity, of one answer (ST-VQA, arXiv 1905.13648, section 5): 1 less the share of the
+    longer text's characters that must be edited, and 0 from a half on. The best over gold answers, in [0, 1].
+
+    Lower-cased texts with single spaces are compared, whichever the normaliser, so that values are those of other papers.
+    """
+    NORMALIZERS.get(normalizer)
+    predicted = " ".join((prediction or "").lower().split())
+    return max(_similarity(predicted, " ".join(gold.lower().split())) for gold in _as_tuple(golds))
+
+
 # What `launch.score` reports and recipes reward, by its short name.
 ANSWER_METRICS: Mapping[str, Callable[[str | None, Golds, str], float]] = {
     "em": exact_match,
@@ -79,6 +93,7 @@ ANSWER_METRICS: Mapping[str, Callable[[str | None, Golds, str], float]] = {
     "substring_em": substring_em,
     "f1": f1,
     "f1_recall": f1_recall,
+    "anls": anls,
 }
 
 
@@ -115,3 +130,24 @@ def _overlap(predicted: Words, gold: Words, guarded: bool) -> tuple[float, float
     if not common:
         return 0.0, 0.0
     return 2 * common / (len(predicted) + len(gold)), common / len(gold)
+
+
+def _similarity(predicted: str, gold: str) -> float:
+    longer, shorter = max(len(predicted), len(gold)), min(len(predicted), len(gold))
+    if not shorter or longer - shorter >= _MOST_EDITED * longer:  # so many characters are missing anyway
+        return 0.0
+    edited = _levenshtein(predicted, gold) / longer
+    return 1 - edited if edited < _MOST_EDITED else 0.0
+
+
+def _levenshtein(first: str, second: str) -> int:
+    """Fewest insertions, deletions and replacements of characters that make one text of the other."""
+    letters = np.frombuffer(second.encode("utf-32-le", "surrogatepass"), np.uint32)
+    places = np.arange(len(second) + 1)
+    row = places
+    for number, letter in enumerate(first, 1):
+        new = np.empty_like(row)
+        new[0] = number
+        new[1:] = np.minimum(row[1:] + 1, row[:-1] + (letters != ord(letter)))
+        row = np.minimum.accumulate(new - places) + places  # insertions, one after the other
+    return int(row[-1])

@@ -1,13 +1,14 @@
 """Summaries of episodes whose numbers can be counted by hand."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from routerl_jax.core.types import Episode
 from routerl_jax.data.trajectories import GoldenStep
 from routerl_jax.evaluation.metrics import summarize
-from tests.evaluation.episodes import call, episode
+from tests.evaluation.episodes import call, episode, looked
 
 
 def test_summary() -> None:
@@ -70,7 +71,7 @@ def test_golden_steps_are_told_apart() -> None:
     assert "em/final" not in summarize([episode()])
 
 
-def of(episode: Episode, **metadata: str) -> Episode:
+def of(episode: Episode, **metadata: Any) -> Episode:
     example = dataclasses.replace(episode.example, metadata={**episode.example.metadata, **metadata})
     return dataclasses.replace(episode, example=example)
 
@@ -91,7 +92,11 @@ def test_groups() -> None:
             "f1": (1 + 2 / 3) / 2,
             "cover_em": 0.5,
             "f1_recall": wiki["f1_recall"],
+            "anls": 0.5,
             "routing_accuracy": 2 / 3,
+            "recall": 0.5,
+            "ndcg": 0.5,
+            "recall_at_first": 0.25,
             "searches_per_question": 1.5,
             "searched_rate": 1.0,
         }
@@ -104,6 +109,34 @@ def test_groups() -> None:
     assert summarize([of(one, data_source="nq", dataset=""), two])["by"]["dataset"].keys() == {"nq", "wiki"}
     many = [of(episode(), type=str(i)) for i in range(25)]  # such a type is each question's own
     assert "by" not in summarize(many)
+
+
+def test_groups_of_several_values() -> None:
+    """A question that takes a chart and a table counts in both; one without source types in none."""
+    right, wrong = episode(), episode(answer="king")
+    asked = [
+        of(right, source_type=["chart", "table"]),
+        of(wrong, source_type=("chart", "chart")),
+        of(right, source_type=[]),
+        of(wrong, source_type="text"),
+        of(wrong, source_type=["text", 3]),
+    ]
+    found = summarize(asked)["by"]["source_type"]
+    assert {value: (row["n"], row["em"]) for value, row in found.items()} == {
+        "chart": (2, 0.5),
+        "table": (1, 1.0),
+        "text": (1, 0.0),
+    }
+
+
+def test_pages_found() -> None:
+    """Means of the questions with gold pages alone: 1, 1 / log2(3) = 0.6309298 and 0."""
+    seen = [looked("doc.pdf#1"), looked("doc.pdf#2", "doc.pdf#1"), looked("doc.pdf#2"), looked("doc.pdf#1", gold=())]
+    found = summarize(seen)
+    assert found["recall"] == pytest.approx(2 / 3)
+    assert found["ndcg"] == pytest.approx(1.6309298 / 3, abs=1e-6)
+    assert found["recall_at_first"] == pytest.approx(1 / 3)
+    assert not {"recall", "ndcg", "recall_at_first"} & summarize(seen[-1:]).keys()
 
 
 def test_no_gold_path_no_routing() -> None:

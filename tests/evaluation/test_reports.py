@@ -34,7 +34,8 @@ def test_markdown_says_before_and_after(table: dict) -> None:
 
 
 def test_the_metrics_of_the_paper_lead(table: dict, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With their intervals; F1-recall is in no other table."""
+    """With their intervals; F1-recall and ANLS are in no other table."""
+    assert report.markdown(table, ("anls",)).startswith("| agent | ANLS % | EM % | F1 % | CEM % | routing % |")
     lines = report.markdown(table, ("f1_recall", "cover_em")).splitlines()
     assert lines[0] == "| agent | F1-recall % | CEM % | EM % | F1 % | routing % | searches | invalid % | n |"
     assert lines[3].startswith("| after RL | 100.0 (100.0-100.0) | 100.0 (100.0-100.0) | 100.0 | 100.0 | 100.0 |")

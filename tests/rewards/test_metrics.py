@@ -135,10 +135,11 @@ PAIRS = list(itertools.product(TEXTS, TEXTS))
 @pytest.mark.parametrize("normalizer", list(NORMALIZERS))
 def test_exact_match_implies_every_other_metric(normalizer: str) -> None:
     for prediction, gold in PAIRS:
-        values = [metric(prediction, gold, normalizer) for metric in ALL]
-        assert all(0.0 <= value <= 1.0 and isinstance(value, float) for value in values)
+        values = {metric: metric(prediction, gold, normalizer) for metric in ALL}
+        assert all(0.0 <= value <= 1.0 and isinstance(value, float) for value in values.values())
         if metrics.exact_match(prediction, gold, normalizer) == 1.0:
-            assert values == [1.0] * len(ALL)
+            values.pop(metrics.anls, None)  # it counts what normalisers take away
+            assert set(values.values()) == {1.0}
 
 
 @pytest.mark.parametrize("normalizer", list(NORMALIZERS))
@@ -147,7 +148,9 @@ def test_f1_is_symmetric(normalizer: str) -> None:
         assert metrics.f1(prediction, gold, normalizer) == metrics.f1(gold, prediction, normalizer)
 
 
-@pytest.mark.parametrize("metric", [metrics.exact_match, metrics.f1, metrics.cover_em, metrics.substring_em])
+@pytest.mark.parametrize(
+    "metric", [metrics.exact_match, metrics.f1, metrics.cover_em, metrics.substring_em, metrics.anls]
+)
 def test_more_gold_answers_never_hurt_and_their_order_does_not_count(metric: Callable[..., float]) -> None:
     for prediction, (first, second) in itertools.product(TEXTS, PAIRS):
         both = metric(prediction, [first, second])
@@ -183,3 +186,38 @@ def test_r1_searcher_traces(shared_data: Callable[[str], pathlib.Path]) -> None:
         assert report.n == n
         measured = [100 * report.means[metric] for metric in ("em", "cover_em", "f1")]
         np.testing.assert_allclose(measured, expected, atol=0.006)  # the expected values are rounded to 0.01
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "expected"),
+    [
+        ("Kitten", "sitting", 1 - 3 / 7),  # two replacements, one insertion
+        ("flaw", "lawn", 0.0),  # two of four characters: a half is too much
+        ("12.5 bn", ["12.5bn", "13 bn"], 6 / 7),
+        ("  The\nKING ", "the king", 1.0),
+        ("king", "the king", 0.0),  # articles are characters like others; half of them are missing
+        ("a very long answer with the word lion in it", "lion", 0.0),
+        ("24%", ["26%"], 2 / 3),
+        ("\ud800bcd", "\ud800bcx", 3 / 4),  # half a character, as broken JSON has it
+        ("", ["x"], 0.0),
+        ("", [""], 0.0),
+        (None, ["x"], 0.0),
+    ],
+)
+def test_anls(prediction: str | None, golds: str | list[str], expected: float) -> None:
+    assert metrics.anls(prediction, golds) == pytest.approx(expected)
+
+
+def test_anls_beside_edits_counted_by_recursion() -> None:
+    """Over all pairs of short words of two letters; the distance by its definition."""
+
+    def distance(first: str, second: str) -> int:
+        if not first or not second:
+            return len(first) + len(second)
+        kept = distance(first[1:], second[1:]) + (first[0] != second[0])
+        return min(kept, distance(first[1:], second) + 1, distance(first, second[1:]) + 1)
+
+    words = ["".join(letters) for length in (3, 4, 5) for letters in itertools.product("ab", repeat=length)]
+    for first, second in itertools.product(words[::3], words):
+        share = distance(first, second) / max(len(first), len(second))
+        assert metrics.anls(first, second) == pytest.approx(1 - share if share < 0.5 else 0.0)

@@ -33,13 +33,15 @@ def test_read_and_score(tmp_path: pathlib.Path, name: str) -> None:
     assert [row.id for row in rows] == ["1", "2", "3", None]
     assert rows[1].golds == ("Nidal Hasan",)
     scores = scoring.score_rows(rows, "search_r1")
-    # Columns: em, cover_em, substring_em, f1, f1_recall.
-    expected = [[1, 1, 1, 1, 1], [0, 1, 0, 0.8, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    # Columns: em, cover_em, substring_em, f1, f1_recall, anls: an edit of 4 characters, 6 of 17.
+    expected = [[1, 1, 1, 1, 1, 3 / 4], [0, 1, 0, 0.8, 1, 11 / 17], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     np.testing.assert_allclose(scores, expected)
 
     overall = scoring.summarize(scores).to_json()
     assert overall["n"] == 4
-    assert [overall[metric] for metric in ANSWER_METRICS] == pytest.approx([0.25, 0.5, 0.25, 0.45, 0.5])
+    assert [overall[metric] for metric in ANSWER_METRICS] == pytest.approx(
+        [0.25, 0.5, 0.25, 0.45, 0.5, (3 / 4 + 11 / 17) / 4]
+    )
     groups = scoring.summarize_groups(rows, scores)
     assert {name: (report.n, report.means["em"]) for name, report in groups.items()} == {"x": (2, 0.5), "y": (2, 0.0)}
 

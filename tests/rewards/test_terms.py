@@ -65,6 +65,7 @@ def test_every_term_by_hand() -> None:
         "cover_em": 1.0,
         "substring_em": 1.0,
         "f1_recall": 1.0,
+        "anls": 0.0,  # 10 of 16 characters are edited
         "format": 0.0,
         "answered": 1.0,
         "searches": 3.0,

@@ -117,8 +117,8 @@ def reward(gamma: float, alpha: float | None = None, beta: float | None = None, 
     beta = rest - alpha if beta is None else beta
     if min(alpha, beta, gamma) < -_WEIGHTS_SUM or abs(alpha + beta + gamma - 1) > _WEIGHTS_SUM:
         raise ValueError(
-            f"alpha={alpha:.6g}, beta={beta:.6g}, gamma={gamma:.6g}: the weights of VRAG-RL's reward must be at least 0 and add "
-            "up to 1"
+            f"alpha={alpha:.6g}, beta={beta:.6g}, gamma={gamma:.6g}: the weights of VRAG-RL's reward must be at least 0 and "
+            "add up to 1"
         )
     weights = {"vrag_rl.ndcg": alpha, outcome: beta, "vrag_rl.pattern": gamma}
     return {name: weight for name, weight in weights.items() if weight > 0}
