@@ -24,8 +24,8 @@ class Place(NamedTuple):
 
 
 def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """JSON objects of a file with their places: the items of a list (.json), or else one per line; `lines`: one per line
-    whatever it is called.
+    """JSON objects of a file with their places: the items of a list (.json), also of one that is all there is in an object
+    (`{"examples": [..]}`), or else one per line; `lines`: one per line whatever it is called.
 
     Both may be compressed (.gz, .bz2, .xz, .zst). Blank lines are passed over. Only newlines end a line, not what JSON
     strings may hold (U+2028).
@@ -67,6 +67,8 @@ def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, A
 def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
     hint = "Rename it to .jsonl if it holds one JSON object per line"
     rows = _parse(content.removeprefix(codecs.BOM_UTF8), Place(path, "line", 1), hint)
+    if isinstance(rows, dict) and len(rows) == 1 and isinstance(next(iter(rows.values())), list):
+        rows = next(iter(rows.values()))
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
     for number, row in enumerate(rows, 1):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 _DOCUMENTS = (".pdf", ".tif", ".tiff")  # one file, many pages
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # one file, one page
 _NUMBERED = re.compile(r"(.+)_(\d+)")  # a page's own file: DOCUMENT_PAGE
+_SLIDE = re.compile(r".+-(\d+)-(?:320|638|728|1024|2048)")  # SlideShare's, in a folder of the deck: TITLE-PAGE-WIDTH
 
 
 class PageName(NamedTuple):
@@ -25,14 +26,17 @@ def page_id(document: str, page: int) -> str:
 def page_of(name: str) -> PageName | None:
     """The page that an id stands for; None if it says no number.
 
-    Read are `report.pdf#3`, in whatever folder; a picture of a page, `report_3.jpg`, `report_003.jpg#1`; and `report_3`,
-    as lists of pages call them.
+    Read are `report.pdf#3`, in whatever folder; a picture of a page, `report_3.jpg`, `report_003.jpg#1`; `report_3`, as lists
+    of pages call them; and slides as SlideVQA's script saves them, `deck/its-title-3-1024.jpg`.
     """
     file, mark, number = name.rpartition("#")
     file, number = (file, number) if mark and number.isdecimal() else (name, "")
-    stem, suffix = _split(file.rpartition("/")[2])
+    folder, _, last = file.rpartition("/")
+    stem, suffix = _split(last)
     if number and suffix not in _PICTURES:
         return PageName(stem, int(number))
+    if folder and suffix in _PICTURES and (slide := _SLIDE.fullmatch(stem)):
+        return PageName(folder.rpartition("/")[2], int(slide[1]))
     found = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
     return PageName(found[1], int(found[2])) if found else None
 

@@ -43,6 +43,12 @@ def test_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
     assert checked_path("~/r.jsonl") == path
 
 
+def test_a_list_may_be_all_there_is_in_an_object(tmp_path: pathlib.Path) -> None:
+    """As ViDoSeek has it."""
+    path = write(tmp_path / "r.json", '{"examples": [{"id": 1}, {"id": 2}]}')
+    assert [(place.unit, place.number, row["id"]) for place, row in read_rows(path)] == [("item", 1, 1), ("item", 2, 2)]
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
@@ -59,6 +65,8 @@ def test_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
         ("r.json", b'[{},\n "caf\xe9"]', ", line 2: not UTF-8 text"),
         ("r.json", '[{}, "x"]', ", item 2: expected an object, found str"),
         ("r.json", '{"id": 1}', ": expected a JSON list, found dict. Rename it"),
+        ("r.json", '{"examples": [{}], "version": 2}', ": expected a JSON list, found dict. Rename it"),
+        ("r.json", '{"examples": [{}, "x"]}', ", item 2: expected an object, found str"),
     ],
 )
 def test_bad_rows(tmp_path: pathlib.Path, name: str, content: str | bytes, message: str, suffix: str) -> None:

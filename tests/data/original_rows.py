@@ -153,6 +153,57 @@ DYNVQA = {
     "gloden_query": "How many people have landed on Mars?",
 }
 
+VIDOSEEK = {
+    "uid": "04d8_2",
+    "query": "Which mill grinds most?",
+    "reference_answer": "The Blue Mill",
+    "meta_info": {
+        "file_name": "mills.pdf",
+        "reference_page": [11, 3],
+        "source_type": "2d_layout",
+        "query_type": "logic_reasoning",
+    },
+}
+VRAG = {  # what VRAG-RL's converter writes
+    "data_source": "slidevqa_test",
+    "prompt": [
+        {"role": "user", "content": "Answer. For example, <answer> x </answer>. Question: Which mill grinds most?"}
+    ],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "The Blue Mill"},
+    "extra_info": {
+        "split": "test",
+        "index": 4,
+        "answer": "The Blue Mill",
+        "question": "Which mill grinds most?",
+        "content_type": "SingleSpan",
+        "reason_type": "MultiHop",
+        "file_name": "mills_95.pdf",
+        "reference_page": [5, 7],
+    },
+}
+SLIDEVQA = {
+    "deck_name": "mills-of-ems",
+    "deck_url": "https://example.org/mills",
+    "image_urls": [f"https://example.org/95/mills-{number}-1024.jpg" for number in range(1, 21)],
+    "qa_id": 17,
+    "question": "How many mills are left?",
+    "answer": "4",
+    "arithmetic_expression": "9-5",
+    "evidence_pages": [2, 6],
+    "reasoning_type": "Multi-Hop",
+    "answer_type": "Non-Span",
+}
+MMLONGBENCH = {
+    "doc_id": "mills.v2.pdf",
+    "doc_type": "Tutorial/Workshop",
+    "question": "Which mills are left? ",
+    "answer": "['Blue Mill', 'Tin Mill']",
+    "evidence_pages": "[8, 12, 8]",
+    "evidence_sources": "['Chart', 'Generalized-text (Layout)', 'Pure-text (Plain-text)']",
+    "answer_format": "List",
+}
+
 
 def png(colour: str = "red", size: int = 3) -> bytes:
     """A picture of one colour, encoded."""

@@ -21,6 +21,8 @@ from routerl_jax.data.page_ids import PageName, page_id, page_of
         ("deck-phpapp02_95.pdf#7", ("deck-phpapp02_95", 7)),  # the document's own number is no page
         ("deck-phpapp02_95_7.jpg#1", ("deck-phpapp02_95", 7)),
         ("deck#5", ("deck", 5)),
+        ("dev/my-deck/on-its-title-5-1024.jpg#1", ("my-deck", 5)),
+        ("on-its-title-5-1024.jpg#1", None),  # of which deck?
         ("scan.tiff#2", ("scan", 2)),
         ("report.pdf", None),
         ("deck_95.pdf", None),

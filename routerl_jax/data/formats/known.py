@@ -19,13 +19,16 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     hotpotqa,
     infoseek,
     livevqa,
+    mmlongbench_doc,
     mmsearch,
     musique,
     popqa,
     r1_searcher,
     simplevqa,
+    slidevqa,
     two_wiki,
     verl,
+    vidoseek,
 )
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
 from routerl_jax.data.formats.tables import read_question_rows
@@ -34,7 +37,11 @@ from routerl_jax.data.pictures import MissingPictureError
 # The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
 _ORDER = (
     "fvqa",
+    "vrag",
     "verl",
+    "vidoseek",
+    "slidevqa",
+    "mmlongbench_doc",
     "livevqa",
     "mmsearch",
     "simplevqa",

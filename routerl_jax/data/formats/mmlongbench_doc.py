@@ -1,0 +1,52 @@
+"""MMLongBench-Doc (mayubo2333/MMLongBench-Doc; arXiv 2407.01523): questions about long documents, some without an answer."""
+
+from __future__ import annotations
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, QuestionFormat, Row, distinct, example_id, question_of
+from routerl_jax.data.formats.format import strings as strings_of
+from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, source_types, without
+
+UNANSWERABLE = "Not answerable"  # what its rows accept where the document has no answer
+_FORMATS = ("Str", "Int", "Float", "List", "None")
+_READ = ("id", "question", *ANSWER_KEYS, "doc_id", "evidence_pages", "evidence_sources", "supporting", "type")
+
+
+class MMLongBenchDoc(QuestionFormat):
+    """`{doc_id, doc_type, question, answer, evidence_pages: "[3, 5]", evidence_sources: "['Chart']", answer_format}`; lists may
+    be lists, and a row may have an `id`, `golden_answers` and `supporting` of its own.
+
+    `metadata`: `document`, `pages`, `supporting` (formats.paged; the row's own go before), `source_type` (a list, in the words
+    of `paged.SOURCE_TYPES`), `answerable`, `answer_format`, `doc_type`. An answer that is a list is one text, items in order.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "doc_id" in row and "evidence_pages" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        key = next((key for key in ANSWER_KEYS if row.get(key)), "answer")
+        kind = row.get("type")
+        form = row.get("answer_format") or (kind if kind in _FORMATS else None)
+        answers = document_answers(row.get(key), place, key, whole=form == "List")
+        pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), place, "doc_id", "evidence_pages")
+        if named := distinct(strings_of(row.get("supporting"), place, "supporting")):
+            pages["supporting"] = list(named)
+        told = query_type(kind) if kind not in _FORMATS else {}
+        sources = row.get("evidence_sources") or (kind if isinstance(kind, list) else None)
+        return Example(
+            id=example_id(row, place),
+            question=question_of(row, place).strip(),
+            answers=answers,
+            metadata={
+                **without(row, _READ),
+                **({"answer_format": form} if form else {}),
+                **told,
+                **source_types(sources, place, "evidence_sources"),
+                **pages,
+                "answerable": UNANSWERABLE not in answers,
+            },
+        )
+
+
+FORMATS.register("mmlongbench_doc")(MMLongBenchDoc())

@@ -1,0 +1,117 @@
+"""What data sets of questions about documents have in common: pages of a file, and what is looked at on them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.data.formats.format import Row, distinct, texts
+from routerl_jax.data.page_ids import page_id
+
+SOURCE_TYPES = ("text", "table", "chart", "figure", "layout")  # of evidence, as VRAG-RL's table 1 has them
+_SOURCES = {
+    **{name: name for name in SOURCE_TYPES},
+    "pure-text (plain-text)": "text",
+    "generalized-text (layout)": "layout",
+    "2d_layout": "layout",
+}
+_TYPES = {  # parts of names, in any case and however they are joined
+    "multihop": "multi_hop",
+    "singlehop": "single_hop",
+    "extraction": "extraction",
+    "logic": "logic",
+}
+
+
+def page_fields(document: Any, pages: Any, place: Place, document_key: str, pages_key: str) -> dict[str, Any]:
+    """`document`, `pages` (from 1, each once, in the row's order) and `supporting` (their ids, `data.page_ids`) as metadata has
+    them.
+
+    Args:
+      pages: whole numbers, a list of them, or such a list written in a string.
+
+    Raises:
+      ValueError: the document has no name, or pages are something else; names the key.
+    """
+    if not isinstance(document, str) or not document.strip():
+        raise place.error(f"key {document_key!r} is missing or empty; give the document's name")
+    numbers = list(dict.fromkeys(_page(number, place, pages_key) for number in _listed(pages)))
+    document = document.strip()
+    return {
+        "document": document,
+        "pages": numbers,
+        "supporting": [page_id(document, number) for number in numbers],
+    }
+
+
+def source_types(value: Any, place: Place, key: str) -> dict[str, list[str]]:
+    """`{"source_type": [..]}` in the words of `SOURCE_TYPES`, others as they are; {} where the row says none.
+
+    Args:
+      value: a name, a list of names, or such a list written in a string.
+
+    Raises:
+      ValueError: something else is there; names the key.
+    """
+    named = distinct([_SOURCES.get(name.strip().lower(), name) for name in texts(_listed(value), place, key)])
+    return {"source_type": list(named)} if named else {}
+
+
+def query_type(value: Any) -> dict[str, str]:
+    """`{"type": ..}`: single_hop or multi_hop, extraction or logic, else the row's own word; {} where there is none."""
+    if not isinstance(value, str) or not value.strip():
+        return {}
+    plain = value.lower().replace("-", "").replace("_", "").replace(" ", "")
+    return {"type": next((name for part, name in _TYPES.items() if part in plain), value.strip())}
+
+
+def document_answers(value: Any, place: Place, key: str, *, whole: bool = False) -> tuple[str, ...]:
+    """The accepted answers; a list that is the answer as a `whole`, also one written in a string, is one answer.
+
+    Raises:
+      ValueError: there is none; names the key.
+    """
+    given = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
+    found = distinct([answer.strip() for answer in texts(given, place, key)])
+    if not found:
+        raise place.error(f"key {key!r} is missing or empty; give the answer")
+    return found
+
+
+def _as_list(value: Any) -> list[Any]:
+    """`[[..], ..]` and `["..", ..]` are alternatives, `[..]` of other things and a string one answer."""
+    if isinstance(value, list) and all(isinstance(item, str) and item.strip()[:1] == "[" for item in value):
+        return value
+    return [value]
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list, also one that is written in a string as JSON or Python does; anything else is a list of one, None of none."""
+    if isinstance(value, str) and value.strip()[:1] == "[":
+        for read in (json.loads, ast.literal_eval):
+            try:
+                found = read(value)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            if isinstance(found, list):
+                return found
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None or value == "" else [value]
+
+
+def _page(number: Any, place: Place, key: str) -> int:
+    whole = number if isinstance(number, int) and not isinstance(number, bool) else None
+    if isinstance(number, str) and number.strip().isdecimal():
+        whole = int(number)
+    if whole is None or whole < 1:
+        raise place.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
+    return whole
+
+
+def without(row: Row, keys: Sequence[str]) -> dict[str, Any]:
+    """What else a row holds, empty values left out."""
+    return {key: value for key, value in row.items() if key not in keys and value not in (None, "", [], "None")}

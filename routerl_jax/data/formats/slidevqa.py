@@ -1,0 +1,39 @@
+"""SlideVQA (nttmdlab-nlp/SlideVQA; arXiv 2301.04883): questions about decks of twenty slides."""
+
+from __future__ import annotations
+
+import re
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
+from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, without
+
+_READ = ("qa_id", "id", "question", "answer", "deck_name", "evidence_pages", "image_urls")
+_SLIDE = re.compile(r"page_\d+")  # the hub's columns
+
+
+class SlideVQA(QuestionFormat):
+    """`{qa_id, deck_name, deck_url, image_urls, question, answer, arithmetic_expression, evidence_pages: [3], reasoning_type,
+    answer_type}`; the hub's rows bring their slides along (`page_1`, ..), which are left out here: they are the corpus.
+
+    `metadata`: `document` (the deck), `pages`, `supporting` (formats.paged), `type` after `reasoning_type`, `page_urls` (the
+    slides' `image_urls`), and what else the row holds.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "deck_name" in row and "evidence_pages" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        own = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
+        urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
+        pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), place, "deck_name", "evidence_pages")
+        return Example(
+            id=example_id(row, place, ("qa_id", "id")),
+            question=question_of(row, place).strip(),
+            answers=document_answers(row.get("answer"), place, "answer"),
+            metadata=own | query_type(row.get("reasoning_type")) | urls | pages,
+        )
+
+
+FORMATS.register("slidevqa")(SlideVQA())

@@ -1,0 +1,75 @@
+"""ViDoSeek (arXiv 2502.18017), and what VRAG-RL writes in its schema: SlideVQA, MMLongBench-Doc; and that as verl's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
+from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, source_types, without
+from routerl_jax.data.formats.verl import Verl
+
+_READ = ("file_name", "reference_page", "source_type")
+
+
+class ViDoSeek(QuestionFormat):
+    """`{uid, query, reference_answer, meta_info: {file_name, reference_page: [5], source_type, query_type}}`, the rows of a
+    list or of `{"examples": [..]}`.
+
+    `metadata`: `document` and `pages`, `supporting` (formats.paged), `type` after `query_type`, `source_type` (a list), and
+    what else `meta_info` holds.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "meta_info" in row and "query" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        info = row.get("meta_info")
+        if not isinstance(info, Mapping):
+            raise place.error(
+                "key 'meta_info' must be an object {file_name, reference_page, ..}, found "
+                f"{str(info)[:80]!r}; or name another format"
+            )
+        return Example(
+            id=example_id(row, place, ("uid", "id")),
+            question=question_of(row, place, "query").strip(),
+            answers=document_answers(row.get("reference_answer"), place, "reference_answer"),
+            metadata=without(row, ("uid", "id", "query", "reference_answer", "meta_info")) | _metadata(info, place),
+        )
+
+
+class VragRows(Verl):
+    """What VRAG-RL's converter makes of these rows: verl's, with `extra_info: {file_name, reference_page, content_type,
+    reason_type}`. Source types stand in `content_type`, joined by `####`; "Nan" is none."""
+
+    def holds(self, row: Row) -> bool:
+        info = row.get("extra_info")
+        return "reward_model" in row and isinstance(info, Mapping) and "reference_page" in info
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        info = {key: value for key, value in row["extra_info"].items() if value != "Nan"}
+        content, reason = (info.pop(f"{name}_type", None) for name in ("content", "reason"))
+        example = super().example({**row, "extra_info": info}, place)
+        if example is None:
+            return None
+        found: dict[str, Any] = {key: value for key, value in info.items() if key in _READ}
+        if isinstance(content, str) and not content.endswith("Span"):  # else it says what form the answer has
+            found["source_type"] = content.split("####")
+        kind = "doc_type" if example.metadata.get("data_source") == "mmlongdoc" else "query_type"
+        metadata = without(example.metadata, (*_READ, "answer", "ability"))
+        return dataclasses.replace(example, metadata=metadata | _metadata({**found, kind: reason}, place, "extra_info"))
+
+
+def _metadata(info: Mapping[str, Any], place: Place, key: str = "meta_info") -> dict[str, Any]:
+    pages = page_fields(
+        info.get("file_name"), info.get("reference_page"), place, f"{key}.file_name", f"{key}.reference_page"
+    )
+    sources = source_types(info.get("source_type"), place, f"{key}.source_type")
+    return without(info, _READ) | query_type(info.get("query_type")) | sources | pages
+
+
+FORMATS.register("vidoseek")(ViDoSeek())
+FORMATS.register("vrag")(VragRows())
