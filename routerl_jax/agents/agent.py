@@ -116,6 +116,16 @@ class Agent(abc.ABC):
         """A worked example after its opening."""
         raise ValueError(f"{type(self).__name__} says that it learns from demonstrations: write its pieces()")
 
+    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        """Recorded rounds after their opening: what was written is learnt, what followed comes as a user's message. What
+        follows the last round is left out."""
+        pieces: Pieces = []
+        for number, item in enumerate(recorded.rounds, 1):
+            pieces.append((item.text, True))
+            if number < len(recorded.rounds):
+                pieces.append((Reply(item.pieces), False))
+        return pieces
+
     def step_pieces(self, example: Example) -> Pieces:
         """A golden step after its opening."""
         raise ValueError(f"{type(self).__name__} says that it learns from golden steps: write its step_pieces()")

@@ -19,8 +19,9 @@ from typing import Any
 
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Example, Observation, Shown
 from routerl_jax.data.formats.flashrag import FlashRag
+from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.pictures import picture_name
 
 _KEYS = ("text", "tool", "observation", "error")
@@ -28,12 +29,28 @@ _KEYS = ("text", "tool", "observation", "error")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed."""
+    """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed.
+
+    Attributes:
+      images: of the observation, as `Example` has them; each stands at one of its marks, `<image>`. Rows of rounds have none.
+    """
 
     text: str
     tool: str = ""
     observation: str = ""
     error: str | None = None
+    images: tuple[Any, ...] = ()
+
+    @property
+    def pieces(self) -> Observation:
+        """The observation with its pictures at their marks."""
+        if not self.images:
+            return self.observation
+        first, *others = self.observation.split(PICTURE)
+        parts: list[str | Shown] = [first]
+        for image, text in zip(self.images, others, strict=True):
+            parts += [Shown(image=image), text]
+        return [part for part in parts if part != ""]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +83,7 @@ def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -
     """Writes them as `read_rounds` reads them; the file appears whole. Pictures are named by their absolute paths.
 
     Raises:
-      ValueError: a picture is in memory alone.
+      ValueError: a picture is in memory alone, or an observation shows one.
     """
     write_json_lines(pathlib.Path(path), map(_row, recorded))
 
@@ -88,6 +105,8 @@ def _round(item: Any, number: int, place: Place) -> Round:
 
 def _row(recorded: RecordedRounds) -> dict[str, Any]:
     example = recorded.example
+    if any(item.images for item in recorded.rounds):
+        raise ValueError(f"question {example.id!r}: a round's observation shows a picture, which rows of rounds can't")
     names = [picture_name(image) for image in example.images]
     if not all(names):
         raise ValueError(
@@ -98,6 +117,6 @@ def _row(recorded: RecordedRounds) -> dict[str, Any]:
         "question": example.question,
         "golden_answers": list(example.answers),
         "images": names,
-        "rounds": [dataclasses.asdict(item) for item in recorded.rounds],
+        "rounds": [{key: getattr(item, key) for key in _KEYS} for item in recorded.rounds],
         "metadata": dict(example.metadata),
     }

@@ -20,7 +20,7 @@ from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import Rendered, expanded_tokens
 from routerl_jax.core.config import naming
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.rows import read_rows
+from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
@@ -28,6 +28,7 @@ from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
+from routerl_jax.data.messages import read_messages
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
@@ -95,6 +96,8 @@ class Demonstrations(Protocol):
 
 
 MADE = "made:"  # before the dotted path of a function that makes demonstrations
+MESSAGES = "messages:"  # before a file of conversations (data.messages)
+_PICTURES = "[pictures]"  # after it: those whose pictures can be read
 _MAKERS: Registry[Callable[[TrainConfig, Agent], tuple[Demonstrations, Demonstrations]]] = Registry(
     "maker of demonstrations"
 )
@@ -105,9 +108,9 @@ def open_demonstrations(
 ) -> tuple[Demonstrations, Demonstrations]:
     """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
 
-    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, or
-    `made:package.module:function`, which makes both of (config, agent); for agents that learn from golden steps also a data
-    set of them, `trajectories:FILE`, but no episodes.
+    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, `messages:FILE`
+    (data.messages), or `made:package.module:function`, which makes both of (config, agent); for agents that learn from golden
+    steps also a data set of them, `trajectories:FILE`, but neither episodes nor messages.
 
     Raises:
       ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others or can't
@@ -126,6 +129,8 @@ def open_demonstrations(
         return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations == "annotated":
         worked, told = _of_annotated_questions(config, agent, workdir)
+    elif settings.demonstrations.startswith(MESSAGES):
+        worked, told = _of_messages(settings.demonstrations, agent)
     else:
         worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
     return _kept(worked, told, source, config.seed)
@@ -155,7 +160,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             _MAKERS.get(settings.demonstrations.removeprefix(MADE))
         return
     if agent.learns_from == "golden_steps":
-        if settings.demonstrations == "annotated":
+        if settings.demonstrations == "annotated" or settings.demonstrations.startswith(MESSAGES):
             raise ValueError(
                 f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
             )
@@ -168,6 +173,10 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             "step (config.recipe='r1_router')"
         )
     if settings.demonstrations == "annotated":
+        return
+    if settings.demonstrations.startswith(MESSAGES):
+        with naming(f"{section}.demonstrations"):
+            checked_path(_messages_file(settings.demonstrations)[0])
         return
     _episode_files(settings.demonstrations, source)
     with naming(f"{section}.select"):
@@ -304,8 +313,26 @@ def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[li
     return [Worked(example, agent.step_pieces(example)) for example in examples], f"{len(examples)} golden steps"
 
 
+def _of_messages(name: str, agent: Agent) -> tuple[list[Worked], str]:
+    """The conversations of a file, each begun with the agent's own prompt."""
+    path, pictures = _messages_file(name)
+    found = [Worked(one.example, agent.recorded_pieces(one)) for _, one in read_messages(path, pictures=pictures)]
+    return found, f"{path} holds {len(found)} conversations"
+
+
+def _messages_file(name: str) -> tuple[str, bool]:
+    """The file of `messages:FILE`, and whether `[pictures]` follows it."""
+    path = name.removeprefix(MESSAGES)
+    return path.removesuffix(_PICTURES), path.endswith(_PICTURES)
+
+
 def shown_questions(name: str) -> Iterator[Example]:
-    """The questions of a source of demonstrations: of golden steps, or of episodes, whether or not they are good enough."""
+    """The questions of a source of demonstrations: of golden steps, of messages, or of episodes, whether or not they are good
+    enough."""
+    if name.startswith(MESSAGES):
+        path, pictures = _messages_file(name)
+        yield from (one.example for _, one in read_messages(path, pictures=pictures))
+        return
     if not pathlib.Path(name).expanduser().exists():
         steps = open_examples(name, (), "train")
         yield from (steps[i] for i in range(len(steps)))
@@ -322,7 +349,7 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
     good = [episode for episode, total in zip(episodes, totals) if total >= settings.least]
-    if lost := [episode.example.id for episode in good if not all(episode.example.images)]:
+    if lost := [episode.example.id for episode in good if not all(_pictures(episode))]:
         raise ValueError(
             f"{source}: the pictures of {len(lost)} episodes, the first at question {lost[0]!r}, were in memory alone when "
             "they were written; roll out questions whose pictures are files"
@@ -334,6 +361,11 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     )
 
 
+def _pictures(episode: Episode) -> list[Any]:
+    """Those of the question and of what was shown; "" for one that has no file."""
+    return [*episode.example.images, *(item.image for turn in episode.turns for item in turn.shown if item.digest)]
+
+
 def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     """The files of a file or directory; `source`: its key and value, for the message."""
     path = pathlib.Path(name).expanduser()
@@ -341,7 +373,8 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     if not files or not files[0].is_file():
         raise ValueError(
             f"{source} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
-            "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate"
+            "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate, or messages:FILE "
+            "for a file of conversations"
         )
     return files
 

@@ -229,9 +229,9 @@ class WarmStartConfig:
     steps: Count = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
     # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated);
-    # "made:package.module:function", which makes them of (config, agent); or a file or directory of episodes
-    # (WORKDIR/episodes, --output of launch.evaluate); with the recipe r1_router, in the place of episodes, the steps of golden
-    # trajectories, trajectories:FILE ..
+    # "made:package.module:function", which makes them of (config, agent); "messages:FILE", conversations with pictures
+    # (data.messages); or a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate); with the recipe
+    # r1_router, in the place of episodes, the steps of golden trajectories, trajectories:FILE ..
     demonstrations: str = "atlas"
     # .. of which those are learnt whose rewards.terms.REWARD_TERMS, so weighted, ..
     select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(

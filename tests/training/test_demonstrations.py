@@ -7,19 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Example
-from routerl_jax.evaluation.records import episode_of, episode_record
+from routerl_jax.core.types import Episode, Example, Shown, Turn
+from routerl_jax.evaluation.records import episode_of, episode_record, write_records
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
-from routerl_jax.training.demonstrations import Mixed, Shuffled, Worked, open_demonstrations, sight_demonstrations
+from routerl_jax.training.demonstrations import (
+    Mixed,
+    Shuffled,
+    Worked,
+    open_demonstrations,
+    shown_questions,
+    sight_demonstrations,
+)
 from routerl_jax.training.setup import build_recipe
-from tests import tiny
+from tests import seeing, tiny
 from tests.recipes import traces
 from tests.recipes.transcripts import read_transcript
 from tests.training.small_run import make_sft_config
@@ -121,6 +130,99 @@ def test_pictures_that_were_in_memory_alone_cannot_be_learnt_from(tmp_path: path
     write_json_lines(path, [{**row, "images": [""]} for row in records()])
     with pytest.raises(ValueError, match=r"the pictures of 2 episodes, the first at question 'none', were in memory"):
         open_demonstrations(config, agent_of(config))
+
+
+def test_episodes_with_pictures_are_learnt_as_they_were_seen(tmp_path: pathlib.Path) -> None:
+    """A page from a file, and a crop of it that was in memory: tokens, pictures and mask as a rollout feeds them."""
+    page = tmp_path / "page.png"
+    Image.fromarray(seeing.picture(1)).save(page)
+    crop = Image.open(page).crop((4, 4, 20, 20))
+    images = seeing.image_tokens()
+    shown = [Shown(passage="p", image=page), Shown(image=crop, parent="d", box=(4.0, 4.0, 20.0, 20.0))]
+    shown = [dataclasses.replace(item, digest=images.process(item.image).digest) for item in shown]
+    observation, first, last = (
+        f"it shows: {seeing.MARKER}{seeing.MARKER}\n",
+        "<search>flag</search>",
+        "<answer>x</answer>",
+    )
+    turns = [
+        Turn(text=first, stop_reason="stop", tokens=1, observation=observation, shown=shown),
+        Turn(text=last, stop_reason="stop", tokens=1),
+    ]
+    episodes = [
+        Episode(
+            example=Example(id=name, question=f"{name}?", answers=("x",)),
+            sample=0,
+            answer="x",
+            turns=turns,
+            sequences=[],
+        )
+        for name in ("one", "two")
+    ]
+    write_records(tmp_path / "episodes.jsonl", episodes)
+    config = make_config(tmp_path / "episodes.jsonl", select={"em": 1.0}, least=1.0)
+    agent = agent_of(config)
+    training, _ = open_demonstrations(config, agent)
+    found = training[0].sequence(agent, seeing.model())
+    ledger, tokenizer = Ledger(), seeing.tokenizer()
+    ledger.feed(agent.opening(training[0].example, tokenizer))
+    for text in (first, last):
+        ids = tokenizer.encode(text)
+        ledger.sample(ids, [0.0] * len(ids), version=0)
+        if text == first:
+            ledger.feed(**images.fed(tokenizer.encode(observation), [page, crop], ledger.next_position))
+    expected = ledger.sequence()
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.positions, expected.positions)
+    np.testing.assert_array_equal(found.loss_mask, expected.loss_mask)
+    assert [(at, image.digest) for at, image in found.images] == [(at, image.digest) for at, image in expected.images]
+    write_json_lines(tmp_path / "lost.jsonl", [episode_record(episode) for episode in episodes])
+    with pytest.raises(ValueError, match=r"the pictures of 2 episodes, the first at question 'one', were in memory"):
+        open_demonstrations(make_config(tmp_path / "lost.jsonl", select={"em": 1.0}, least=1.0), agent)
+
+
+def test_conversations_with_pictures(tmp_path: pathlib.Path) -> None:
+    """The agent's own prompt, what the assistant wrote to the letter and learnt, pictures as a user's messages and not."""
+    for name, seed in (("a.png", 1), ("b.png", 2)):
+        Image.fromarray(seeing.picture(seed)).save(tmp_path / name)
+    texts = ["<search>flag</search>", "<bbox>[1, 2, 9, 9]</bbox>", "<answer>x</answer>"]
+
+    def row(question: str) -> dict[str, Any]:
+        contents = [f"Do this and that. Question: {question}", texts[0], "<image>", texts[1], "<image>", texts[2]]
+        said = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+        return {"messages": said, "images": ["a.png", "b.png"]}
+
+    write_json_lines(tmp_path / "sft.jsonl", [row("one?"), row("two?")])
+    config = make_config(pathlib.Path("x"), demonstrations=f"messages:{tmp_path / 'sft.jsonl'}")
+    agent = agent_of(config)
+    training, held_out = open_demonstrations(config, agent)
+    assert (len(training), len(held_out)) == (1, 1)
+    question = training[0].example.question
+    assert {question, held_out[0].example.question} == {"one?", "two?"}
+    assert {one.question for one in shown_questions(config.warm_start.demonstrations)} == {"one?", "two?"}
+    model, tokenizer = seeing.model(), seeing.tokenizer()
+    found = training[0].sequence(agent, model)
+    digests = [seeing.image_tokens().process(tmp_path / name).digest for name in ("a.png", "b.png")]
+    assert [image.digest for _, image in found.images] == digests
+    assert tokenizer.decode(found.tokens[found.loss_mask]) == "".join(texts)
+    pads = tokenizer.decode(found.tokens).split("<|image_pad|>")
+    assert pads[0] == f"Question: {question}\n<think>{texts[0]}\nUser: <|vision_start|>"
+    assert pads[-1] == f"<|vision_end|>\nAssistant: {texts[2]}"
+    with pytest.raises(ValueError, match=r"demonstration '[12]': an observation shows a picture|sees no images"):
+        training[0].sequence(agent, tiny.model())
+
+
+def test_mistakes_in_conversations_are_named(tmp_path: pathlib.Path) -> None:
+    agent = agent_of(make_config(tmp_path))
+    for name, message in (
+        ("lost.jsonl", r"config\.warm_start\.demonstrations: .*lost.jsonl does not exist"),
+        ("lost.txt[pictures]", r"config\.warm_start\.demonstrations: .*lost.txt does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_demonstrations(make_config(tmp_path, demonstrations=f"messages:{tmp_path / name}"), agent)
+    write_json_lines(tmp_path / "sft.jsonl", [{"messages": []}])
+    with pytest.raises(ValueError, match=r"sft.jsonl, line 1: key 'messages' must be a list"):
+        open_demonstrations(make_config(tmp_path, demonstrations=f"messages:{tmp_path / 'sft.jsonl'}"), agent)
 
 
 def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example, Passage
@@ -22,9 +22,9 @@ from routerl_jax.data.formats.format import (
 )
 
 T = TypeVar("T")
+PICTURE = "<image>"  # where prompts in training files say that a picture stands
 _MARK = "Question:"
 _READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images", *URL_KEYS)
-_PICTURE = "<image>"  # where verl's prompts say that a picture stands
 _WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
 
 
@@ -87,26 +87,32 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
 
 def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
     for value in (row.get("question"), info.get("question")):
-        if isinstance(value, str) and (text := value.replace(_PICTURE, "").strip()):
+        if isinstance(value, str) and (text := value.replace(PICTURE, "").strip()):
             return text
     prompt = row.get("prompt")
     messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
     users = [message.get("content") for message in messages if message.get("role") == "user"]
     if not users or not isinstance(users[-1], str):
         raise place.error("no question: neither 'question' nor 'extra_info.question', and 'prompt' has no user message")
-    text = users[-1].replace(_PICTURE, "")
+    return question_in_prompt(users[-1], place, "prompt")
+
+
+def question_in_prompt(prompt: str, place: Place, key: str) -> str:
+    """What follows the last "Question:", or else the whole prompt, if it is short; marks of pictures left out.
+
+    Raises:
+      ValueError: there is no question, or instructions with no mark of their end; names the key.
+    """
+    text = prompt.replace(PICTURE, "")
     _, mark, question = text.rpartition(_MARK)
-    if mark:
-        return question.strip() or _no_question(place)
-    if len(text.split()) > 100:
+    if not mark and len(text.split()) > 100:
         raise place.error(
             f"the prompt has no {_MARK!r} that says where its instructions end; add a column 'question' with the question alone"
         )
-    return text.strip() or _no_question(place)
-
-
-def _no_question(place: Place) -> NoReturn:
-    raise place.error("the question in 'prompt' is empty")
+    question = question if mark else text
+    if not question.strip():
+        raise place.error(f"the question in {key!r} is empty")
+    return question.strip()
 
 
 def _answers(row: Row, place: Place) -> tuple[str, ...]:

@@ -1,0 +1,118 @@
+"""Conversations in which tools' replies are a user's messages, pictures among them, as supervised training files have them.
+
+    {"messages": [{"role": "user", "content": "..Question: Which mill is blue?"}, {"role": "assistant", "content":
+      "<think>..</think><search>blue mill</search>"}, {"role": "user", "content": "<image>"}, {"role": "assistant", ..}],
+     "images": ["pages/mills_3.jpg"]}
+
+This is LLaMA-Factory's schema, in which VRAG-RL released its examples (arXiv 2505.22019). Each `<image>` in a user's message is
+the next of `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import ANSWER_KEYS, Row, distinct, example_id, images_of, texts
+from routerl_jax.data.formats.verl import PICTURE, question_in_prompt
+from routerl_jax.data.pictures import MissingPictureError
+from routerl_jax.data.rounds import RecordedRounds, Round
+
+_ROLES = ("system", "user", "assistant")
+
+
+def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[Place, RecordedRounds]]:
+    """The rows of a file (.jsonl, .json; may be compressed) with their places: a question and the rounds of an attempt at it.
+
+    The question is `question`, or what follows the last "Question:" of the first user's message, or that message, if it is
+    short. Instructions around it and a system message are another agent's and are left out. Accepted answers are those of the
+    row, if it has some.
+
+    Args:
+      pictures: leave out rows without a picture, and those with one that is not there or can't be read; logs how many.
+
+    Raises:
+      ValueError: while reading: names file, row and key.
+    """
+    left_out = taken = 0
+    for place, row in read_rows(path):
+        try:
+            recorded = _recorded(row, place)
+        except MissingPictureError:
+            if not pictures:
+                raise
+            recorded = None
+        if recorded is None or (pictures and not row.get("images")):
+            left_out += 1
+            continue
+        taken += 1
+        yield place, recorded
+    if left_out:
+        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + taken)
+
+
+def _recorded(row: Row, place: Place) -> RecordedRounds:
+    asked, *replies = contents = _contents(row, place)
+    images = images_of({"images": row.get("images") or []}, place, "images")
+    marks = [content.count(PICTURE) for content in contents[::2]]
+    if sum(marks) != len(images):
+        raise place.error(
+            f"key 'messages': users' messages have {sum(marks)} marks {PICTURE}, and 'images' {len(images)} pictures; give one "
+            "for each mark"
+        )
+    ends = [sum(marks[:i]) for i in range(len(marks) + 1)]
+    of_message = [images[start:end] for start, end in itertools.pairwise(ends)]
+    question = row.get("question")
+    answers = next((texts(row[key], place, key) for key in ANSWER_KEYS if row.get(key)), [])
+    example = Example(
+        id=example_id(row, place),
+        question=question if isinstance(question, str) and question else question_in_prompt(asked, place, "messages"),
+        answers=distinct(answers),
+        images=of_message[0],
+    )
+    observations = [*replies[1::2], ""]
+    rounds = [
+        Round(text=text, observation=observation, images=shown)
+        for text, observation, shown in zip(replies[::2], observations, [*of_message[1:], ()], strict=True)
+    ]
+    return RecordedRounds(example=example, rounds=tuple(rounds))
+
+
+def _contents(row: Row, place: Place) -> list[str]:
+    """What users and the assistant wrote, in turns, from a user to the assistant."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise place.error("key 'messages' must be a list of {role, content}, and not empty")
+    said = [_said(message, number, place) for number, message in enumerate(messages, 1)]
+    before = int(said[0][0] == "system")
+    said = said[before:]
+    for i, (role, content) in enumerate(said):
+        where = f"key 'messages', message {1 + before + i}"
+        expected = _ROLES[1 + i % 2]
+        if role != expected:
+            raise place.error(f"{where}: expected the {expected}'s, found the {role}'s")
+        if role == "assistant" and (PICTURE in content or not content.strip()):
+            fault = f"holds {PICTURE}, and a policy writes text" if content.strip() else "is empty"
+            raise place.error(f"{where}: the assistant's {fault}")
+    if not said or said[-1][0] != "assistant":
+        raise place.error(
+            "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
+        )
+    return [content for _, content in said]
+
+
+def _said(message: Any, number: int, place: Place) -> Sequence[str]:
+    """Role and content."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if role not in _ROLES or not isinstance(content, str):
+        raise place.error(
+            f"key 'messages', message {number}: expected {{role, content}} with one of {', '.join(_ROLES)} and a text, found "
+            f"{str(message)[:80]!r}"
+        )
+    return role, content
