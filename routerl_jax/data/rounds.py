@@ -100,7 +100,7 @@ def _round(item: Any, number: int, place: Place) -> Round:
     error = item.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
-    return Round(text=item["text"], error=error, **said)
+    return Round(text=item["text"], tool=said["tool"], observation=said["observation"], error=error)
 
 
 def _row(recorded: RecordedRounds) -> dict[str, Any]:

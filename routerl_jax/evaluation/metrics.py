@@ -21,7 +21,14 @@ from routerl_jax.rewards.scoring import bootstrap_intervals
 ANSWER = ("em", "f1", "cover_em", "f1_recall", "anls")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
 JUDGE = "judge"  # what the judge's verdicts come to, where there are some
 RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # of gold passages (rewards.retrieval), where some are known
-_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", *RETRIEVAL, "searches_per_question", "searched_rate", "search_ratio")
+_BEHAVIOUR = (
+    "searches_per_question",
+    "searched_rate",
+    "search_ratio",
+    "crops_per_question",
+    "image_tokens_per_question",
+)
+_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", *RETRIEVAL, *_BEHAVIOUR)
 
 
 def summarize(
@@ -104,20 +111,23 @@ def averages(
       tools: names of the knowledge bases that there were; default: those that were asked.
 
     Returns:
-      `em`, `f1`, `cover_em`, `f1_recall`, `anls` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least one
-      search), `search_ratio` (searches made of those allowed, where `summarize` is told their number), `valid_search_share` (of
-      episodes: at least one search that was written to the letter of the protocol and succeeded), `repeated_search_rate` (of
-      episodes: the same knowledge base was asked the same thing twice), `invalid_action_rate` (of turns), `answered_rate`,
-      `forced_rate` (of episodes: the answer was begun for the policy), `refusal_rate` (of episodes: the policy said that it
-      can't answer), `truncated_rate`, `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in observations, where
-      there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls of a question, in units of a dense
-      search), and `routing_accuracy` where gold paths are known. Where gold passages (pages) are known, `recall`, `ndcg` and
-      `recall_at_first` of what searches showed, means of the questions that have some (rewards.retrieval). Of golden steps
-      (data.trajectories) also `em/route`, `em/answer` and `em/final`, of the sub-questions, the answers to them and the final
-      answers, which `em` takes together.
+      `em`, `f1`, `cover_em`, `f1_recall`, `anls` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least
+      one search), `search_ratio` (searches made of those allowed, where `summarize` is told their number),
+      `valid_search_share` (of episodes: at least one search that was written to the letter of the protocol and succeeded),
+      `repeated_search_rate` (of episodes: the same knowledge base was asked the same thing twice), `invalid_action_rate` (of
+      turns), `answered_rate`, `forced_rate` (of episodes: the answer was begun for the policy), `finish_rate` (of episodes:
+      it answered by itself, within its turns; VRAG-RL, arXiv 2505.22019, table 3), `refusal_rate` (of episodes: the policy
+      said that it can't answer), `truncated_rate`, `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in
+      observations) and `crops_per_question` (closer looks at parts of them) where there are any, `image_tokens_per_question`
+      (of all pictures in its sequences, where there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls
+      of a question, in units of a dense search), and `routing_accuracy` where gold paths are known. Where gold passages
+      (pages) are known, `recall`, `ndcg` and `recall_at_first` of what searches showed, means of the questions that have some
+      (rewards.retrieval). Of golden steps (data.trajectories) also `em/route`, `em/answer` and `em/final`, of the
+      sub-questions, the answers to them and the final answers, which `em` takes together.
       Where a judge was asked, `judge` (mean of what its verdicts count, of those that do; absent if none does), of all
       episodes the shares `judge/asked` (they have an answer), `judge/right`, `judge/unreadable`, `judge/failed` and
-      `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the same.
+      `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the
+      same.
 
     Raises:
       ValueError: no episodes.
@@ -156,9 +166,8 @@ def _averages(
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(
-            np.mean([e.answer is not None and any(turn.forced for turn in e.turns[-1:]) for e in episodes])
-        ),
+        "forced_rate": float(np.mean([e.answer is not None and _forced(e) for e in episodes])),
+        "finish_rate": float(np.mean([e.answer is not None and not _forced(e) for e in episodes])),
         "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
@@ -179,10 +188,20 @@ def _last_action(episode: Episode) -> str:
     return "" if action is None else action.kind
 
 
+def _forced(episode: Episode) -> bool:
+    """Whether its last turn was begun for the policy."""
+    return any(turn.forced for turn in episode.turns[-1:])
+
+
 def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of what observations showed; empty where they showed no picture."""
+    """Of what observations and sequences showed; empty where they showed no picture."""
+    found: dict[str, float] = {}
     pictures = [item for e in episodes for turn in e.turns for item in turn.shown if item.digest or item.error]
-    return {"unusable_picture_rate": sum(bool(item.error) for item in pictures) / len(pictures)} if pictures else {}
+    if pictures:
+        found["unusable_picture_rate"] = sum(bool(item.error) for item in pictures) / len(pictures)
+        found["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
+    tokens = [image.tokens for e in episodes for sequence in e.sequences for _, image in sequence.images]
+    return {**found, "image_tokens_per_question": sum(tokens) / len(episodes)} if tokens else found
 
 
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:

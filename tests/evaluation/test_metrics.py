@@ -139,6 +139,33 @@ def test_pages_found() -> None:
     assert not {"recall", "ndcg", "recall_at_first"} & summarize(seen[-1:]).keys()
 
 
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A picture of so many tokens."""
+
+    tokens: int
+    digest: str = "d"
+
+
+def test_looks_and_their_tokens() -> None:
+    """Two pages and three crops in two episodes; 20 and 4 tokens in one, none in the other."""
+    seen = [looked("doc.pdf#1", "crop", "crop"), looked("doc.pdf#2", "crop")]
+    plain = episode().sequences[0]
+    seen[0].sequences = [dataclasses.replace(plain, images=((0, Placed(20)), (1, Placed(4)))), plain]
+    found = summarize(seen)
+    assert (found["crops_per_question"], found["image_tokens_per_question"]) == (1.5, 12)
+    assert found["unusable_picture_rate"] == 0
+    assert not {"crops_per_question", "image_tokens_per_question"} & summarize([episode()]).keys()
+
+
+def test_who_finishes() -> None:
+    """One answers by itself, one is made to, one never does."""
+    forced = looked("doc.pdf#1")
+    forced.turns[-1].forced = "<answer>"
+    found = summarize([looked("doc.pdf#1"), forced, looked("doc.pdf#1", answer=None)])
+    assert (found["finish_rate"], found["forced_rate"]) == pytest.approx((1 / 3, 1 / 3))
+
+
 def test_no_gold_path_no_routing() -> None:
     assert "routing_accuracy" not in summarize([episode(path=None)])
 
