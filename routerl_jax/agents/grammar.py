@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Action, Call, Observation, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
 
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
 
@@ -106,6 +106,10 @@ class Grammar(abc.ABC):
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
         """What is fed back after a search: these passages (the first ones of `call.passages`), as text or with their pictures
         (`Shown`), or the call's error."""
+
+    def closer(self, crop: Shown) -> Observation:
+        """What is fed back after a look at a region (an action of kind `region`): the crop."""
+        return ["\n", crop, "\n"]
 
     @abc.abstractmethod
     def reminder(self, error: str) -> str:
