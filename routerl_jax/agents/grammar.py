@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
@@ -144,3 +144,10 @@ def between(text: str, opening: str, closing: str) -> str | None:
     """The content of the last complete tag pair, stripped."""
     found = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
     return found[-1].strip() if found else None
+
+
+def one_line(text: str, tags: Iterable[str]) -> str:
+    """A text on one line, and with none of a protocol's tags in it: a space breaks each."""
+    for tag in tags:
+        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+    return " ".join(text.split())
