@@ -10,15 +10,16 @@ from typing import Any, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens
+from routerl_jax.agents.observation import Look, Rendered, Reply, expanded_tokens
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
+from routerl_jax.models.regions import Size
 
 # What follows a prompt, in order, and whether the policy writes it. What it writes is text.
-Pieces = list[tuple[Observation | Reply | Rendered, bool]]
+Pieces = list[tuple[Observation | Reply | Rendered | Look, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -173,6 +174,17 @@ class LLM:
         """What stands for an image in text; "" for a model that sees none."""
         images = self._rollout.engine.images
         return "" if images is None else self.tokenizer.decode(images.marker)
+
+    def frame(self, picture: ImageSource) -> Size:
+        """(width, height) in pixels at which the policy sees a picture; boxes that it writes are in this frame.
+
+        Raises:
+          ValueError: the picture can't be used, or the policy sees none.
+        """
+        images = self._rollout.engine.images
+        if images is None:
+            raise ValueError("the policy sees no images; use a vision-language model")
+        return images.frame(picture)
 
     def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
         """Tokens that a conversation would have left after this prompt; less than 1 where it does not fit."""

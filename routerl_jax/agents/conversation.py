@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
 from routerl_jax.agents.forks import Course, Taken, Written
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
+from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Query, Shown, Turn
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
+from routerl_jax.models.regions import RefusedRegion, RegionRule
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -75,6 +78,7 @@ class Conversation:
         name = f"{rollout.example.id}{rollout.course.suffix}"
         name = f"{name}#{number}" if number else name
         self._stream = self._engine.open(ids, name, rollout.sample, images=images)
+        self._viewer = Viewer(self._engine.images, images)
         self._open = True
         self._forced = ""
 
@@ -238,6 +242,17 @@ class Conversation:
         said = self._rendered(observation)
         return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
 
+    def look(self, turn: Turn, rule: RegionRule) -> Shown | None:
+        """The region of the latest picture shown that the turn's action marks (`Viewer.region`), to be observed. None where it
+        marks none: the action is invalid then, and says why. What was sampled stays as it is."""
+        assert turn.action is not None
+        try:
+            return self._viewer.region(turn.action.box, rule)
+        except RefusedRegion as error:
+            turn.action = dataclasses.replace(turn.action, kind="invalid", error=str(error))
+            turn.well_formed = False
+            return None
+
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
@@ -246,6 +261,7 @@ class Conversation:
 
     def _feed(self, ids: list[int], text: str, said: Rendered, passages: Sequence[str]) -> None:
         self._engine.feed(self._stream, ids, said.images)
+        self._viewer.see(said.shown)
         if self._rollout.turns:
             turn = self._rollout.turns[-1]
             turn.observation += text

@@ -6,19 +6,22 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from routerl_jax.agents.observation import Rendered, Reply, rendered
+from routerl_jax.agents.observation import Look, Rendered, Reply, rendered
+from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Observation, Sequence
 from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.images import ImageSource
 
 
 def demonstrated(
     prompt: Seq[int] | Mapping[str, Any],
-    pieces: Iterable[tuple[Observation | Reply | Rendered, bool]],
+    pieces: Iterable[tuple[Observation | Reply | Rendered | Look, bool]],
     tokenizer: Tokenizer,
     images: ImageTokens | None = None,
     tags: Collection[str] = (),
+    pictures: Seq[ImageSource] = (),
 ) -> Sequence:
     """A written example as a rollout would have recorded it.
 
@@ -28,12 +31,13 @@ def demonstrated(
         as records have them, are taken as they are.
       images: the model's, None for one that sees none.
       tags: of the agent's protocol (`rendered`).
+      pictures: those of the prompt.
 
     Raises:
-      ValueError: a piece to be written is no text, a recorded picture can't be used, or there are pictures, and the model sees
-        none.
+      ValueError: a piece to be written is no text, a recorded picture can't be used, a box marks no region, or there are
+        pictures, and the model sees none.
     """
-    ledger = Ledger()
+    ledger, viewer = Ledger(), Viewer(images, pictures)
     ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))
     for piece, learnt in pieces:
         if learnt:
@@ -42,23 +46,19 @@ def demonstrated(
             ids = tokenizer.encode(piece)
             ledger.sample(ids, [0.0] * len(ids), version=0)
         else:
-            ledger.feed(**_fed(piece, ledger, tokenizer, images, tags))
+            piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
+            observation = piece.observation if isinstance(piece, Reply) else piece
+            said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
+            ledger.feed(**_fed(said, isinstance(piece, Reply), ledger, tokenizer, images))
+            viewer.see(said.shown)
     return ledger.sequence()
 
 
 def _fed(
-    piece: Observation | Reply | Rendered,
-    ledger: Ledger,
-    tokenizer: Tokenizer,
-    images: ImageTokens | None,
-    tags: Collection[str],
+    said: Rendered, reply: bool, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
 ) -> Mapping[str, Any]:
-    """What `Ledger.feed` takes."""
-    observation = piece.observation if isinstance(piece, Reply) else piece
-    said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
-    ids = (
-        tokenizer.reply(said.text, last=ledger.tokens[-1]) if isinstance(piece, Reply) else tokenizer.encode(said.text)
-    )
+    """What `Ledger.feed` takes; `reply`: it comes as a user's message."""
+    ids = tokenizer.reply(said.text, last=ledger.tokens[-1]) if reply else tokenizer.encode(said.text)
     if not said.images:
         return {"tokens": ids}
     if images is None:

@@ -6,10 +6,10 @@ import abc
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Action, Call, Observation, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
 
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
 
@@ -107,6 +107,10 @@ class Grammar(abc.ABC):
         """What is fed back after a search: these passages (the first ones of `call.passages`), as text or with their pictures
         (`Shown`), or the call's error."""
 
+    def closer(self, crop: Shown) -> Observation:
+        """What is fed back after a look at a region (an action of kind `region`): the crop."""
+        return ["\n", crop, "\n"]
+
     @abc.abstractmethod
     def reminder(self, error: str) -> str:
         """The text fed back after an invalid action."""
@@ -140,3 +144,10 @@ def between(text: str, opening: str, closing: str) -> str | None:
     """The content of the last complete tag pair, stripped."""
     found = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
     return found[-1].strip() if found else None
+
+
+def one_line(text: str, tags: Iterable[str]) -> str:
+    """A text on one line, and with none of a protocol's tags in it: a space breaks each."""
+    for tag in tags:
+        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+    return " ".join(text.split())

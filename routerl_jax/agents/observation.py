@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Observation, Shown
 from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.regions import RegionRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,26 @@ class Reply:
     observation: Observation
 
 
-def texts(piece: Observation | Reply | Rendered) -> list[str]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """In a demonstration, what follows a box: cut from the latest picture shown when it is rendered for a model, since each
+    model has a frame of its own.
+
+    Attributes:
+      box: as the policy writes it.
+      rule: what becomes of it.
+      said: the observation with the crop in it.
+    """
+
+    box: Sequence[float]
+    rule: RegionRule
+    said: Callable[[Shown], Observation | Reply]
+
+
+def texts(piece: Observation | Reply | Rendered | Look) -> list[str]:
     """The texts of what is said, without pictures."""
+    if isinstance(piece, Look):
+        piece = piece.said(Shown())
     said = piece.observation if isinstance(piece, Reply) else piece
     if isinstance(said, Rendered):
         return [said.text]
@@ -68,6 +87,8 @@ def rendered(
         if images is None:
             raise ValueError("the policy sees no images, and an observation shows one; use a vision-language model")
         try:
+            if piece.error:  # there is none to be shown
+                raise ValueError(piece.error)
             digest = images.process(piece.image, "picture").digest
         except ValueError as error:
             parts.append(tokenizer.plain(f"(a picture that can't be shown: {error})"))

@@ -12,6 +12,7 @@ from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Observation, Passage, Turn
+from routerl_jax.models.regions import RegionRule
 
 OnInvalid = Literal["remind", "end"]
 
@@ -22,7 +23,8 @@ class SearchAgent(Agent):
 
     Attributes:
       grammar: how actions and observations are written.
-      max_searches: turns that may search (invalid turns count); after them comes the last turn, as the grammar has it.
+      max_searches: turns that may search or look closer (invalid turns count); after them comes the last turn, as the grammar
+        has it.
       k: passages per search.
       on_invalid: what follows a turn that holds neither a query nor an answer: a reminder, and the next turn, or the end of the
         episode, without an answer.
@@ -34,6 +36,7 @@ class SearchAgent(Agent):
         one and `instruct`, else `Question: ...` alone).
       instruct: tell the model the protocol (for pretrained models).
       prompt_suffix: text that begins the policy's first turn, such as `<think>`.
+      regions: what becomes of the boxes that the policy writes, where its grammar has actions of kind `region`.
     """
 
     grammar: Grammar
@@ -46,6 +49,7 @@ class SearchAgent(Agent):
     prompt: str | None = None
     instruct: bool = False
     prompt_suffix: str = ""
+    regions: RegionRule = RegionRule()
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
@@ -62,9 +66,13 @@ class SearchAgent(Agent):
                 return chat.episode(answer=None)
             if action.tool == NO_TOOL:
                 break
+            crop = chat.look(turn, self.regions) if action.kind == "region" else None
+            action = turn.action or action  # a box may mark no region
             if action.kind == "invalid" and self.on_invalid == "end":
                 return chat.episode(answer=None, truncated=turn.stop_reason == "length")
-            if action.kind == "invalid":
+            if crop is not None:
+                shown = _observe_if_fits(chat, self.grammar.closer(crop), reserve)
+            elif action.kind == "invalid":
                 shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
             else:
                 shown = self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)

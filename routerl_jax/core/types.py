@@ -120,7 +120,7 @@ class Shown:
       image: the picture, as `Example` has them; "" for a text alone. A record has its path (evaluation.records).
       digest: of the processed picture (`PlacedImage.digest`), "" before it has been shown.
       parent: digest of the picture that a crop was cut from, "" if it is whole.
-      box: of a crop: left, top, right and bottom in pixels of its parent; () if it is whole.
+      box: of a crop: left, top, right and bottom in pixels of its parent before it was resized; () if it is whole.
       error: why the picture could not be shown; its place in the text says so, too.
     """
 
@@ -138,8 +138,8 @@ Observation = str | Seq[str | Shown]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Action:
-    """What a turn asks for: `search` (`tool`, `query`), `region` (`box`, a part of a picture), `answer` (`answer`), `refusal`
-    (it says that it can't answer) or `invalid` (`error` says why)."""
+    """What a turn asks for: `search` (`tool`, `query`), `region` (`box`, a part of the latest picture shown, as the policy
+    writes it), `answer` (`answer`), `refusal` (it says that it can't answer) or `invalid` (`error` says why)."""
 
     kind: ActionKind
     tool: str = ""

@@ -14,6 +14,7 @@ from routerl_jax.models.config import VisionLanguageConfig
 from routerl_jax.models.images import ImageProcessor, ImageSource, is_data
 from routerl_jax.models.mrope import mrope_positions
 from routerl_jax.models.patches import ImagePatches
+from routerl_jax.models.regions import Size
 
 _TEXT = -1  # some id that marks no image
 _KEPT_BYTES = 2**30  # of processed pictures and what they are told apart by; a page of four megapixels takes 100 MB
@@ -59,6 +60,15 @@ class ImageTokens:
                 self._bytes -= _size(*self._processed.popitem(last=False)[1])
         self._processed.move_to_end(key)
         return self._processed[key][1]
+
+    def frame(self, source: ImageSource, name: str | None = None) -> Size:
+        """(width, height) in pixels of the picture that the model sees: after it was resized (`models.regions`).
+
+        Raises:
+          ValueError: see `process`.
+        """
+        _, rows, columns = self.process(source, name).grid
+        return columns * self.processor.patch_size, rows * self.processor.patch_size
 
     def expand(self, tokens: Sequence[int], images: Sequence[ImagePatches]) -> tuple[list[int], list[int]]:
         """Repeats each image token, one per image, as many times as its image has features; and where they begin.

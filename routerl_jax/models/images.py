@@ -22,11 +22,11 @@ from PIL import Image, ImageOps
 
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.patches import ImagePatches, arrange
+from routerl_jax.models.regions import MOST_ASPECT, RefusedRegion, pixels_within
 
 ImageSource = bytes | bytearray | str | os.PathLike | Image.Image | np.ndarray
 
 _COMMON = ("png", "jpeg", "gif", "webp")  # formats that whoever takes pictures takes
-_MOST_ASPECT = 200  # of the longer side to the shorter one, in Qwen's smart_resize
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -148,34 +148,15 @@ def image_digest(source: ImageSource) -> str:
 
 
 def crop(image: Image.Image, bbox: Sequence[float], *, name: str = "image") -> Image.Image:
-    """The part of a picture inside (left, top, right, bottom), in pixels.
-
-    A box that reaches over the edge is clamped to the picture. Fractions are rounded outwards, so that whatever has an
-    area gives at least one pixel.
+    """The part of a picture inside (left, top, right, bottom), in its own pixels (`models.regions.pixels_within`).
 
     Raises:
       ValueError: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.
     """
     try:
-        left, top, right, bottom = (float(value) for value in bbox)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: bbox {bbox!r} must be four numbers (left, top, right, bottom) in pixels") from error
-    if not all(map(math.isfinite, (left, top, right, bottom))):
-        raise ValueError(f"{name}: bbox {bbox!r} must be four finite numbers")
-    if right <= left or bottom <= top:
-        raise ValueError(
-            f"{name}: bbox {bbox!r} has no area; give (left, top, right, bottom) with right > left, bottom > top"
-        )
-    width, height = image.size
-    if left >= width or top >= height or right <= 0 or bottom <= 0:
-        raise ValueError(f"{name}: bbox {bbox!r} lies outside the picture of {width}x{height} pixels")
-    box = (
-        math.floor(max(left, 0)),
-        math.floor(max(top, 0)),
-        math.ceil(min(right, width)),
-        math.ceil(min(bottom, height)),
-    )
-    return image.crop(box)
+        return image.crop(pixels_within(bbox, image.size))
+    except RefusedRegion as error:
+        raise ValueError(f"{name}: bbox {bbox!r}: {error}") from error
 
 
 def smart_resize(
@@ -385,9 +366,9 @@ def _damaged(name: str, error: Exception) -> ValueError:
 
 
 def _check_aspect(width: int, height: int, name: str) -> None:
-    if max(height, width) > _MOST_ASPECT * min(height, width):
+    if max(height, width) > MOST_ASPECT * min(height, width):
         raise ValueError(
-            f"{name}: {width}x{height} pixels; one side may be at most {_MOST_ASPECT} times the other: crop or pad it"
+            f"{name}: {width}x{height} pixels; one side may be at most {MOST_ASPECT} times the other: crop or pad it"
         )
 
 

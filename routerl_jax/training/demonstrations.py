@@ -76,7 +76,7 @@ class Worked(NamedTuple):
                 if room is not None:
                     room -= expanded_tokens(host, self.example.images)
                 prompt = host.fed(self._opening(agent, model.tokenizer, host, room), self.example.images)
-            return demonstrated(prompt, self.pieces, model.tokenizer, host, agent.special_tokens)
+            return demonstrated(prompt, self.pieces, model.tokenizer, host, agent.special_tokens, self.example.images)
         except ValueError as error:
             raise ValueError(f"demonstration {self.example.id!r}: {error}") from error
 

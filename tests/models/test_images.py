@@ -206,8 +206,8 @@ def test_crop_inside_and_over_the_edge():
 @pytest.mark.parametrize(
     ("bbox", "message"),
     [
-        ((64, 0, 70, 10), "outside the picture of 64x48"),
-        ((0, -9, 9, 0), "outside the picture of 64x48"),
+        ((64, 0, 70, 10), "outside the picture, whose coordinates end at 64 x 48"),
+        ((0, -9, 9, 0), "outside the picture, whose coordinates end at 64 x 48"),
         ((9, 9, 3, 20), "has no area"),
         ((9, 9, 9, 20), "has no area"),
         ((0, 0, math.nan, 9), "finite"),

@@ -9,6 +9,7 @@ from typing import Any
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
+from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Reply
 from routerl_jax.core.tokenizer import Tokenizer
@@ -183,7 +184,7 @@ class MMSearchAgent(Agent):
 
     def _reserve(self, chat: Conversation) -> int:
         """Tokens kept for an answer that is begun for the policy."""
-        return self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING) if self.force_answer else 0
+        return self.forced.reserve(chat) if self.force_answer else 0
 
     def kind_of(self, tool: str) -> Kind:
         """Which kind of search a knowledge base is for."""
@@ -192,7 +193,7 @@ class MMSearchAgent(Agent):
     def read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
         """The turn's action; a search that may not be made now is invalid."""
         text = turn.forced + turn.text
-        action = protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+        action = self._parse(text)
         if action.kind == "search":
             kind = self.kind_of(action.tool)
             why = self.limits.refused(kind, made) or (NO_PICTURE if kind == "image" and not example.images else "")
@@ -235,30 +236,23 @@ class MMSearchAgent(Agent):
 
     async def _forced(self, chat: Conversation, truncated: bool = False) -> Episode:
         """The end of an episode that has come to no answer: one that is begun for the policy, where that is wanted."""
-        return (
-            await self._answer(chat, truncated) if self.force_answer else chat.episode(answer=None, truncated=truncated)
+        if not self.force_answer:
+            return chat.episode(answer=None, truncated=truncated)
+        return await self.forced.answer(chat, self._parse, truncated)
+
+    @property
+    def forced(self) -> ForcedAnswer:
+        """How an answer is begun for the policy."""
+        return ForcedAnswer(
+            opening=protocol.ANSWER_OPENING,
+            closing="</answer>",
+            tokens=self.answer_tokens,
+            think=protocol.REASON if self.thoughts else (),
+            thought_tokens=self.max_turn_tokens,
         )
 
-    async def _thoughts(self, chat: Conversation, kept: int) -> str:
-        """The policy's thoughts before an action that is begun for it, with that much room kept for the action; returns what
-        stands between the two."""
-        room = chat.room - kept - chat.tokens_of(protocol.REASON[0] + protocol.REASON[1] + "\n")
-        if not self.thoughts or room < 1:
-            return ""
-        chat.force(protocol.REASON[0])
-        turn = await chat.generate(stop=protocol.REASON[1:], max_tokens=min(self.max_turn_tokens, room))
-        return "\n" if protocol.REASON[1] in turn.text else protocol.REASON[1] + "\n"
-
-    async def _answer(self, chat: Conversation, truncated: bool = False) -> Episode:
-        """An answer that is begun for the policy; `truncated` if a limit of tokens brought it about."""
-        needed = self.answer_tokens + chat.tokens_of(protocol.ANSWER_OPENING)
-        if chat.room < needed:
-            return chat.episode(answer=None, truncated=True)
-        chat.force(await self._thoughts(chat, needed) + protocol.ANSWER_OPENING)
-        turn = await chat.generate(stop=("</answer>",), max_tokens=self.answer_tokens)
-        turn.action = protocol.parse(turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool)
-        answer = turn.action.answer if turn.action.kind == "answer" else None
-        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+    def _parse(self, text: str) -> Action:
+        return protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
 
 
 def picture_query(example: Example) -> Query:
@@ -279,7 +273,7 @@ class DirectAnswer(MMSearchAgent):
         return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        return await self._answer(self._begin(example, llm))
+        return await self.forced.answer(self._begin(example, llm), self._parse)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,7 +288,7 @@ class RagWorkflow(MMSearchAgent):
         chat = self._begin(example, llm)
         made: list[Kind] = []
         if example.images and self.image_searches:
-            between = await self._thoughts(chat, self._reserve(chat) + chat.tokens_of(protocol.IMAGE_SEARCH))
+            between = await self.forced.thoughts(chat, self._reserve(chat) + chat.tokens_of(protocol.IMAGE_SEARCH))
             chat.write(between + protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
             made.append("image")
             if not await self._search("image", "", example, chat, tools, made):
@@ -303,11 +297,9 @@ class RagWorkflow(MMSearchAgent):
         if chat.room - self._reserve(chat) - opening < 1:
             return await self._forced(chat, truncated=True)
         query = min(self.max_turn_tokens, chat.room - self._reserve(chat) - opening)
-        chat.force(await self._thoughts(chat, self._reserve(chat) + opening + query) + protocol.TEXT_OPENING)
+        chat.force(await self.forced.thoughts(chat, self._reserve(chat) + opening + query) + protocol.TEXT_OPENING)
         turn = await chat.generate(stop=("</text_search>",), max_tokens=query)
-        action = turn.action = protocol.parse(
-            turn.forced + turn.text, image_tool=self.image_tool, text_tool=self.text_tool
-        )
+        action = turn.action = self._parse(turn.forced + turn.text)
         if action.kind == "search":
             made.append("text")
             if not await self._search("text", action.query, example, chat, tools, made):

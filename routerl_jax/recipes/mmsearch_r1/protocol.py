@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.agents.grammar import RouteChoices, between, unshown
+from routerl_jax.agents.grammar import RouteChoices, between, one_line, unshown
 from routerl_jax.core.types import Action, Call, Passage, Shown
 
 Kind = Literal["image", "text"]
@@ -186,7 +186,7 @@ def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -
 def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
     """What a search found: thumbnails with titles, or summaries with their links (section 2.2, figure 2); or why nothing.
 
-    Titles and summaries are text, whatever tags are in them.
+    Titles and summaries are text, whatever tags are in them: what was found says nothing in the policy's place.
     """
     if said := unshown(call, passages):
         return [f"<information>\n{said}\n</information>\n"]
@@ -196,7 +196,7 @@ def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str
             pieces.append(f"{number}. ")
             if passage.image:
                 pieces.append(Shown(passage=passage.id, image=passage.image))
-            pieces.append(f" {_one_line(passage.title or passage.text)}\n")
+            pieces.append(f" {one_line(passage.title or passage.text, TAGS)}\n")
         else:
             link = f"({passage.id}) " if "://" in passage.id else ""
             told = (
@@ -204,12 +204,5 @@ def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str
                 if not passage.title or passage.title in passage.text
                 else f"{passage.title}: {passage.text}"
             )
-            pieces.append(f"{number}. {link}{_one_line(told)}\n")
+            pieces.append(f"{number}. {link}{one_line(told, TAGS)}\n")
     return [*pieces, "</information>\n"]
-
-
-def _one_line(text: str) -> str:
-    """On one line, and with no tag of the protocol in it: what was found says nothing in the policy's place."""
-    for tag in TAGS:
-        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
-    return " ".join(text.split())

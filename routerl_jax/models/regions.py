@@ -1,0 +1,256 @@
+"""Regions of pictures: from the box that a model writes to pixels of the raw picture. The one place of this geometry.
+
+A model sees a picture in its frame: the size to which the picture was resized (`models.images.smart_resize`). It writes a box
+in this frame, or in parts of `box_scale` of each side. The region is cut from the raw picture, so that it is seen at a higher
+resolution. A region may be looked into again: its box is then in the frame of that crop, and still cut from the raw picture.
+
+Boxes and pixels are (left, top, right, bottom), sizes (width, height). Raw pictures stand upright
+(`models.images.decode_image` applies the EXIF orientation). VRAG-RL (arXiv 2505.22019, section 2.2, equation 2) scales by raw
+and encoder size alike, and leaves open what is done with edges, small boxes and rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from routerl_jax.core.checked import Count, NonNegative, checked
+
+Size = tuple[int, int]
+Pixels = tuple[int, int, int, int]
+Box = tuple[float, float, float, float]
+
+MOST_ASPECT = 200  # of the longer side to the shorter one, in Qwen's smart_resize
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_FORM = "write it as [left, top, right, bottom]"
+
+
+class RefusedRegion(ValueError):
+    """A box marks no region that can be looked at. The message says why, in words for who wrote the box."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class RegionRule:
+    """How a box becomes pixels.
+
+    Attributes:
+      box_scale: coordinates run from 0 to this over each side, whatever the picture's size; 0: they are pixels of the frame.
+      least: pixels of the frame that a region must be wide and high; a frame that is smaller itself is seen whole on that side.
+      padding: pixels of the frame that are added on every side, as far as the raw picture reaches.
+      released: as VRAG-RL's published training code cuts (`released_region`).
+    """
+
+    box_scale: NonNegative = 0
+    least: Count = 28
+    padding: NonNegative = 0
+    released: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """A raw picture, or a part of it, as a model sees it.
+
+    Attributes:
+      page: size of the raw picture.
+      part: the pixels of it that are seen.
+      frame: the size that the part was resized to.
+    """
+
+    page: Size
+    part: Pixels
+    frame: Size
+
+
+def read_box(text: str) -> Box:
+    """The box in a text, `[left, top, right, bottom]`.
+
+    Raises:
+      RefusedRegion: it is anything else.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        raise RefusedRegion(f"the box is an object of JSON; {_FORM}")
+    if not (text.startswith("[") and text.endswith("]")):
+        raise RefusedRegion(f"the box is no list in brackets; {_FORM}")
+    parts = [part.strip() for part in text[1:-1].split(",")]
+    if not all(_NUMBER.fullmatch(part) for part in parts):
+        raise RefusedRegion(f"the box holds something else than numbers; {_FORM}")
+    return _four([float(part) for part in parts])
+
+
+def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) -> Pixels:
+    """The pixels of the raw picture that a box in a view marks.
+
+    In this order: the box must be four finite numbers with right > left and bottom > top, and overlap the frame. No corner may
+    lie farther outside than the frame is wide or high. What reaches over the edge is left out. The rest must have `rule.least`
+    pixels on each side. Then it is mapped to the raw picture exactly, padded as far as that reaches, and rounded outwards. The
+    longer side may be at most 200 times the shorter one.
+
+    Raises:
+      RefusedRegion: one of these does not hold.
+    """
+    if rule.released:
+        return released_region(box, view, rule)
+    wide, high = view.frame
+    scale = tuple(Fraction(rule.box_scale) or Fraction(side) for side in view.frame)
+    corners = _four(box)
+    _check_overlap(corners, scale)
+    for low, up, side in ((corners[0], corners[2], scale[0]), (corners[1], corners[3], scale[1])):
+        if low < -side or up > 2 * side:
+            raise RefusedRegion(
+                f"the box reaches far outside the picture, whose coordinates end at {_size(scale)}; keep it inside"
+            )
+    # in pixels of the frame, exactly
+    left, right = (_clamped(Fraction(x) * wide / scale[0], wide) for x in (corners[0], corners[2]))
+    top, bottom = (_clamped(Fraction(y) * high / scale[1], high) for y in (corners[1], corners[3]))
+    if right - left < min(rule.least, wide) or bottom - top < min(rule.least, high):
+        raise RefusedRegion(
+            f"the region of {float(right - left):g} x {float(bottom - top):g} pixels is too small; it needs "
+            f"{min(rule.least, wide)} x {min(rule.least, high)} of the picture's {wide} x {high}"
+        )
+    pad = Fraction(rule.padding)
+    first, above, last, below = view.part
+    across, down = Fraction(last - first, wide), Fraction(below - above, high)
+    cut = _rounded(
+        (
+            first + (left - pad) * across,
+            above + (top - pad) * down,
+            first + (right + pad) * across,
+            above + (bottom + pad) * down,
+        ),
+        view.page,
+    )
+    _check_aspect(cut)
+    return cut
+
+
+def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixels:
+    """The pixels that VRAG-RL's published training code cuts: of the whole raw picture, also where the latest view is a crop.
+
+    Coordinates are pixels of `view.frame` (`released_frame`, a size before smart-resize) and may not be negative. The padding
+    (0 in its training, 28 in its validation) comes first, then scaling, truncation towards zero, and the clamp to the raw
+    picture.
+    Order and least size are not asked for; a box without any pixel fails there, too.
+
+    Raises:
+      RefusedRegion: there are negative numbers, no pixels are left, or one side is over 200 times the other.
+    """
+    corners = _four(box)
+    if min(corners) < 0:
+        raise RefusedRegion("the box has negative numbers; keep it inside the picture")
+    pads = (-rule.padding, -rule.padding, rule.padding, rule.padding)
+    left, top, right, bottom = (
+        math.trunc(raw * (value + pad) / side)
+        for value, pad, raw, side in zip(corners, pads, (*view.page, *view.page), (*view.frame, *view.frame))
+    )
+    cut = max(0, left), max(0, top), min(view.page[0], right), min(view.page[1], bottom)
+    if cut[2] <= cut[0] or cut[3] <= cut[1]:
+        raise RefusedRegion(f"the box has no area in the picture of {_size(view.frame)} pixels; {_FORM}")
+    _check_aspect(cut)
+    return cut
+
+
+def released_frame(size: Size, min_pixels: int, max_pixels: int) -> Size:
+    """The size to which VRAG-RL's published code resizes a picture before its processor does: the area within bounds, sides
+    truncated. The processor's own frame is up to about an image token wider, narrower, higher or lower.
+
+    Raises:
+      RefusedRegion: a side would have no pixel left.
+    """
+    wide, high = size
+    for wanted, outside in ((max_pixels, wide * high > max_pixels), (min_pixels, wide * high < min_pixels)):
+        if outside:
+            factor = math.sqrt(wanted / (wide * high))
+            wide, high = int(wide * factor), int(high * factor)
+            if not wide or not high:
+                raise RefusedRegion(f"the picture of {_size(size)} pixels is too narrow")
+    return wide, high
+
+
+def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
+    """How a model writes the box of a part of the raw picture: in whole numbers of the view's frame, rounded outwards; `region`
+    then gives a part that holds it.
+
+    Args:
+      box_scale: see `RegionRule`.
+
+    Raises:
+      RefusedRegion: the part has no area, or does not overlap the view.
+    """
+    left, top, right, bottom = _four(pixels)
+    first, above, last, below = view.part
+    wide, high = (Fraction(box_scale) or side for side in view.frame)
+    across, down = Fraction(wide) / (last - first), Fraction(high) / (below - above)
+    box = (
+        (Fraction(left) - first) * across,
+        (Fraction(top) - above) * down,
+        (Fraction(right) - first) * across,
+        (Fraction(bottom) - above) * down,
+    )
+    _check_overlap(box, (Fraction(wide), Fraction(high)))
+    return _rounded(box, (math.floor(wide), math.floor(high)))
+
+
+def pixels_within(box: Sequence[float], size: Size) -> Pixels:
+    """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
+    whatever has an area gives at least one pixel.
+
+    Raises:
+      RefusedRegion: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.
+    """
+    corners = _four(box)
+    _check_overlap(corners, size)
+    return _rounded(corners, size)
+
+
+def _four(box: Sequence[float]) -> Box:
+    try:
+        numbers = [float(value) for value in box]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RefusedRegion(f"the box is not four numbers; {_FORM}") from error
+    if len(numbers) != 4:
+        raise RefusedRegion(f"the box has {len(numbers)} numbers and needs four numbers; {_FORM}")
+    if not all(map(math.isfinite, numbers)):
+        raise RefusedRegion(f"the box needs four finite numbers; {_FORM}")
+    left, top, right, bottom = numbers
+    return left, top, right, bottom
+
+
+def _check_overlap(box: Sequence[float | Fraction], size: Sequence[float | Fraction]) -> None:
+    left, top, right, bottom = box
+    if right <= left or bottom <= top:
+        raise RefusedRegion(f"the box has no area: right must be more than left, and bottom more than top; {_FORM}")
+    if left >= size[0] or top >= size[1] or right <= 0 or bottom <= 0:
+        raise RefusedRegion(f"the box lies outside the picture, whose coordinates end at {_size(size)}")
+
+
+def _check_aspect(cut: Pixels) -> None:
+    wide, high = cut[2] - cut[0], cut[3] - cut[1]
+    if max(wide, high) > MOST_ASPECT * min(wide, high):
+        raise RefusedRegion(
+            f"the region of {wide} x {high} pixels is too narrow; one side may be at most {MOST_ASPECT} times the other"
+        )
+
+
+def _clamped(value: Fraction, side: int) -> Fraction:
+    return min(max(value, Fraction(0)), Fraction(side))
+
+
+def _rounded(box: Sequence[float | Fraction], size: Size) -> Pixels:
+    """Outwards, and no farther than the picture."""
+    left, top, right, bottom = box
+    wide, high = size
+    return (
+        math.floor(max(left, 0)),
+        math.floor(max(top, 0)),
+        math.ceil(min(right, wide)),
+        math.ceil(min(bottom, high)),
+    )
+
+
+def _size(size: Sequence[float | Fraction]) -> str:
+    return " x ".join(f"{float(side):g}" for side in size)
