@@ -14,7 +14,7 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
-from routerl_jax.models.regions import RefusedRegion, RegionRule
+from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -242,12 +242,21 @@ class Conversation:
         said = self._rendered(observation)
         return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
 
-    def look(self, turn: Turn, rule: RegionRule) -> Shown | None:
+    @property
+    def frame(self) -> Size | None:
+        """(width, height) at which the policy sees the latest picture shown; None if there is none yet."""
+        return self._viewer.frame
+
+    def look(self, turn: Turn, rule: RegionRule, box: Sequence[float] | None = None) -> Shown | None:
         """The region of the latest picture shown that the turn's action marks (`Viewer.region`), to be observed. None where it
-        marks none: the action is invalid then, and says why. What was sampled stays as it is."""
+        marks none: the action is invalid then, and says why. What was sampled stays as it is.
+
+        Args:
+          box: looked at instead of the action's.
+        """
         assert turn.action is not None
         try:
-            return self._viewer.region(turn.action.box, rule)
+            return self._viewer.region(turn.action.box if box is None else box, rule)
         except RefusedRegion as error:
             turn.action = dataclasses.replace(turn.action, kind="invalid", error=str(error))
             turn.well_formed = False

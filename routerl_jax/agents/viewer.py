@@ -48,6 +48,11 @@ class Viewer:
                 self._pages[digest] = page
                 self._latest = _Seen(page=page, part=None, frame=frame)
 
+    @property
+    def frame(self) -> Size | None:
+        """Of the latest picture; None if there is none yet."""
+        return None if self._latest is None else self._latest.frame
+
     def region(self, box: Sequence[float], rule: RegionRule) -> Shown:
         """A region of the latest picture, as a picture to be shown: a PNG, with its box on the raw picture, which is its parent
         however many crops lie between. Where the raw picture can't be read any more, it has `error` and no picture.

@@ -139,7 +139,8 @@ Observation = str | Seq[str | Shown]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Action:
     """What a turn asks for: `search` (`tool`, `query`), `region` (`box`, a part of the latest picture shown, as the policy
-    writes it), `answer` (`answer`), `refusal` (it says that it can't answer) or `invalid` (`error` says why)."""
+    writes it), `answer` (`answer`), `refusal` (it says that it can't answer) or `invalid` (`error` says why). An answer with an
+    `error` was taken, and ought not to have come."""
 
     kind: ActionKind
     tool: str = ""
@@ -276,18 +277,23 @@ class Episode:
 
     @property
     def invalid_actions(self) -> int:
-        """Number of turns that held no executable action."""
-        return sum(turn.action is not None and turn.action.kind == "invalid" for turn in self.turns)
+        """Number of turns that held no executable action, or one that ought not to have come (`Action.error`)."""
+        return sum(bool(turn.action and (turn.action.kind == "invalid" or turn.action.error)) for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemonstrationStep:
-    """One retrieval step of a gold or demonstrated path: a thought, a sub-question, the tool and what it returned."""
+    """One step of a gold or demonstrated path: a thought, and a sub-question, the tool and what it returned.
+
+    Attributes:
+      box: of a closer look instead of a search, as the policy writes it (Action.box); () of a search.
+    """
 
     thought: str
-    query: str
-    tool: str
-    passages: tuple[Passage, ...]
+    query: str = ""
+    tool: str = ""
+    passages: tuple[Passage, ...] = ()
+    box: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(Text.assemble(("looks at  ", "bold yellow"), _box(action["box"])))
         elif action["kind"] == "refusal":
             parts.append(Text.assemble(("refuses   ", "bold yellow"), turn["text"].strip()))
+        if action["kind"] != "invalid" and action.get("error"):
+            parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
         for call in turn["calls"]:
             parts.append(_findings(call))
         parts += [_seen(item) for item in turn.get("shown", ()) if item["digest"] or item["error"]]

@@ -97,7 +97,7 @@ def search_failures(episode: Episode) -> float:
 
 @REWARD_TERMS.register("invalid_actions")
 def invalid_actions(episode: Episode) -> float:
-    """Number of turns that held no executable action."""
+    """Number of turns that held no executable action, or one that ought not to have come."""
     return float(episode.invalid_actions)
 
 

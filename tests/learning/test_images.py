@@ -6,11 +6,15 @@ import optax
 import pytest
 from flax import nnx
 
+from routerl_jax.agents.agent import LLM, Agent, Tools
+from routerl_jax.agents.driver import run
+from routerl_jax.core.types import Action, Episode, Example, Shown
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig
+from routerl_jax.models.regions import RegionRule
 from routerl_jax.parallel.mesh import make_mesh
 from tests import seeing, tiny
 
@@ -142,3 +146,39 @@ def test_a_text_layout_refuses_images(sequences: list) -> None:
     layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (128,), 256, tiny.model())
     with pytest.raises(ValueError, match="sequences hold images, but the batch layout is for a text model"):
         layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * 4)
+
+
+class Zooms(Agent):
+    """Is shown five pictures of mixed sizes, then a region of the last one, and a region of that."""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = llm.conversation("look:")
+        for number, size in enumerate([(24, 32), (90, 50), (16, 120), (40, 40), (240, 320)]):
+            turn = await chat.generate(max_tokens=3)
+            chat.observe([Shown(image=seeing.picture(number, *size))])
+        for _ in range(2):
+            turn = await chat.generate(max_tokens=3)
+            turn.action = Action(kind="region", box=(8, 4, 33, 29))
+            crop = chat.look(turn, RegionRule(least=4))
+            assert crop is not None
+            chat.observe(["closer: ", crop])
+        await chat.generate(max_tokens=3)
+        return chat.episode(answer=None)
+
+
+def test_sampler_and_learner_agree_on_crops_of_crops() -> None:
+    """1e-4: float32 in another order."""
+    model = seeing.model()
+    (episode,) = run(Zooms(), [Example(id="q", question="", answers=())], Engine(model, rows=2, max_length=256), {})
+    (sequence,) = episode.sequences
+    assert len({image.digest for _, image in sequence.images}) == 7
+    assert [turn.shown[0].box for turn in episode.turns[5:7]] == [(64, 30, 264, 218), (104, 53, 229, 201)]
+    ours = Learner(
+        model,
+        optax.sgd(1e-2),
+        LossConfig(kind="reinforce"),
+        BatchLayout(make_mesh(devices=jax.devices()[:1]), (256,), 256, model),
+    )
+    sampled = sequence.loss_mask
+    assert sampled.sum() > 8
+    np.testing.assert_allclose(ours.logprobs([sequence])[0][sampled], sequence.logprobs[sampled], rtol=0, atol=1e-4)

@@ -1,0 +1,309 @@
+"""VRAG-RL's agents (arXiv 2505.22019): searching pages and looking closer, and what the paper compares it with."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.conversation import Conversation
+from routerl_jax.agents.fitting import fitting
+from routerl_jax.agents.forced import ForcedAnswer
+from routerl_jax.agents.grammar import RouteChoices
+from routerl_jax.agents.observation import Look, Reply
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.types import (
+    Action,
+    Call,
+    Demonstration,
+    Episode,
+    Example,
+    Message,
+    Observation,
+    Passage,
+    Shown,
+    Turn,
+)
+from routerl_jax.models.regions import RegionRule, Size
+from routerl_jax.recipes.vrag_rl import protocol
+from routerl_jax.recipes.vrag_rl.protocol import Shows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VRAGAgent(Agent):
+    """Searches page images, looks closer at regions of the latest picture shown, and answers (algorithm 1).
+
+    A search shows the best page that has not been shown yet, or says that none is left. A turn that holds no action, or one
+    that can't be done, is invalid: the policy is told why, and the turn is spent. An answer before the first search ends the
+    episode like any other, and counts as an invalid action (section 3.3). After the last turn the answer is begun for the
+    policy.
+
+    Attributes:
+      tool: name of the knowledge base.
+      max_turns: turns in which the policy may search, look or answer. The paper gives no number; the released code has 4.
+      k: pages that a search finds, of which `pages` are shown.
+      pages: shown per search.
+      shows: pages as pictures, or their text (the paper's OCR form).
+      looks: whether there are closer looks; without them it is the paper's Search-R1-VL and ReAct.
+      regions: what becomes of the boxes that the policy writes.
+      max_turn_tokens: most tokens of a turn.
+      max_observation_tokens: most tokens of what a search shows; 0: as many as there is room for. Text is cut to it.
+      answer_tokens: room kept for an answer that is begun for the policy.
+      force_answer: begin the answer for the policy where it has spent its turns. The paper ends without one; the released code
+        lets the policy write once more.
+      thoughts: let the policy think before an answer that is begun for it.
+      instruct: say how to work (for pretrained models); what follows an action then comes as a user's message.
+    """
+
+    tool: str
+    max_turns: int = 4
+    k: int = 10
+    pages: int = 1
+    shows: Shows = "picture"
+    looks: bool = True
+    regions: RegionRule = RegionRule()
+    max_turn_tokens: int = 512
+    max_observation_tokens: int = 0
+    answer_tokens: int = 64
+    force_answer: bool = True
+    thoughts: bool = False
+    instruct: bool = False
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self._begin(example, llm)
+        known: set[str] = set()
+        searched = False
+        for _ in range(self.max_turns):
+            room = chat.room - self._reserve(chat)
+            if room < 1:
+                return await self._end(chat, truncated=True)
+            turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
+            action = self.read(turn, searched)
+            if action.kind == "answer":
+                return chat.episode(answer=action.answer)
+            if action.kind == "search":
+                searched = True
+                shown = await self._search(action.query, chat, tools, known)
+            else:
+                crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
+                shown = self._say(chat, [self._reminder(turn) if crop is None else crop])
+            if not shown:
+                return await self._end(chat, truncated=True)
+        return await self._end(chat)
+
+    @property
+    def search_budget(self) -> int:
+        """`max_turns`: each may search."""
+        return self.max_turns
+
+    @property
+    def choices(self) -> RouteChoices:
+        return protocol.choices(self.tool, self.looks)
+
+    def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """`vanilla_rag` and `react`, the paper's; `random_box` and `centre_box`, whose looks go elsewhere."""
+        baselines = {**self.vanilla_rag(tools), "react": dataclasses.replace(self, looks=False)}
+        if not self.looks:
+            return baselines
+        return {
+            **baselines,
+            "random_box": MovedBoxes(**self._fields, to="random"),
+            "centre_box": MovedBoxes(**self._fields, to="centre"),
+        }
+
+    def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        return {"vanilla_rag": VanillaRAG(**{**self._fields, "force_answer": True})}
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Those that every agent of the recipe has, a subclass of another project's, too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(VRAGAgent)}
+
+    # --- how it is shown what to write ---
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        return "demonstrations"
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return protocol.TAGS
+
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        """The ids of the prompt: the question, after its pictures if it has any, and how to work where that must be said."""
+        question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        if not self.instruct:
+            return tokenizer.encode_prompt(f"Question: {question}\n")
+        task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
+        if not tokenizer.has_chat_template:
+            return tokenizer.encode_prompt(f"{task}\n\nUser: Question: {question}\nAssistant: ")
+        return tokenizer.chat(
+            [Message(role="system", content=task), Message(role="user", content=f"Question: {question}")]
+        )
+
+    def pieces(self, demonstration: Demonstration) -> Pieces:
+        """A step with a box is a closer look, any other a search that finds the step's passages."""
+        pieces: Pieces = []
+        known: set[str] = set()
+        for step in demonstration.steps:
+            if step.box:
+                pieces.append((protocol.look(step.thought, step.box), True))
+                pieces.append((Look(box=step.box, rule=self.regions, said=lambda crop: self._framed([crop])), False))
+                continue
+            pieces.append((protocol.search(step.thought, step.query), True))
+            call = Call(tool=step.tool, query=step.query, passages=step.passages)
+            fresh = self._fresh(step.passages, known)
+            known.update(passage.id for passage in fresh)
+            pieces.append((self._framed(protocol.page(call, fresh, fresh, self.shows)), False))
+        if not demonstration.forced:
+            return [*pieces, (protocol.answer(demonstration.thought, demonstration.answer), True)]
+        opening = protocol.ANSWER_OPENING
+        if self.thoughts:
+            begins, ends = protocol.THINK
+            pieces += [(begins, False), (f"{demonstration.thought}{ends}", True)]
+            opening = f"\n{opening}"
+        return [*pieces, (opening, False), (f"{demonstration.answer}</answer>", True)]
+
+    # --- what a rollout is made of ---
+
+    def _begin(self, example: Example, llm: LLM) -> Conversation:
+        return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
+
+    def read(self, turn: Turn, searched: bool) -> Action:
+        """The turn's action; `error` says, too, where an answer came before any search."""
+        action = self._parse(turn.forced + turn.text)
+        if action.kind == "region" and not self.looks:
+            action = dataclasses.replace(action, kind="invalid", error=protocol.NO_REGIONS)
+        elif action.kind == "answer" and not searched:
+            action = dataclasses.replace(action, error=protocol.UNSEARCHED)
+        turn.action = action
+        turn.well_formed = action.kind != "invalid" and protocol.well_formed(turn.text)
+        return action
+
+    def _parse(self, text: str) -> Action:
+        return protocol.parse(text, self.tool)
+
+    def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
+        """What the turn's box marks; None, and an invalid action, where it marks nothing."""
+        return chat.look(turn, self.regions)
+
+    def _fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
+        """The best pages that have not been shown yet."""
+        return [passage for passage in found if passage.id not in known][: self.pages]
+
+    async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
+        """Searches and shows what is new; False where not even that nothing fits can be said."""
+        call = await tools[self.tool].search(query, self.k)
+        fresh = self._fresh(call.passages, known)
+        left = chat.room - self._reserve(chat)
+        limit = min(self.max_observation_tokens or left, left)
+
+        def said(shown: Sequence[Passage]) -> Observation:
+            return protocol.page(call, fresh, shown, self.shows)
+
+        shown = fitting(fresh, lambda some: self._size(chat, said(some)) <= limit, cut=self.shows == "text")
+        known.update(passage.id for passage in shown)
+        return self._say(chat, said(shown), [passage.id for passage in shown])
+
+    def _reminder(self, turn: Turn) -> str:
+        assert turn.action is not None
+        return protocol.reminder(turn.action.error, self.looks)
+
+    def _framed(self, said: Observation) -> Observation | Reply:
+        """As the policy is told it: in a user's message where it is one that chats."""
+        return Reply(said) if self.instruct else ["\n", *said, "\n"]
+
+    def _size(self, chat: Conversation, said: Observation) -> int:
+        framed = self._framed(said)
+        return chat.reply_tokens(framed.observation) if isinstance(framed, Reply) else chat.tokens_of(framed)
+
+    def _say(self, chat: Conversation, said: Observation, passages: Sequence[str] = ()) -> bool:
+        """Tells the policy; False where there is no room for it beside an answer."""
+        if self._size(chat, said) > chat.room - self._reserve(chat):
+            return False
+        framed = self._framed(said)
+        if isinstance(framed, Reply):
+            chat.reply(framed.observation, passages)
+        else:
+            chat.observe(framed, passages)
+        return True
+
+    @property
+    def forced(self) -> ForcedAnswer:
+        """How an answer is begun for the policy."""
+        return ForcedAnswer(
+            opening=protocol.ANSWER_OPENING,
+            closing="</answer>",
+            tokens=self.answer_tokens,
+            think=protocol.THINK if self.thoughts else (),
+            thought_tokens=self.max_turn_tokens,
+        )
+
+    def _reserve(self, chat: Conversation) -> int:
+        """Tokens kept for an answer that is begun for the policy."""
+        return self.forced.reserve(chat) if self.force_answer else 0
+
+    async def _end(self, chat: Conversation, truncated: bool = False) -> Episode:
+        """The end of an episode that has come to no answer: one that is begun for the policy, where that is wanted."""
+        if not self.force_answer:
+            return chat.episode(answer=None, truncated=truncated)
+        return await self.forced.answer(chat, self._parse, truncated)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VanillaRAG(VRAGAgent):
+    """Is shown as many pages for its question as its turns could have shown, then answers (figure 11).
+
+    The search is written in the policy's place.
+    """
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self._begin(example, llm)
+        search = f"{protocol.SEARCH_OPENING}{llm.tokenizer.plain(example.question)}</search>"
+        if chat.tokens_of(search) <= chat.room - self._reserve(chat):
+            chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
+            await self._search(example.question, chat, tools, set())
+        return await self._end(chat)
+
+    def _fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
+        return list(found[: self.pages * self.max_turns])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MovedBoxes(VRAGAgent):
+    """The same policy, whose boxes keep their size and are moved over the picture: what it writes stays, what it is shown is
+    another region. A control of whether it matters where it looks.
+
+    Attributes:
+      to: a place that is drawn, the same in every run, or the centre of the picture.
+    """
+
+    to: Literal["random", "centre"]
+
+    def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
+        frame, written = chat.frame, turn.action
+        crop = chat.look(turn, self.regions)
+        if crop is None or frame is None or written is None:
+            return crop
+        place = (0.5, 0.5)
+        if self.to == "random":
+            seed = [5, zlib.crc32(example.id.encode()), llm.sample, turn.start]
+            place = tuple(np.random.default_rng(seed).random(2).tolist())
+        return chat.look(turn, self.regions, moved(written.box, self.regions.box_scale, frame, place))
+
+
+def moved(box: Sequence[float], box_scale: float, frame: Size, place: Sequence[float]) -> tuple[float, ...]:
+    """A box of the same size, as far as it fits, in the picture: at 0 of `place` it touches the left (top) edge, at 1 the right
+    (bottom) one."""
+    sides = (box_scale or frame[0], box_scale or frame[1])
+    spans = [min(box[axis + 2], side) - max(box[axis], 0) for axis, side in enumerate(sides)]
+    # a trifle more, so that rounding makes no box too small that was large enough
+    sizes = [min(span * (1 + 1e-9), side) for span, side in zip(spans, sides)]
+    starts = [(side - size) * at for side, size, at in zip(sides, sizes, place)]
+    return (*starts, *(start + size for start, size in zip(starts, sizes)))
