@@ -7,6 +7,7 @@ from routerl_jax.recipes.mmsearch_r1 import recipe as mmsearch_r1_recipe  # noqa
 from routerl_jax.recipes.mmsearch_r1 import rewards as mmsearch_r1_rewards  # noqa: F401
 from routerl_jax.recipes.r1_router import grammar, recipe, rewards, turns  # noqa: F401
 from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.vrag_rl import recipe as vrag_rl_recipe  # noqa: F401
 from routerl_jax.recipes.vrag_rl import rewards as vrag_rl_rewards  # noqa: F401
 
 __all__ = ["RECIPES"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 
@@ -40,3 +41,28 @@ class Recipe:
 
 # (config.agent, config.stages, names of the knowledge bases, config.evaluation.normalizer) -> Recipe
 RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")
+
+
+def check_own_protocol(agent: AgentConfig, recipe: str, prompt: str, instead_of_on_invalid: str) -> None:
+    """That nothing is set which a recipe with a protocol of its own decides.
+
+    Args:
+      prompt: where the recipe's prompt comes from, for the error.
+      instead_of_on_invalid: what says what follows a turn that can't be read, for the error.
+
+    Raises:
+      ValueError: a grammar, a prompt, or another `on_invalid` than the default.
+    """
+    if agent.grammar:
+        raise ValueError(
+            f"config.agent.grammar={agent.grammar!r}: config.recipe={recipe!r} has tags of its own; leave it empty"
+        )
+    if agent.prompt or agent.prompt_suffix:
+        raise ValueError(
+            f"config.agent.prompt and prompt_suffix: config.recipe={recipe!r} has {prompt}; leave them empty"
+        )
+    if agent.on_invalid != "remind":
+        raise ValueError(
+            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe={recipe!r} {instead_of_on_invalid}; leave "
+            "on_invalid='remind'"
+        )

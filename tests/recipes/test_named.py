@@ -9,6 +9,8 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.recipe import Recipe
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
+from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 from routerl_jax.training import config as schema
 from routerl_jax.training.setup import build_recipe
 
@@ -43,6 +45,29 @@ def test_r1_router_has_chats_of_its_own() -> None:
         ValueError, match=r"config.agent.grammar='routerag'.*leave it empty, or set config.recipe='search'"
     ):
         made("r1_router", ("text",), AgentConfig(grammar="routerag"))
+
+
+def test_vrag_rl_reads_pages_in_turns_of_its_own() -> None:
+    recipe = made("vrag_rl", ("pages",), AgentConfig(max_searches=4, k=10, settings={"looks": False}))
+    assert isinstance(recipe.agent, VRAGAgent)
+    assert (recipe.agent.tool, recipe.agent.max_turns, recipe.agent.k, recipe.agent.looks) == ("pages", 4, 10, False)
+    assert recipe.reward == AFTER_SFT.reward
+
+
+@pytest.mark.parametrize(
+    ("agent", "tools", "error"),
+    [
+        (AgentConfig(), ("pages", "text"), "needs one knowledge base, of pages; config.knowledge has pages, text"),
+        (AgentConfig(max_searches=0), ("pages",), "max_searches=0: .* needs a turn at least"),
+        (AgentConfig(grammar="search_r1"), ("pages",), "config.agent.grammar='search_r1': .* has tags of its own"),
+        (AgentConfig(prompt="{question}"), ("pages",), "config.agent.prompt and prompt_suffix: .* a prompt of its own"),
+        (AgentConfig(on_invalid="end"), ("pages",), "config.agent.on_invalid='end': .* tells the policy why"),
+        (AgentConfig(sees=("pages",)), ("pages",), "config.agent.sees=.* in words alone"),
+    ],
+)
+def test_vrag_rl_says_what_it_can_t_use(agent: AgentConfig, tools: tuple[str, ...], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        made("vrag_rl", tools, agent)
 
 
 def test_another_grammar_keeps_the_papers_headline() -> None:

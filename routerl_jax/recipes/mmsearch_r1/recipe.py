@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
-from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.recipe import RECIPES, Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
 
 IMAGE_TOOLS = (
@@ -27,19 +27,12 @@ def mmsearch_r1(
       ValueError: other knowledge bases than one that is searched by pictures and one that is searched in words, a grammar,
         prompt or `on_invalid` of another recipe, or an unknown reward term.
     """
-    if agent.grammar:
-        raise ValueError(
-            f"config.agent.grammar={agent.grammar!r}: config.recipe='mmsearch_r1' has tags of its own; leave it empty"
-        )
-    if agent.prompt or agent.prompt_suffix:
-        raise ValueError(
-            "config.agent.prompt and prompt_suffix: config.recipe='mmsearch_r1' has a prompt for every round; leave them empty"
-        )
-    if agent.on_invalid != "remind":
-        raise ValueError(
-            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='mmsearch_r1' says with "
-            "config.agent.settings.force_answer what follows a turn that can't be read; leave on_invalid='remind'"
-        )
+    check_own_protocol(
+        agent,
+        "mmsearch_r1",
+        prompt="a prompt for every round",
+        instead_of_on_invalid="says with config.agent.settings.force_answer what follows a turn that can't be read",
+    )
     image = tuple(agent.sees) or tuple(name for name in tools if name in IMAGE_TOOLS)
     text = [name for name in tools if name not in image]
     if len(image) != 1 or image[0] not in tools or len(text) != 1:
