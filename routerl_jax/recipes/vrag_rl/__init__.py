@@ -1,1 +1,1 @@
-"""VRAG-RL (arXiv 2505.22019): page images are searched, looked at as a whole, then closer."""
+"""VRAG-RL (arXiv 2505.22019): pages seen coarse to fine: search page images, look closer at a region, answer."""
