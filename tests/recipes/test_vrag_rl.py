@@ -211,9 +211,15 @@ def test_scaled_boxes(play) -> None:
 # --- what goes wrong around it ---
 
 
-def test_a_page_that_is_gone_counts_as_shown(files: list[str], play, tmp_path: pathlib.Path) -> None:
-    """Else the next search would bring it again."""
-    episode = play(SEARCH, SEARCH, ANSWER, tool=Pages([str(tmp_path / "gone.png"), *files]))
+@pytest.mark.parametrize("size", [None, (20, 20_000)])
+def test_a_page_that_can_t_be_shown_counts_as_shown(
+    files: list[str], play, tmp_path: pathlib.Path, size: tuple[int, int] | None
+) -> None:
+    """Else the next search would bring it again. Its file is gone, or no model sees such a strip."""
+    path = tmp_path / "page.png"
+    if size:
+        Image.fromarray(seeing.picture(0, *size)).save(path)
+    episode = play(SEARCH, SEARCH, ANSWER, tool=Pages([str(path), *files]))
     assert "a picture that can't be shown" in episode.turns[0].observation
     assert episode.turns[0].shown[0].error
     assert pages_of(episode)[:2] == [["p0"], ["p1"]]
