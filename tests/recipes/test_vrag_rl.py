@@ -17,6 +17,7 @@ from routerl_jax.core.types import Action, Demonstration, DemonstrationStep, Epi
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.evaluation.trajectory import render
+from routerl_jax.generation.engine import Engine
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.vrag_rl import protocol
@@ -247,6 +248,19 @@ def test_what_does_not_fit_is_left_out_whole(play) -> None:
 def test_a_very_long_query_is_cut() -> None:
     action = protocol.parse(f"<think>a</think><search>{'capital  of Ghana ' * 6000}</search>", "pages")
     assert action.query == ("capital of Ghana " * 120)[:2000]
+
+
+def test_a_policy_that_babbles_ends_in_a_forced_answer(files: list[str]) -> None:
+    """The engine's own conversations: four invalid turns, four reminders, and what was sampled is what is trained on."""
+    agent = dataclasses.replace(AGENT, max_turn_tokens=6, answer_tokens=6)
+    engine = Engine(seeing.model(context=1024), rows=2, max_length=1000)
+    episodes = run(agent, [EXAMPLE], engine, {"pages": Pages(files)}, samples=2)
+    for episode in episodes:
+        assert [bool(turn.forced) for turn in episode.turns] == [False] * 4 + [True]
+        assert episode.invalid_actions >= 4
+        (sequence,) = episode.sequences
+        assert sequence.loss_mask.sum() == sum(turn.tokens for turn in episode.turns)
+    assert episodes[0].turns[0].text != episodes[1].turns[0].text
 
 
 # --- other forms ---
