@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import math
 import pathlib
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.observation import Look
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Action, Episode, Example, Shown
 from routerl_jax.evaluation.records import episode_of, read_records, write_records
 from routerl_jax.evaluation.trajectory import render
-from routerl_jax.models.images import decode_image
+from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.images import ImageProcessor, decode_image
 from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box
 from routerl_jax.recipes.search_r1 import SearchR1Grammar
 from tests import seeing, tiny
@@ -215,3 +219,27 @@ def test_a_demonstration_with_looks_is_what_a_rollout_records() -> None:
     assert [image.digest for _, image in written.images] == [image.digest for _, image in sequence.images]
     with pytest.raises(RefusedRegion, match="no picture has been shown yet"):
         demonstrated([1], pieces, tokenizer, images)
+
+
+def test_real_pages(shared_data: Callable[[str], pathlib.Path]) -> None:
+    """VRAG-RL's demonstration pages in Qwen's frames: a look and a look into it are crops of the page, pixel by pixel."""
+    processor = ImageProcessor(min_pixels=256 * 28 * 28, max_pixels=512 * 28 * 28)
+    images = ImageTokens(seeing.config(), processor)
+    paths = sorted(shared_data("vrag_demo_pages/pages").glob("*.jpg"))[::12]
+    assert len(paths) > 4
+    for path in paths:
+        viewer = Viewer(images)
+        viewer.see([Shown(passage=path.stem, image=str(path))])
+        page = np.asarray(decode_image(path))
+        high, wide = page.shape[:2]
+        left, top = 0, 0
+        for _ in range(2):
+            assert viewer.frame is not None
+            across, down = viewer.frame
+            crop = viewer.region((across / 4, down / 4, across * 3 / 4, down * 3 / 4), RegionRule())
+            x, y = math.floor(left + wide / 4), math.floor(top + high / 4)
+            right, bottom = math.ceil(left + wide * 3 / 4), math.ceil(top + high * 3 / 4)
+            assert crop.box == (x, y, right, bottom)
+            np.testing.assert_array_equal(pixels(crop), page[y:bottom, x:right])
+            viewer.see([crop])
+            left, top, wide, high = x, y, right - x, bottom - y

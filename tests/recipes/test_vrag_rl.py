@@ -17,6 +17,7 @@ from routerl_jax.core.types import Action, Demonstration, DemonstrationStep, Epi
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.evaluation.trajectory import render
+from routerl_jax.generation.engine import Engine
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.vrag_rl import protocol
@@ -211,9 +212,15 @@ def test_scaled_boxes(play) -> None:
 # --- what goes wrong around it ---
 
 
-def test_a_page_that_is_gone_counts_as_shown(files: list[str], play, tmp_path: pathlib.Path) -> None:
-    """Else the next search would bring it again."""
-    episode = play(SEARCH, SEARCH, ANSWER, tool=Pages([str(tmp_path / "gone.png"), *files]))
+@pytest.mark.parametrize("size", [None, (20, 20_000)])
+def test_a_page_that_can_t_be_shown_counts_as_shown(
+    files: list[str], play, tmp_path: pathlib.Path, size: tuple[int, int] | None
+) -> None:
+    """Else the next search would bring it again. Its file is gone, or no model sees such a strip."""
+    path = tmp_path / "page.png"
+    if size:
+        Image.fromarray(seeing.picture(0, *size)).save(path)
+    episode = play(SEARCH, SEARCH, ANSWER, tool=Pages([str(path), *files]))
     assert "a picture that can't be shown" in episode.turns[0].observation
     assert episode.turns[0].shown[0].error
     assert pages_of(episode)[:2] == [["p0"], ["p1"]]
@@ -241,6 +248,19 @@ def test_what_does_not_fit_is_left_out_whole(play) -> None:
 def test_a_very_long_query_is_cut() -> None:
     action = protocol.parse(f"<think>a</think><search>{'capital  of Ghana ' * 6000}</search>", "pages")
     assert action.query == ("capital of Ghana " * 120)[:2000]
+
+
+def test_a_policy_that_babbles_ends_in_a_forced_answer(files: list[str]) -> None:
+    """The engine's own conversations: four invalid turns, four reminders, and what was sampled is what is trained on."""
+    agent = dataclasses.replace(AGENT, max_turn_tokens=6, answer_tokens=6)
+    engine = Engine(seeing.model(context=1024), rows=2, max_length=1000)
+    episodes = run(agent, [EXAMPLE], engine, {"pages": Pages(files)}, samples=2)
+    for episode in episodes:
+        assert [bool(turn.forced) for turn in episode.turns] == [False] * 4 + [True]
+        assert episode.invalid_actions >= 4
+        (sequence,) = episode.sequences
+        assert sequence.loss_mask.sum() == sum(turn.tokens for turn in episode.turns)
+    assert episodes[0].turns[0].text != episodes[1].turns[0].text
 
 
 # --- other forms ---
