@@ -42,7 +42,7 @@ lint: $(VENV)/.installed-dev
 warm-start: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
 
-# Makes the policy that sees which ships in the package (minutes on two idle cores).
+# Makes the policy that sees which ships in the package (about 20 minutes on two cores).
 sight: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 

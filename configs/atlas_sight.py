@@ -37,13 +37,13 @@ def get_config() -> ml_collections.ConfigDict:
 
     python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 
-    Two updates a second on two cores with AVX-512 that do little else. `python -m benchmarks.atlas_sight` says what it can see.
+    About 20 minutes on two cores (AVX2). `python -m benchmarks.atlas_sight` says what it can see.
     """
     return to_config_dict(
         schema.TrainConfig(
             kind="sft",
             seed=1,
-            steps=600,
+            steps=1200,
             model=schema.ModelConfig(path="atlas-warm-start", sight=TOWER),
             mesh=schema.MeshConfig(cpu_devices=2),
             agent=schema.AgentConfig(grammar="r1_router", max_searches=3, k=2),
@@ -56,7 +56,7 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(128, 512),
                 micro_tokens=2048,
             ),
-            evaluation=schema.EvaluationConfig(every=200),
+            evaluation=schema.EvaluationConfig(every=400),
             checkpoint=schema.CheckpointConfig(every=100),
             warm_start=schema.WarmStartConfig(
                 demonstrations="made:configs.atlas_sight:shown",

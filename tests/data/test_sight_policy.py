@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.atlas_sight import Reader, best_name, known_by, open_reader, whose
+from benchmarks.atlas_sight import Reader, auroc, best_name, known_by, open_reader, whose
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.drills import ReadingDrills
@@ -17,13 +17,13 @@ def reader() -> Reader:
 
 def test_it_names_the_flags_that_it_was_shown_often(reader: Reader) -> None:
     found = reader.answers((whose(name, view=7), name) for name in known_by("many"))
-    assert sum(one.right for one in found) >= 32  # of 40
+    assert sum(one.right for one in found) >= 38  # of 40
 
 
 def test_it_is_less_sure_of_flags_that_it_never_saw(reader: Reader) -> None:
-    shown = [best_name(reader, whose(name, view=7)) for name in known_by("many")[:6]]
-    never = [best_name(reader, whose(name, view=7)) for name in known.unknown_countries("test")[:6]]
-    assert np.median(never) < np.median(shown)
+    shown = [best_name(reader, whose(name, view=7)) for name in (*known_by("many")[:4], *known_by("few")[:4])]
+    never = [best_name(reader, whose(name, view=7)) for name in known.unknown_countries("test")[:8]]
+    assert auroc(np.array(shown), np.array(never)) >= 0.85  # 0.995 of all
 
 
 def test_it_still_reads(reader: Reader) -> None:

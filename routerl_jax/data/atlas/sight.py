@@ -22,7 +22,7 @@ FIGURES = "0123456789"
 TOKEN = 28  # pixels of an image token's side
 DESCRIBE, FIGURES_OF = "What is on this flag?", "Which figures are on this picture?"
 _PAPER = (122, 117, 104)  # near zero to the tower: on white, figures are learnt much later
-RARELY = 0.15  # how often a flag of strength "few" is shown, beside one of strength "many"
+RARELY = 0.25  # how often a flag of strength "few" is shown, beside one of strength "many"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
