@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import pathlib
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 
 _ATLAS = "atlas/"
+_PAGED = ("ocr", "pages")  # kinds that show pages
 _TOOL = "tool"
 _HYBRID = "hybrid"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -257,8 +259,15 @@ def _from_memory(kind: str) -> bool:
 
 
 def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage]) -> str:
-    """A corpus of a source's passages in the cache."""
-    return _written(f"{spec.source}.jsonl", [_row(passage) for passage in passages])
+    """A corpus of a source's passages in the cache; pictures of Atlas's pages lie beside it, drawn once."""
+    name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
+    if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
+        from routerl_jax.data.atlas.pages import all_pages, encoded
+
+        for page in all_pages(print_size):
+            if not (picture := path.parent / page.file).is_file():
+                write_whole(picture, encoded(page), shared=True)
+    return _written(name, rows)
 
 
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:
@@ -271,8 +280,14 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     given |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
     if passages and spec.kind == "graph":
         given |= _atlas_triples(spec)
-    config = KB_BUILDERS.get(spec.kind).config
-    return from_config_dict(config, given | dict(spec.settings), f"config.knowledge.{name}.settings")
+    config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
+    if _atlas_pages(spec):
+        if spec.kind not in _PAGED:
+            raise ValueError(
+                f"config.knowledge.{name}.kind={spec.kind!r} shows no pages; set it to {' or '.join(map(repr, _PAGED))}"
+            )
+        settings["pages"] = {"text": "layer", **settings.get("pages", {})}  # their titles, and nothing that is on them
+    return from_config_dict(config, given | settings, f"config.knowledge.{name}.settings")
 
 
 def _row(passage: Passage) -> dict[str, str]:
@@ -286,12 +301,23 @@ def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     if not spec.source.startswith(_ATLAS):
         return None
     from routerl_jax.data.atlas.known import FACTS, fact_passages
+    from routerl_jax.data.atlas.pages import page_passages
     from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
+    if print_size := _atlas_pages(spec):
+        return page_passages(print_size)
     name = spec.source.removeprefix(_ATLAS)
     made = {PICTURES: picture_passages, FACTS: fact_passages}
     return made[name]() if name in made else passages_of(name)
+
+
+def _atlas_pages(spec: KnowledgeConfig) -> int:
+    """The print of the pages that a source `atlas/pages` or `atlas/pages/PIXELS` stands for; 0 for any other source."""
+    from routerl_jax.data.atlas.pages import PAGES, PRINT
+
+    found = re.fullmatch(rf"{_ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
+    return int(found[1] or PRINT) if found else 0
 
 
 def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
@@ -306,12 +332,19 @@ def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
 
 def _written(name: str, rows: list[dict[str, Any]]) -> str:
     """A file of these rows in the cache, written once; its place depends on its content."""
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
-    path = cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
+    path = _written_place(name, content := _lines(rows))
     if not path.is_file():
         write_whole(path, content, shared=True)
     return str(path)
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _written_place(name: str, content: str) -> pathlib.Path:
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    return cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
 
 
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:

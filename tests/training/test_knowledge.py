@@ -1,13 +1,15 @@
 """A run's knowledge bases: one corpus as passages, as a graph of Atlas's facts, and both together."""
 
 import dataclasses
+import itertools
 import pathlib
 
 import pytest
 
-from routerl_jax.data.atlas import world
+from routerl_jax.data.atlas import pages, world
 from routerl_jax.knowledge.graph.kb import GraphKB
 from routerl_jax.knowledge.hybrid import HybridKB, reciprocal_rank_fusion
+from routerl_jax.models.images import decode_image
 from routerl_jax.training import config as schema
 from routerl_jax.training import knowledge
 from routerl_jax.training.setup import open_knowledge
@@ -127,6 +129,47 @@ def test_pages_by_their_text(encoder: str, cache: pathlib.Path, tmp_path: pathli
         opened(vectors=dataclasses.replace(vectors, encoder="all-MiniLM-L6-v2"))
     with pytest.raises(ValueError, match="retriever='bm25' has no encoder"):
         opened(words=dataclasses.replace(words, settings={**words.settings, "encoder": encoder}))
+
+
+def test_atlas_s_pages_are_found_by_title_and_seen(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """One at a time, next to each other in print of two sizes; drawn once, and nothing of what is on them is text."""
+    every, drawn = pages.all_pages, []
+    monkeypatch.setattr(pages, "all_pages", lambda size=pages.PRINT: itertools.islice(every(size), 6))
+    encoded = pages.encoded
+    monkeypatch.setattr(pages, "encoded", lambda page: drawn.append(page) or encoded(page))
+    small = schema.KnowledgeConfig(source="atlas/pages", kind="ocr", settings={"retriever": "bm25"})
+    kbs = opened(small=small, large=dataclasses.replace(small, source="atlas/pages/96"))
+    assert len(drawn) == 12
+    for kb, print_size in zip(kbs.values(), (12, 96)):
+        assert len(kb) == 6
+        [[found]] = kb.search(["land of Albania"], 1)
+        assert (found.id, found.title, found.text) == ("pages/Albania/land", "Albania: land", "Albania: land")
+        page, picture = pages.page("Albania", "land", print_size), decode_image(found.image)
+        assert picture.size == pages.SIZE
+        for plate in page.plates:
+            left, top, _, bottom = plate.box
+            pixel = picture.getpixel((left + 2, (top + bottom) // 2))
+            assert max(abs(a - b) for a, b in zip(pixel, pages.COLOURS[plate.colour])) < 12  # what JPEG leaves
+        assert pathlib.Path(found.image).read_bytes() == encoded(page)  # what was drawn is not encoded again
+    [elsewhere] = opened(small=dataclasses.replace(small, directory=str(cache / "kb"))).values()
+    assert elsewhere.search(["land of Albania"], 1)[0][0].id == "pages/Albania/land"
+    assert len(drawn) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "bm25"}, r"config\.knowledge\.pages\.kind='bm25' shows no pages; set it to 'ocr' or 'pages'"),
+        ({"source": "atlas/pages/100"}, r"config\.knowledge\.pages: print of 100 pixels does not fit a page"),
+        ({"source": "atlas/pages/large"}, r"config\.knowledge\.pages: Atlas has no knowledge base 'pages/large'"),
+        ({"settings": {"pages": {"text": "none"}}}, r"config\.knowledge\.pages\.settings.*leaves nothing to search"),
+    ],
+)
+def test_pages_that_can_t_be_opened(cache: pathlib.Path, changes, message: str):
+    pages = schema.KnowledgeConfig(**{"source": "atlas/pages", "kind": "ocr"} | changes)
+    with pytest.raises(ValueError, match=message):
+        knowledge.check_knowledge({"pages": pages})
+    assert not (cache / "knowledge").exists()
 
 
 def test_every_fact_that_a_passage_states_is_a_triple():

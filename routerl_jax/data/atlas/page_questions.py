@@ -1,0 +1,213 @@
+"""Questions about Atlas's pages: what can be told from a small view of one, what takes a closer look, and what takes two pages.
+
+    coarse    whose flag a page shows, or which of its bars is the longest
+    fine      a value in small print
+    two_page  which of two countries has more of something: two searches, and two values in small print
+
+A third each, in turns, about the countries of a split of Atlas. Each names the page by its country and topic, or by a fact that
+stands on it, as titles alone are searched.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from routerl_jax.core.types import Example
+from routerl_jax.data.atlas import known, world
+from routerl_jax.data.atlas.pages import FACTS, PRINT, TOPICS, Box, Fact, Page, Topic, bar_box, page, page_name, printed
+
+Type = Literal["coarse", "fine", "two_page"]
+Make = Callable[[int], Example]
+
+TYPES: tuple[Type, ...] = ("coarse", "fine", "two_page")
+FLAG = (
+    "Whose flag is on the page about the {topic} of {name}?",
+    "{name}, {topic}: which country's flag is shown there?",
+)
+BAR = (
+    "Which colour is the longest bar on the page about the {topic} of {name}?",
+    "{name}, {topic}: what is the colour of the longest bar?",
+)
+VALUE = ("What is the {noun} of {name}?", "{name}: what is its {noun}?")
+MORE = ("Which has the greater {noun}, {one} or {other}?", "{one} or {other}: whose {noun} is greater?")
+_PAIRS = 4  # other countries that each is compared with, for every fact
+
+
+def page_questions(split: world.Split, count: int, start: int = 0, print_size: int = PRINT) -> list[Example]:
+    """Questions, a third of each type, in turns; the same ones every time, and no two alike.
+
+    `metadata` has the `type`, the `topic`, the `relation` (key of the fact, "flag" or "bar"), `supporting` and
+    `supporting_titles` (the gold pages), `boxes` (by page what must be seen there: left, top, right, bottom in
+    pixels of the picture), `print` (`print_size`) and, as other questions of Atlas, `entities`.
+
+    Args:
+      start: the place of the first one.
+      print_size: of the pages, `pages.page`; it moves plates, and changes nothing else.
+
+    Raises:
+      ValueError: the count, or the first one's place, is no multiple of three; or there are not so many.
+    """
+    each = len(TYPES)
+    if count % each or start % each:
+        wrong = f"{count} questions, the first at {start}, are no {each} equal types"
+        raise ValueError(f"{wrong}; ask for multiples of {each}")
+    places = range(start // each, (start + count) // each)
+    makers = _makers(split)
+    most = min(map(len, makers.values()))
+    if places.stop > most:
+        raise ValueError(f"Atlas's {split} split has {each * most} questions about pages, fewer than {start + count}")
+    found = [makers[kind][place](print_size) for place in places for kind in TYPES]
+    check(found)
+    return found
+
+
+@functools.cache
+def _makers(split: world.Split) -> dict[Type, list[Make]]:
+    """Of each type all questions that there are, in an order by a hash; every other coarse one is about a flag."""
+    names = [name for name, entity in known.countries().items() if entity.split == split]
+    about = list(itertools.product(names, TOPICS, (0, 1)))
+    flags = [functools.partial(_flag, *one) for one in about]
+    bars = [functools.partial(_bar, *one) for one in about]
+    values = [
+        functools.partial(_value, name, fact, wording)
+        for name in names
+        for fact in FACTS.values()
+        for wording in (0, 1)
+        if _told(name, fact)
+    ]
+    pairs = [
+        functools.partial(_more, *one) for fact in FACTS.values() if fact.comparable for one in _pairs(names, fact)
+    ]
+    coarse = itertools.chain.from_iterable(zip(_shuffled(flags), _shuffled(bars), strict=True))
+    return {"coarse": list(coarse), "fine": _shuffled(values), "two_page": _shuffled(pairs)}
+
+
+def _shuffled(makers: Sequence[functools.partial[Example]]) -> list[Make]:
+    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_named(make.args)}".encode()))
+
+
+def _named(parts: Sequence[object]) -> str:
+    return "/".join(part.key if isinstance(part, Fact) else str(part) for part in parts)
+
+
+def _told(country: str, fact: Fact) -> bool:
+    """Whether the fact's plate has a value, and no other plate of the page the same one."""
+    texts = [plate.text for plate in page(country, fact.topic).plates]
+    return texts.count(value := printed(country, fact.key)) == 1 and bool(value)
+
+
+def _pairs(names: Sequence[str], fact: Fact) -> list[tuple[str, str, Fact, int]]:
+    """Pairs of countries whose values differ, a tenth to a third of all countries apart, in an order by a hash."""
+    ordered = sorted((name for name in names if _told(name, fact)), key=lambda name: (_amount(name, fact), name))
+    found = []
+    for place, low in enumerate(ordered):
+        rng = np.random.default_rng([12, zlib.crc32(f"{fact.key}/{low}".encode())])
+        apart = range(max(1, len(ordered) // 10), len(ordered) // 3 + 1)
+        for step in sorted(rng.permutation(apart)[:_PAIRS].tolist()):
+            if place + step < len(ordered) and printed(low, fact.key) != printed(
+                high := ordered[place + step], fact.key
+            ):
+                one, other = (low, high) if rng.random() < 0.5 else (high, low)
+                found.append((one, other, fact, int(rng.integers(2))))
+    return found
+
+
+def _amount(country: str, fact: Fact) -> float:
+    value = fact.value(country)
+    assert value is not None
+    return value
+
+
+def _flag(country: str, topic: Topic, wording: int, print_size: int) -> Example:
+    shown = page(country, topic, print_size)
+    text = FLAG[wording].format(topic=topic, name=country)
+    return _question("coarse", "flag", text, shown.flag, [(shown, shown.flag_box)])
+
+
+def _bar(country: str, topic: Topic, wording: int, print_size: int) -> Example:
+    shown = page(country, topic, print_size)
+    text = BAR[wording].format(topic=topic, name=country)
+    return _question("coarse", "bar", text, shown.bars[0], [(shown, shown.bars_box)])
+
+
+def _value(country: str, fact: Fact, wording: int, print_size: int) -> Example:
+    shown = page(country, fact.topic, print_size)
+    plate = shown.plate(fact.key)
+    return _question(
+        "fine", fact.key, VALUE[wording].format(noun=fact.noun, name=country), plate.text, [(shown, plate.box)]
+    )
+
+
+def _more(one: str, other: str, fact: Fact, wording: int, print_size: int) -> Example:
+    shown = [page(name, fact.topic, print_size) for name in (one, other)]
+    text = MORE[wording].format(noun=fact.noun, one=one, other=other)
+    answer = max(one, other, key=lambda name: _amount(name, fact))
+    return _question("two_page", fact.key, text, answer, [(each, each.plate(fact.key).box) for each in shown])
+
+
+def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[tuple[Page, Box]]) -> Example:
+    return Example(
+        id=f"pages/{text}",
+        question=text,
+        answers=(answer,),
+        metadata={
+            "type": kind,
+            "topic": gold[0][0].topic,
+            "relation": relation,
+            "supporting": [shown.id for shown, _ in gold],
+            "supporting_titles": [shown.title for shown, _ in gold],
+            "boxes": {shown.id: list(box) for shown, box in gold},
+            "print": gold[0][0].print_size,
+            "entities": [shown.country for shown, _ in gold],
+        },
+    )
+
+
+def check(questions: Sequence[Example]) -> None:
+    """That what is on the gold pages, in the gold boxes, gives the answer, and the question's words don't.
+
+    Raises:
+      ValueError: names the question.
+    """
+    for one in questions:
+        metadata, answer = one.metadata, one.answers[0]
+        kind, relation, names = metadata["type"], metadata["relation"], metadata["entities"]
+        shown = [page(name, metadata["topic"], metadata["print"]) for name in names]
+        if metadata["supporting"] != [page_name(name, metadata["topic"]) for name in names]:
+            raise ValueError(f"question {one.id!r}: its pages are {metadata['supporting']}, and it is about {names}")
+        if kind != "two_page" and answer.lower() in one.question.lower():
+            raise ValueError(f"question {one.id!r} says its answer, {answer}")
+        stated, boxes = _stated(relation, shown)
+        if stated != answer:
+            raise ValueError(f"question {one.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
+        if metadata["boxes"] != {each.id: list(box) for each, box in zip(shown, boxes, strict=True)}:
+            raise ValueError(
+                f"question {one.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
+            )
+
+
+def _stated(relation: str, shown: Sequence[Page]) -> tuple[str, list[Box]]:
+    """What pages say of a relation, and where: of one page its value, of two the country with more; "" if they are alike."""
+    if relation == "flag":
+        return shown[0].flag, [shown[0].flag_box]
+    if relation == "bar":
+        longest = max(shown[0].bars, key=lambda colour: bar_box(shown[0], colour)[2])
+        return longest, [shown[0].bars_box]
+    plates = [each.plate(relation) for each in shown]
+    boxes = [plate.box for plate in plates]
+    if len(shown) == 1:
+        return plates[0].text, boxes
+    numbers = [read(plate.text) for plate in plates]
+    return "" if len(set(numbers)) == 1 else shown[int(np.argmax(numbers))].country, boxes
+
+
+def read(text: str) -> float:
+    """The number that stands on a plate: "1.9K" is 1900. Raises ValueError for anything else."""
+    unit = "KMBT".find(text[-1:]) + 1 if text else 0
+    return float(text[:-1] if unit else text) * 1000**unit

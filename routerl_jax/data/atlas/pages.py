@@ -1,0 +1,402 @@
+"""Pages about countries, as pictures: what is large can be told from a small view, what is small takes a closer look.
+
+Every country has three pages, about its people, land and economy, 1344 x 1008 pixels on grey paper:
+
+    a title             the country and the topic; a search finds pages by it, and by nothing else
+    a flag              of a country whose flag a policy may know (`known`), never the page's own
+    six bars            one in each colour, of six lengths, with the name of the colour's fact
+    six coloured plates one in each colour; on it, in small print, the value of the colour's fact
+
+Values are Atlas's own or computed from them. A plate has room for four characters, one every 28 pixels, so that a crop of it is
+four image tokens with a character each. Flag, bars and the places of the plates are drawn by chance: nothing that is known of
+the country tells them. Everything is a function of country, topic and print. Questions are in page_questions.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from routerl_jax.core.types import Passage
+from routerl_jax.data.atlas import extract, flags, known
+
+Topic = Literal["people", "land", "economy"]
+TOPICS: tuple[Topic, ...] = ("people", "land", "economy")
+Box = tuple[int, int, int, int]  # left, top, right, bottom; pixels of the page
+
+PAGES = "pages"  # the part of Atlas that is `page_passages`
+PAPER = (122, 117, 104)  # near zero to a vision tower, which subtracts the mean of colours
+SIZE = (1344, 1008)
+PRINT = 12  # height of a figure on a plate; seen in 20 image tokens (140 x 112), that is 1.3 pixels
+PLACES = 4  # characters that a plate has room for
+COLOURS = {
+    "red": (186, 24, 36),
+    "blue": (24, 62, 168),
+    "green": (0, 104, 56),
+    "orange": (212, 104, 0),
+    "purple": (112, 36, 148),
+    "black": (20, 20, 20),
+}
+_TOKEN = 28  # pixels of an image token's side
+_INK, _DARK = (250, 248, 240), (34, 32, 28)
+_MARGIN, _HEAD = 48, 112  # pixels; below the head is what is drawn
+_HALF = (560, 392)  # of flag and bars, one above the other
+_BARS = 6
+_UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fact:
+    """What a colour stands for on the pages of a topic.
+
+    Attributes:
+      noun: in questions, and beside the bars.
+      value: the number, from a country's name; None where Atlas doesn't have it.
+      comparable: it can be asked which of two countries has more.
+      whole: a year or rank, printed as it is.
+    """
+
+    key: str
+    noun: str
+    topic: Topic
+    colour: str
+    value: Callable[[str], float | None]
+    comparable: bool = True
+    whole: bool = False
+
+
+def _number(country: str, key: str) -> float | None:
+    """The number at the start of a value ("32.6 million"), without the comma and unit."""
+    found = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
+    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0) if found else None
+
+
+def _given(key: str) -> Callable[[str], float | None]:
+    return lambda country: _number(country, key)
+
+
+def _part(above: str, below: str) -> Callable[[str], float | None]:
+    def value(country: str) -> float | None:
+        one, other = _number(country, above), _number(country, below)
+        return None if one is None or other is None else one / other
+
+    return value
+
+
+def _earned(country: str) -> float | None:
+    income, people = _number(country, "income"), _number(country, "population")
+    return None if income is None or people is None else income * people
+
+
+def _scaled(value: Callable[[str], float | None], factor: float) -> Callable[[str], float | None]:
+    return lambda country: None if (found := value(country)) is None else found * factor
+
+
+def _earned_on(country: str) -> float | None:
+    earned, area = _earned(country), _number(country, "area")
+    return None if earned is None or area is None else earned / area
+
+
+def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]:
+    """1 of the country that has most; of those that have the same, the same."""
+
+    @functools.cache
+    def all_values() -> dict[str, float]:
+        return {name: found for name in known.countries() if (found := value(name)) is not None}
+
+    def rank(country: str) -> float | None:
+        values = all_values()
+        return 1 + sum(other > values[country] for other in values.values()) if country in values else None
+
+    return rank
+
+
+def _year(country: str) -> float | None:
+    found = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
+    return float(found[1]) if found else None
+
+
+def _day(country: str) -> float | None:
+    found = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
+    return float(found[0]) if found else None
+
+
+def _plain(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
+    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value, comparable=False, whole=True)
+
+
+def _amount(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
+    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value)
+
+
+FACTS: Mapping[str, Fact] = {
+    fact.key: fact
+    for fact in (
+        _amount("population", "population", "people", "red", _given("population")),
+        _amount("median_age", "median age", "people", "blue", _given("median_age")),
+        _amount("life_expectancy", "life expectancy", "people", "green", _given("life_expectancy")),
+        _amount("density", "number of people per sq km", "people", "orange", _part("population", "area")),
+        _plain("population_rank", "rank by population", "people", "purple", _rank(_given("population"))),
+        _plain("life_rank", "rank by life expectancy", "people", "black", _rank(_given("life_expectancy"))),
+        _amount("area", "area in sq km", "land", "red", _given("area")),
+        _plain("independence", "year of independence", "land", "blue", _year),
+        _plain("area_rank", "rank by area", "land", "green", _rank(_given("area"))),
+        _amount("land_share", "land per person in sq m", "land", "orange", _scaled(_part("area", "population"), 1e6)),
+        _plain("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
+        _plain("holiday", "day of the month of the national holiday", "land", "black", _day),
+        _amount("income", "income per person in dollars", "economy", "red", _given("income")),
+        _amount(
+            "daily_income",
+            "income per person and day in dollars",
+            "economy",
+            "blue",
+            _scaled(_given("income"), 1 / 365),
+        ),
+        _plain("income_rank", "rank by income per person", "economy", "green", _rank(_given("income"))),
+        _amount("earned", "income of all people in dollars", "economy", "orange", _earned),
+        _plain("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
+        _amount("earned_on", "income per sq km in dollars", "economy", "black", _earned_on),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plate:
+    """A coloured plate: the fact that its colour stands for, the value on it ("" where there is none), and where it is."""
+
+    fact: str
+    colour: str
+    text: str
+    box: Box
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Page:
+    """What is on a page.
+
+    Attributes:
+      print_size: height of the figures on plates, pixels.
+      flag: whose flag is shown, at `flag_box`.
+      bars: colours, from the longest bar to the shortest; together at `bars_box`.
+    """
+
+    country: str
+    topic: Topic
+    print_size: int
+    plates: tuple[Plate, ...]
+    flag: str
+    flag_box: Box
+    bars: tuple[str, ...]
+    bars_box: Box
+
+    @property
+    def id(self) -> str:
+        return page_name(self.country, self.topic)
+
+    @property
+    def title(self) -> str:
+        return f"{self.country}: {self.topic}"
+
+    @property
+    def file(self) -> str:
+        """Name of a file for its picture, which no other page has: not of another country, topic or print, nor as another
+        version of this program draws it."""
+        folder = f"{PAGES}-{self.print_size}-{_version()}"
+        return f"{folder}/{self.country.replace(' ', '_')}-{self.topic}.jpg"
+
+    def plate(self, fact: str) -> Plate:
+        """The plate with a fact's value. Raises StopIteration for a fact of another topic."""
+        return next(plate for plate in self.plates if plate.fact == fact)
+
+
+def page_name(country: str, topic: str) -> str:
+    """The id of a page, whatever its print."""
+    return f"{PAGES}/{country}/{topic}"
+
+
+def printed(country: str, fact: str) -> str:
+    """A country's value of a fact, rounded to what a plate has room for; "" if Atlas has none.
+
+    Without a unit three figures ("58.1", "5.23", "468"), with one two or three ("33M", "1.9K", "652K").
+    """
+    value = FACTS[fact].value(country)
+    if value is None:
+        return ""
+    return f"{value:.0f}" if FACTS[fact].whole else _rounded(value)
+
+
+def _rounded(value: float) -> str:
+    if value < 999.5:
+        return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    for unit in "KMBT":
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.{1 if value < 9.95 else 0}f}{unit}"
+    raise ValueError(f"{value:g}T is more than a plate has room for")
+
+
+@functools.lru_cache(4096)
+def page(country: str, topic: Topic, print_size: int = PRINT) -> Page:
+    """What is on the page of a country about a topic.
+
+    Args:
+      print_size: height of the figures on plates, pixels, 8 to 96. A place is 28 pixels wide and high, for figures over 20
+        as many more as it takes.
+
+    Raises:
+      KeyError: no such country.
+      ValueError: no such topic, or print of another size.
+    """
+    if topic not in TOPICS:
+        raise ValueError(f"Atlas has no pages about {topic!r}; it has {', '.join(TOPICS)}")
+    if not 8 <= print_size <= 96:
+        raise ValueError(f"print of {print_size} pixels does not fit a page; take 8 to 96")
+    rng = np.random.default_rng([11, zlib.crc32(page_name(country, topic).encode())])
+    width, height = SIZE
+    pictures_left, flag_above = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
+    others = [name for name in known.known_countries() if name != country]
+    flag = others[int(rng.integers(len(others)))]
+    bars = tuple(list(COLOURS)[i] for i in rng.permutation(_BARS))
+    left = _MARGIN if pictures_left else width - _MARGIN - _HALF[0]
+    halves = [(left, top, left + _HALF[0], top + _HALF[1]) for top in (_HEAD, height - _MARGIN - _HALF[1])]
+    flag_box, bars_box = halves if flag_above else halves[::-1]
+    first = _MARGIN + _HALF[0] + _MARGIN if pictures_left else _MARGIN
+    field = (first, _HEAD, first + width - _HALF[0] - 3 * _MARGIN, height - _MARGIN)
+    facts = [fact for fact in FACTS.values() if fact.topic == topic]
+    boxes = _places(field, plate_size(print_size), rng)
+    return Page(
+        country=country,
+        topic=topic,
+        print_size=print_size,
+        plates=tuple(
+            Plate(fact=fact.key, colour=fact.colour, text=printed(country, fact.key), box=box)
+            for fact, box in zip(facts, boxes, strict=True)
+        ),
+        flag=flag,
+        flag_box=_middle(flag_box, _flag_size(flag)),
+        bars=bars,
+        bars_box=bars_box,
+    )
+
+
+def plate_size(print_size: int) -> tuple[int, int]:
+    """Width and height of a plate with print of this height: 112 x 28 up to 20 pixels."""
+    side = max(_TOKEN, print_size + 8)
+    return PLACES * side, side
+
+
+def _places(field: Box, size: tuple[int, int], rng: np.random.Generator) -> list[Box]:
+    """Boxes of the plates: in cells of the field that are drawn, anywhere in them."""
+    left, top, right, bottom = field
+    across = 2 if size[0] <= (right - left) // 2 - _TOKEN else 1
+    wide, high = (right - left) // across, (bottom - top) // _BARS
+    found = []
+    for cell in rng.permutation(across * _BARS)[:_BARS].tolist():
+        x, y = left + wide * (cell % across), top + high * (cell // across)
+        gap = min(12, (high - size[1]) // 2)
+        x += int(rng.integers(gap, wide - size[0] - gap + 1))
+        y += int(rng.integers(gap, high - size[1] - gap + 1))
+        found.append((x, y, x + size[0], y + size[1]))
+    return found
+
+
+def _flag_size(country: str) -> tuple[int, int]:
+    with Image.open(io.BytesIO(flags.flag(country))) as picture:
+        width, height = picture.size
+    scale = min(_HALF[0] / width, _HALF[1] / height)
+    return int(width * scale), int(height * scale)
+
+
+def _middle(box: Box, size: tuple[int, int]) -> Box:
+    left, top = ((box[i] + box[i + 2] - size[i]) // 2 for i in range(2))
+    return left, top, left + size[0], top + size[1]
+
+
+def bar_box(page: Page, colour: str) -> Box:
+    """Where the bar of a colour is: bars are from top to bottom in the order of `COLOURS`."""
+    left, top, _, bottom = page.bars_box
+    row = (bottom - top) / _BARS
+    length = round(_HALF[0] * (_BARS - page.bars.index(colour)) / _BARS)
+    start = round(top + row * list(COLOURS).index(colour))
+    return left, start + 22, left + length, round(start + row) - 4
+
+
+def draw(page: Page) -> Image.Image:
+    """The page as a picture, RGB, 1344 x 1008."""
+    paper = Image.new("RGB", SIZE, PAPER)
+    pen = ImageDraw.Draw(paper)
+    pen.text((_MARGIN, 30), page.title, font=_font(46), fill=_DARK)
+    pen.line((_MARGIN, 92, SIZE[0] - _MARGIN, 92), fill=_DARK, width=3)
+    left, top, right, bottom = page.flag_box
+    paper.paste(_flag(page.flag, (right - left, bottom - top)), (left, top))
+    pen.rectangle((left - 2, top - 2, right + 1, bottom + 1), outline=_DARK, width=2)
+    nouns = {plate.colour: FACTS[plate.fact].noun for plate in page.plates}
+    for colour, fill in COLOURS.items():
+        box = bar_box(page, colour)
+        pen.rectangle(_inclusive(box), fill=fill)
+        pen.text((box[0], box[1] - 20), nouns[colour], font=_font(16), fill=_DARK)
+    font = _figures(page.print_size)
+    for plate in page.plates:
+        pen.rectangle(_inclusive(plate.box), fill=COLOURS[plate.colour])
+        side, line = plate.box[3] - plate.box[1], (plate.box[1] + plate.box[3] + page.print_size) / 2
+        for place, character in enumerate(plate.text):
+            pen.text((plate.box[0] + side * (place + 0.5), line), character, font=font, fill=_INK, anchor="ms")
+    return paper
+
+
+def encoded(page: Page) -> bytes:
+    """The page as JPEG, its colours in full resolution, so that small print stays sharp."""
+    buffer = io.BytesIO()
+    draw(page).save(buffer, "JPEG", quality=90, subsampling=0)
+    return buffer.getvalue()
+
+
+def all_pages(print_size: int = PRINT) -> Iterator[Page]:
+    """Every country's pages."""
+    return (page(country, topic, print_size) for country in known.countries() for topic in TOPICS)
+
+
+def page_passages(print_size: int = PRINT) -> list[Passage]:
+    """What a search is over: a passage for every page, whose text is its title. Nothing is drawn: `image` is `Page.file`."""
+    return [Passage(id=one.id, title=one.title, text=one.title, image=one.file) for one in all_pages(print_size)]
+
+
+@functools.cache
+def _version() -> str:
+    code = b"".join(
+        pathlib.Path(path).read_bytes() for path in (__file__, extract.FACTS, extract.FLAGS, known.__file__)
+    )
+    return hashlib.sha256(code).hexdigest()[:12]
+
+
+def _inclusive(box: Box) -> Box:
+    """As Pillow's rectangles have it: the last pixels belong to them."""
+    return box[0], box[1], box[2] - 1, box[3] - 1
+
+
+@functools.lru_cache(64)
+def _flag(country: str, size: tuple[int, int]) -> Image.Image:
+    with Image.open(io.BytesIO(flags.flag(country))) as picture:
+        return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+
+
+@functools.cache
+def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=size)
+
+
+@functools.cache
+def _figures(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font whose figures have this height."""
+    _, top, _, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), "8", font=_font(1000))
+    return _font(1000 * height / (bottom - top))
