@@ -25,9 +25,8 @@ class AgentConfig:
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
-    on_invalid: OnInvalid = (
-        "remind"  # after a turn without query or answer; not of recipes "r1_router", "mmsearch_r1", "vrag_rl"
-    )
+    # after a turn without query or answer; not of recipes "r1_router", "mmsearch_r1", "vrag_rl"
+    on_invalid: OnInvalid = "remind"
     # knowledge bases that are asked with the question's picture: of recipe "r1_router" beside the query (empty: text_image), of
     # "mmsearch_r1" by it alone (empty: the one called image or reverse_image)
     sees: tuple[str, ...] = ()

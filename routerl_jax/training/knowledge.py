@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import write_whole
@@ -206,7 +208,7 @@ def _open_kb(
             said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
         passages = _atlas_passages(spec)
         if passages and not _from_memory(spec.kind):
-            said, passages = said | {"source": _written_passages(spec, passages)}, None
+            said, passages = said | {"source": _written_passages(spec, passages, progress)}, None
         check_kb(directory, said, f"config.knowledge.{name}", passages)
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
@@ -247,7 +249,7 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written_passages(spec, passages)
+        corpus = _written_passages(spec, passages, progress)
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
 
 
@@ -258,13 +260,14 @@ def _from_memory(kind: str) -> bool:
     return kind == "graph" or kind in KINDS
 
 
-def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage]) -> str:
+def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
     """A corpus of a source's passages in the cache; pictures of Atlas's pages lie beside it, drawn once."""
     name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
     if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
         from routerl_jax.data.atlas.pages import all_pages, encoded
 
-        for page in all_pages(print_size):
+        pages = tqdm(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
+        for page in pages:
             if not (picture := path.parent / page.file).is_file():
                 write_whole(picture, encoded(page), shared=True)
     return _written(name, rows)

@@ -13,7 +13,10 @@ from rich.console import Console
 
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import Reply
 from routerl_jax.core.types import Action, Demonstration, DemonstrationStep, Episode, Example, Passage, Shown
+from routerl_jax.data.formats.verl import PICTURE
+from routerl_jax.data.rounds import RecordedRounds, Round
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.evaluation.trajectory import render
@@ -325,6 +328,22 @@ def test_demonstrations_are_what_a_rollout_records(play, files: list[str], instr
     digests = [image.digest for _, image in written.images]
     assert digests == [image.digest for _, image in sequence.images]
     assert len(set(digests)) == 4
+
+
+@pytest.mark.parametrize("instruct", [False, True])
+def test_recorded_conversations_go_on_as_its_own_do(files: list[str], instruct: bool) -> None:
+    """What follows a turn is framed as in a rollout: text for a policy that has no chats, else a user's message."""
+    rounds = (
+        Round(text=SEARCH, observation=f"seen: {PICTURE}.", images=(files[0],)),
+        Round(text=BAD, observation="Go on."),
+        Round(text=ANSWER),
+    )
+    agent = dataclasses.replace(AGENT, instruct=instruct)
+    pieces = agent.recorded_pieces(RecordedRounds(example=EXAMPLE, rounds=rounds))
+    assert [piece for piece, learnt in pieces if learnt] == [SEARCH, BAD, ANSWER]
+    page = ["seen: ", Shown(image=files[0]), "."]
+    framed = [Reply(page), Reply("Go on.")] if instruct else [["\n", *page, "\n"], ["\n", "Go on.", "\n"]]
+    assert [piece for piece, learnt in pieces if not learnt] == framed
 
 
 # --- what it is compared with ---

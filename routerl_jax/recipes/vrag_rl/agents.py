@@ -28,6 +28,7 @@ from routerl_jax.core.types import (
     Shown,
     Turn,
 )
+from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.regions import RegionRule, Size
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
@@ -170,6 +171,12 @@ class VRAGAgent(Agent):
             opening = f"\n{opening}"
         return [*pieces, (opening, False), (f"{demonstration.answer}</answer>", True)]
 
+    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        return [
+            (self._framed(piece.observation) if isinstance(piece, Reply) else piece, learnt)
+            for piece, learnt in super().recorded_pieces(recorded)
+        ]
+
     # --- what a rollout is made of ---
 
     def _begin(self, example: Example, llm: LLM) -> Conversation:
@@ -217,7 +224,9 @@ class VRAGAgent(Agent):
 
     def _framed(self, said: Observation) -> Observation | Reply:
         """As the policy is told it: in a user's message where it is one that chats."""
-        return Reply(said) if self.instruct else ["\n", *said, "\n"]
+        if self.instruct:
+            return Reply(said)
+        return ["\n", *([said] if isinstance(said, str) else said), "\n"]
 
     def _size(self, chat: Conversation, said: Observation) -> int:
         framed = self._framed(said)
