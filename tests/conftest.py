@@ -9,11 +9,11 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # XLA's compilations of small programs are most of the tests' time: without LLVM's optimisations and with the older of its
-# two code generators they take half of it (XLA_FLAGS= as users have it).
-QUICK_XLA = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+# two code generators they take half of it. XLA_FLAGS= compiles as users do.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
-os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the programs that tests start and start again, compile once: the smallest programs too, of which a
     # process has hundreds.
@@ -45,6 +45,19 @@ def shared_data():
         return path
 
     return find
+
+
+@pytest.fixture(scope="module")
+def tpu_compiler():
+    """For tests that compile for TPUs, in this process or in one that they start; skips them where libtpu is absent."""
+    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
+    import jax
+
+    jax.devices()  # this process's compiler for CPUs has read XLA_FLAGS, of which libtpu does not know all
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nobody opens a TPU here, and other tests may be compiling too
+        patch.delenv("XLA_FLAGS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -34,15 +34,13 @@ ROWS, LENGTH = 16, 2048
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def compiled(tpu_compiler):
     """Prefill, decode and fork on four chips, two of them sharing each half of the heads."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
     from jax.experimental import topologies
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPU_SKIP_MDS_QUERY", "1")
         patch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nobody opens a TPU here
         topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
         mesh = jax.make_mesh((1, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=topology.devices)
         model = nnx.eval_shape(lambda: Decoder(CONFIG, jax.random.key(0), param_dtype=jnp.dtype(jnp.bfloat16)))

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_json_and_exit_status() -> None:
+def test_json_and_exit_status(tpu_compiler: None) -> None:
     """Far too many rows: one JSON object on standard output that says so, and status 1."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
     command = [
         *(sys.executable, "-m", "launch.compile_check", "--config=tests/training/small_policy.py", "--json"),
         *("--topology=v5e:2x2", "--programs=decode", "--config.engine.rows=200000"),
     ]
-    environment = {**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["fits"] is False

@@ -22,17 +22,11 @@ from tests.training.small_policy import ARCHITECTURE, small_policy
 
 SLICE = "v5e:2x2"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler():
-    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other tests may be compiling beside these
-        yield
+pytestmark = pytest.mark.usefixtures("tpu_compiler")
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report(tpu_compiler: None) -> Report:
     return check(small_policy(), SLICE)
 
 
