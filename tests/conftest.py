@@ -27,10 +27,21 @@ import pytest
 DATA = pathlib.Path(os.environ.get("ROUTERL_TEST_DATA", pathlib.Path(__file__).parents[2] / "shared" / "data"))
 
 
+# Directories whose files take seconds. They come last, so that no worker is left with a long file when the others are done.
+QUICK = {"agents", "core", "evaluation", "llms", "remote", "rewards"}
+
+
 def pytest_collection_modifyitems(items):
     """Workers get whole files, and one of them everything that looks at `small_run`, which takes a minute to make."""
+
+    def turn(item) -> int:
+        if "small_run" in getattr(item, "fixturenames", ()):
+            return 0
+        return 2 if QUICK & set(item.path.relative_to(pathlib.Path(__file__).parent).parts) else 1
+
+    items.sort(key=turn)
     for item in items:
-        group = "small_run" if "small_run" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        group = "small_run" if turn(item) == 0 else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
 
 
