@@ -30,8 +30,9 @@ check: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
+# The slow ones too; and XLA compiles as it does for users (tests/conftest.py says how `make test` has it).
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest $(WORKERS)
+	XLA_FLAGS= $(BIN)/python -m pytest $(WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # XLA's compilations of small programs are most of the tests' time: without LLVM's optimisations and with the older of its
-# two code generators they take half of it. XLA_FLAGS= compiles as users do.
+# two code generators they take half of it. An empty XLA_FLAGS compiles as for users.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
