@@ -105,7 +105,7 @@ def read_step(reply: str) -> Step:
     text = without_thinking(reply)
     if not text:
         raise GivenUp("empty reply", "there is nothing in it")
-    rest = text.rpartition("</thought>")[2]
+    rest = text.partition("</thought>")[2] or text
     found: list[Kind] = [kind for kind in KINDS for _ in range(rest.count(f"<{kind}>"))]
     if len(found) > 1:
         raise GivenUp("several actions", f"there are {len(found)} actions in it; write one")

@@ -12,14 +12,16 @@ from routerl_jax.remote.cache import Cache, Entry
 
 
 class ReplyFile(Cache):
-    """A cache (`llms.cached.CachedModel`) in a journal: nothing in it is forgotten.
+    """A cache (`llms.cached.CachedModel`) in a journal: nothing in it is forgotten. After `close` it opens again when there is
+    something to keep.
 
     Values are texts in UTF-8, and all of them are held in memory.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         self.name = str(path)
-        self._journal = Journal(path)
+        self._path = path
+        self._journal: Journal | None = Journal(path)
         self._held = {record["key"]: record["value"] for record in self._journal.read()}
         self._lock = threading.Lock()
 
@@ -33,10 +35,14 @@ class ReplyFile(Cache):
         if ttl is not None:
             raise ValueError(f"{self.name} keeps everything for good, so ttl={ttl} can't be")
         with self._lock:
+            self._journal = self._journal or Journal(self._path)
             for key, value in items.items():
                 self._held[key] = value.decode()
                 self._journal.append({"key": key, "value": self._held[key]})
 
     def close(self) -> None:
         """Closes the file."""
-        self._journal.close()
+        with self._lock:
+            if self._journal is not None:
+                self._journal.close()
+            self._journal = None
