@@ -97,14 +97,14 @@ class Viewer:
 
     def written(self, pixels: Sequence[float], rule: RegionRule) -> tuple[int, int, int, int]:
         """How the model writes the box of a part of the raw page, so that `region` shows all of it that the latest picture
-        does: widened to what the rule takes at least, rounded outwards.
+        does: widened to what the rule takes at least (the released one takes anything), rounded outwards.
 
         Raises:
           RefusedRegion: the part has no area, or is not in the latest picture.
           ValueError: the page can't be read any more.
         """
         view = self._boxed(self.view().page, rule)
-        return framed(widened(pixels, view, rule.least), view, rule.box_scale)
+        return framed(widened(pixels, view, 0 if rule.released else rule.least), view, rule.box_scale)
 
     @property
     def _seen(self) -> _Seen:

@@ -142,8 +142,8 @@ def run(
 
     def open_services() -> Opened:
         opened()
-        models = [OpenAIModel(name, url, retries=0) for name in ("planner", "grounder")]
-        return Opened(*models, {"pages": tool or Titles(pathlib.Path(settings.data).parent)})
+        planner, grounder = (OpenAIModel(name, url, retries=0) for name in ("planner", "grounder"))
+        return Opened(planner, grounder, {"pages": tool or Titles(pathlib.Path(settings.data).parent)})
 
     return show(settings, workdir, open_services, progress=False, **options)
 

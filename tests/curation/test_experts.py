@@ -173,10 +173,8 @@ def test_boxes_are_in_the_frame_of_the_policy(
         (name,) = example.metadata["supporting"]
         gold = example.metadata["boxes"][name]
         scale = [Fraction(pages.SIZE[i % 2], FRAME[i % 2]) for i in range(4)]
-        cut = [
-            round_(Fraction(value) * by)
-            for value, by, round_ in zip(action.box, scale, (math.floor, math.floor, math.ceil, math.ceil))
-        ]
+        edges = [Fraction(value) * by for value, by in zip(action.box, scale)]
+        cut = math.floor(edges[0]), math.floor(edges[1]), math.ceil(edges[2]), math.ceil(edges[3])
         slack = 2  # of the grounder's whole pixels, 1.2 raw ones, and of rounding them
         assert cut[0] <= gold[0] + slack
         assert cut[1] <= gold[1] + slack
@@ -185,7 +183,7 @@ def test_boxes_are_in_the_frame_of_the_policy(
         page = Image.open(images[0]).convert("RGB")
         crop = Image.open(tmp_path / "out" / images[1])
         assert images[1].startswith("pictures/")
-        np.testing.assert_array_equal(np.asarray(crop), np.asarray(page.crop(tuple(cut))))
+        np.testing.assert_array_equal(np.asarray(crop), np.asarray(page.crop(cut)))
 
 
 def test_the_file_is_learnt_from(
@@ -244,9 +242,9 @@ def test_boxes_on_a_scale(make: Callable[..., ExpertsReport], chats: Chats, tmp_
     make(examples, "scaled", box_scale=1000)
     pixels, scaled = (rows(tmp_path / name) for name in ("out", "scaled"))
     for name, row in pixels.items():
-        boxes = [protocol.parse(one["messages"][4]["content"], "pages").box for one in (row, scaled[name])]
-        np.testing.assert_allclose(*boxes, atol=1)  # rounding to whole numbers of either scale
-        assert boxes[0]
+        one, other = (protocol.parse(made["messages"][4]["content"], "pages").box for made in (row, scaled[name]))
+        np.testing.assert_allclose(one, other, atol=1)  # rounding to whole numbers of either scale
+        assert len(one) == 4
 
 
 def test_a_gold_page_in_the_place_of_a_bad_search_s(
