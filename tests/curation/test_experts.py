@@ -484,6 +484,11 @@ def test_a_killed_job_asks_nothing_twice(
     assert len(set(before) & set(after)) <= len(before) - known
     assert len(set(before) | set(after)) == 26
     run(tmp_path / "out", config(data, student), arguments[2], opened=lambda: pytest.fail("nothing is left to do"))
+    anew = config(data, student, steps_share=0.34, actions_share=0.34)  # of 2, 3 and 5 steps there are two each
+    chats.bodies.clear()
+    assert run(tmp_path / "out", anew, arguments[2], opened=lambda: pytest.fail("balance asks nobody")).written == {
+        "questions": 6
+    }
     with pytest.raises(ValueError, match=r"oracle differs: False, now True.*--overwrite"):
         run(tmp_path / "out", config(data, student, oracle=True), arguments[2])
 
