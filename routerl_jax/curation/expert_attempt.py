@@ -158,13 +158,12 @@ class _Course:
     # --- the planner ---
 
     def _begin(self) -> None:
-        images = self._example.images
         asked = experts.planner_question(self._example.question)
+        images = self._see([Shown(image=image) for image in self._example.images])
         self._chat = [
             Message(role="system", content=experts.planner_task(self._agent.max_turns)),
-            Message(role="user", content=asked, images=tuple(self._sent(image)[0] for image in images)),
+            Message(role="user", content=asked, images=images),
         ]
-        self._see([Shown(image=image) for image in images])
 
     async def _plan(self, last: bool) -> Step:
         *before, said = self._chat
@@ -181,22 +180,21 @@ class _Course:
         step, shown = self._done[-1], [piece for piece in said if isinstance(piece, Shown)]
         words = experts.PAGE if step.kind == "search" else experts.PART
         content = words if shown else " ".join(piece for piece in said if isinstance(piece, str))
-        self._see(shown)
         written_ = f"<thought>{step.thought}</thought>\n<{step.kind}>{step.content}</{step.kind}>"
-        images = tuple(self._sent(item.image)[0] for item in shown)
         self._chat += [
             Message(role="assistant", content=written_),
-            Message(role="user", content=content, images=images),
+            Message(role="user", content=content, images=self._see(shown)),
         ]
 
-    def _see(self, shown: Sequence[Shown]) -> None:
-        """Takes note of what was shown."""
+    def _see(self, shown: Sequence[Shown]) -> tuple[bytes, ...]:
+        """Takes note of what is shown; the pictures as experts get them."""
         try:
             self._viewer.see(shown)
         except ValueError as error:
             raise GivenUp("no picture", str(error)) from error
-        if shown:
-            self._latest = self._sent(shown[-1].image)
+        sent = [self._sent(item.image) for item in shown]
+        self._latest = sent[-1] if sent else self._latest
+        return tuple(picture for picture, _ in sent)
 
     # --- what follows its steps ---
 
@@ -210,6 +208,8 @@ class _Course:
             raise GivenUp("search failed", f"{call.tool}: {call.error}")
         found = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
         fresh = agent.fresh(found, self._known)
+        if bare := [passage.id for passage in fresh if not passage.image]:
+            raise GivenUp("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._known.update(passage.id for passage in fresh)
         return self._followed(protocol.page(call, fresh, fresh, agent.shows))
 

@@ -439,13 +439,18 @@ def test_a_page_that_can_t_be_read(
     """Rejects the trajectory, and ends nothing."""
 
     class Gone(Titles):
+        image = str(folder / "nowhere.jpg")
+
         def _passage(self, page: pages.Page) -> Passage:
-            return dataclasses.replace(super()._passage(page), image=str(folder / "nowhere.jpg"))
+            return dataclasses.replace(super()._passage(page), image=self.image)
 
     data = expert_run.write(tmp_path / "questions.jsonl", expert_run.questions(3))
-    report = run(tmp_path / "out", config(data, student), f"{server.url}/v1", Gone(folder))
-    assert report.reasons == {"no picture": 3}
-    assert "nowhere.jpg" in next(iter(journal(tmp_path / "out").values()))["detail"]
+    for image, why in ((Gone.image, "nowhere.jpg"), ("", "has none")):
+        tool = Gone(folder)
+        tool.image = image
+        report = run(tmp_path / why, config(data, student), f"{server.url}/v1", tool)
+        assert report.reasons == {"no picture": 3}
+        assert why in next(iter(journal(tmp_path / why).values()))["detail"]
 
 
 # --- sittings ---
