@@ -11,6 +11,7 @@ r"""Makes training data with models: a configuration says which job it is.
 | balance | questions by the searches that a trained policy needs, and a balanced sample of them (MMSearch-R1) |
 | sft | demonstrations: a language model searches and answers as MMSearch-R1's policy would, and what ends right is kept |
 | vqa | questions about pictures of concepts, as many of each kind of knowledge (MMSearch-R1) |
+| experts | demonstrations: a planner searches pages, a grounder says where it looks, and what ends right is kept (VRAG-RL) |
 
 A job leaves its files, report.md and report.json in the workdir (docs/data.md). The same command run again after a kill goes on
 where it was; nothing that is finished is asked again.
@@ -131,7 +132,30 @@ def vqa(workdir: pathlib.Path) -> Any:
     )
 
 
-JOBS: Mapping[str, Callable[[pathlib.Path], Any]] = {"golden": golden, "balance": balance, "sft": sft, "vqa": vqa}
+def experts(workdir: pathlib.Path) -> Any:
+    """The report of a job in which a planner and a grounder show how to search pages and look closer."""
+    from routerl_jax.curation.expert_config import ExpertsConfig
+    from routerl_jax.curation.expert_job import Opened, show
+    from routerl_jax.llms.load import chat_model
+    from routerl_jax.training.knowledge import open_knowledge_bases
+
+    config = read_config_as(ExpertsConfig)
+    check_writable("--workdir", workdir)
+    return show(
+        config,
+        workdir,
+        lambda: Opened(chat_model(config.planner), chat_model(config.grounder), open_knowledge_bases(config.knowledge)),
+        overwrite=FLAGS.overwrite,
+    )
+
+
+JOBS: Mapping[str, Callable[[pathlib.Path], Any]] = {
+    "golden": golden,
+    "balance": balance,
+    "sft": sft,
+    "vqa": vqa,
+    "experts": experts,
+}
 
 
 def main(_: Sequence[str]) -> None:

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from routerl_jax.core.types import Shown
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageSource, decode_image, encoded_image
-from routerl_jax.models.regions import Pixels, RefusedRegion, RegionRule, Size, View, region, released_frame
+from routerl_jax.models.regions import (
+    Pixels,
+    RefusedRegion,
+    RegionRule,
+    Size,
+    View,
+    framed,
+    region,
+    released_frame,
+    widened,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,18 +74,51 @@ class Viewer:
         Raises:
           RefusedRegion: no picture has been shown yet, or the box marks no region of it.
         """
-        if self._latest is None or self._images is None:
-            raise RefusedRegion("no picture has been shown yet to look closer at")
-        seen, processor = self._latest, self._images.processor
+        seen = self._seen
         shown = Shown(passage=seen.page.passage, parent=seen.page.digest)
         try:
             picture = decode_image(seen.page.image)
         except ValueError as error:
             return dataclasses.replace(shown, error=str(error))
-        part = seen.part or (0, 0, *picture.size)
-        frame = seen.frame
-        if rule.released:
-            frame = released_frame((part[2] - part[0], part[3] - part[1]), processor.min_pixels, processor.max_pixels)
-        cut = region(box, View(page=picture.size, part=part, frame=frame), rule)
+        cut = region(box, self._boxed(picture.size, rule), rule)
         content, _ = encoded_image(picture.crop(cut))
         return dataclasses.replace(shown, image=content, box=cut)
+
+    def view(self) -> View:
+        """The latest picture: its page, the part of that, and the frame.
+
+        Raises:
+          RefusedRegion: no picture has been shown yet.
+          ValueError: the page can't be read any more.
+        """
+        seen = self._seen
+        page = decode_image(seen.page.image).size
+        return View(page=page, part=seen.part or (0, 0, *page), frame=seen.frame)
+
+    def written(self, pixels: Sequence[float], rule: RegionRule) -> tuple[int, int, int, int]:
+        """How the model writes the box of a part of the raw page, so that `region` shows all of it that the latest picture
+        does: widened to what the rule takes at least (the released one takes anything), rounded outwards.
+
+        Raises:
+          RefusedRegion: the part has no area, or is not in the latest picture.
+          ValueError: the page can't be read any more.
+        """
+        view = self._boxed(self.view().page, rule)
+        return framed(widened(pixels, view, 0 if rule.released else rule.least), view, rule.box_scale)
+
+    @property
+    def _seen(self) -> _Seen:
+        if self._latest is None or self._images is None:
+            raise RefusedRegion("no picture has been shown yet to look closer at")
+        return self._latest
+
+    def _boxed(self, page: Size, rule: RegionRule) -> View:
+        """What boxes are of under a rule: the released one has them of the whole page, in a frame of its own."""
+        seen = self._seen
+        whole = (0, 0, *page)
+        part = seen.part or whole
+        if not rule.released:
+            return View(page=page, part=part, frame=seen.frame)
+        assert self._images is not None
+        processor, size = self._images.processor, (part[2] - part[0], part[3] - part[1])
+        return View(page=page, part=whole, frame=released_frame(size, processor.min_pixels, processor.max_pixels))

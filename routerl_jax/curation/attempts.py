@@ -42,8 +42,24 @@ Outcome = Literal[
     "given away",
     "not as one would ask",
     "unknown kind",
+    "empty reply",
+    "no thought",
+    "no action",
+    "several actions",
+    "unreadable box",
+    "refused box",
+    "look before a page",
+    "answer before a search",
+    "no answer",
+    "too few steps",
+    "unreadable verdict",
+    "judge failed",
 ]
-FAILED: tuple[Outcome, ...] = ("model failed", "search failed")  # says nothing of the question: it is tried again
+FAILED: tuple[Outcome, ...] = (
+    "model failed",
+    "search failed",
+    "judge failed",
+)  # says nothing of the question: it is tried again
 
 
 @dataclasses.dataclass(kw_only=True)

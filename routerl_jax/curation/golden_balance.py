@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 from absl import logging
 
 from routerl_jax.curation.golden_config import AmountConfig
 from routerl_jax.data.trajectories import RouteStep, Trajectory
 
+T = TypeVar("T")
 Found = tuple[str, Trajectory]  # data set, trajectory
 
 _ROUNDING = 1e-6  # of a share times a number
@@ -26,7 +28,10 @@ def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Tra
     by_dataset: dict[str, list[Trajectory]] = {}
     for dataset, trajectory in found:
         by_dataset.setdefault(dataset, []).append(trajectory)
-    by_dataset = {name: _share(items[: amount.per_dataset], amount.pattern_share) for name, items in by_dataset.items()}
+    by_dataset = {
+        name: within_share(items[: amount.per_dataset], amount.pattern_share, pattern_of)
+        for name, items in by_dataset.items()
+    }
     if amount.dataset_ratio and by_dataset:
         fewest = min(by_dataset, key=lambda name: len(by_dataset[name]))
         most = max(int(amount.dataset_ratio * len(by_dataset[fewest])), amount.at_least)
@@ -52,9 +57,9 @@ def split(items: Sequence[Trajectory], validation: float) -> tuple[list[Trajecto
     return list(items[: len(items) - held_out]), list(items[len(items) - held_out :])
 
 
-def _share(items: Sequence[Trajectory], share: float) -> list[Trajectory]:
-    """The first items in whose number no pattern has more than `share`, or, where that is less, than its equal part."""
-    counts = collections.Counter(map(pattern_of, items))
+def within_share(items: Sequence[T], share: float, kind: Callable[[T], Hashable]) -> list[T]:
+    """The first items in whose number no kind has more than `share`, or, where that is less, than its equal part."""
+    counts = collections.Counter(map(kind, items))
     if len(counts) < 2:
         return list(items)
     share = max(share, 1 / len(counts))
@@ -62,7 +67,7 @@ def _share(items: Sequence[Trajectory], share: float) -> list[Trajectory]:
         counts[most[0]] -= 1
     kept = []
     for item in items:
-        if counts[pattern_of(item)] > 0:
-            counts[pattern_of(item)] -= 1
+        if counts[kind(item)] > 0:
+            counts[kind(item)] -= 1
             kept.append(item)
     return kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -55,6 +55,39 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
         yield place, recorded
     if left_out:
         logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + taken)
+
+
+def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
+    """A row that `read_messages` reads as the same question and rounds, whose tools and errors it has no place for. What
+    follows the last round is left out.
+
+    Args:
+      name: what the row calls a picture.
+      system: a message of the system before them, for readers that have no prompt of their own.
+
+    Raises:
+      ValueError: a picture has no name.
+    """
+    example = recorded.example
+    asked = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": asked})
+    images = list(example.images)
+    for number, item in enumerate(recorded.rounds, 1):
+        messages.append({"role": "assistant", "content": item.text})
+        if number < len(recorded.rounds):
+            messages.append({"role": "user", "content": item.observation})
+            images += item.images
+    names = [name(image) for image in images]
+    if not all(names):
+        raise ValueError(f"question {example.id!r}: picture {names.index('') + 1} can't be written to a file")
+    return {
+        "id": example.id,
+        "question": example.question,
+        "golden_answers": list(example.answers),
+        "messages": messages,
+        "images": names,
+    }
 
 
 def _recorded(row: Row, place: Place) -> RecordedRounds:

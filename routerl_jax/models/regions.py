@@ -195,6 +195,30 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
     return _rounded(box, (math.floor(wide), math.floor(high)))
 
 
+def widened(pixels: Sequence[float], view: View, least: int) -> Box:
+    """A part of the raw picture, grown about its middle on the sides that are shorter than `least` pixels of the view's frame,
+    and moved into the view where it would reach beyond; a view that is smaller itself is the limit.
+
+    Raises:
+      RefusedRegion: the part has no area, or does not overlap the view.
+    """
+    corners = _four(pixels)
+    _check_overlap(
+        [value - view.part[i % 2] for i, value in enumerate(corners)],
+        [view.part[axis + 2] - view.part[axis] for axis in range(2)],
+    )
+    grown = list(corners)
+    for axis in range(2):
+        first, last = view.part[axis], view.part[axis + 2]
+        needed = min(least * (last - first) / view.frame[axis], last - first)
+        low, high = max(corners[axis], first), min(corners[axis + 2], last)
+        if high - low < needed:
+            low = min(max((low + high - needed) / 2, first), last - needed)
+            grown[axis], grown[axis + 2] = low, low + needed
+    left, top, right, bottom = grown
+    return left, top, right, bottom
+
+
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:
     """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
     whatever has an area gives at least one pixel.

@@ -64,7 +64,7 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         fit.
     """
     model = _initial_policy(config, mesh)
-    _bound_pictures(config.model, model)
+    bound_pictures(config.model, model)
     if not config.model.lora.rank:
         return merged(model)
     with naming("config.model.lora"):
@@ -94,7 +94,7 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     )
 
 
-def _bound_pictures(config: ModelConfig, model: Decoder) -> None:
+def bound_pictures(config: ModelConfig, model: Decoder) -> None:
     """Sets the sizes of the model's pictures. Raises ValueError where it sees none, or the least is above the most."""
     given = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(config, name))}
     if not given:

@@ -24,7 +24,7 @@ from routerl_jax.evaluation.records import episode_of, read_records, write_recor
 from routerl_jax.evaluation.trajectory import render
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor, decode_image
-from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box
+from routerl_jax.models.regions import RefusedRegion, RegionRule, View, read_box
 from routerl_jax.recipes.search_r1 import SearchR1Grammar
 from tests import seeing, tiny
 from tests.agents.scripted import ScriptedEngine, SeeingScript
@@ -197,6 +197,31 @@ def test_the_released_rule_cuts_the_page_after_a_crop() -> None:
     first, second = (turn.shown[0].box for turn in episode.turns[:2])
     assert first == (69, 56, 208, 169)  # 320 * 10 / 46, 240 * 8 / 34, ..
     assert second == (0, 26, 145, 133)  # 320 * 20 / 44, 240 * 4 / 36, ..
+
+
+@pytest.mark.parametrize("rule", [RULE, RegionRule(least=4, box_scale=1000), RegionRule(released=True)])
+def test_a_part_of_the_page_as_the_model_writes_it(rule: RegionRule) -> None:
+    """In the frame of the latest picture, a crop too, of which the released rule takes boxes of the whole page; what is shown
+    then holds the part, and at most a pixel of the frame more."""
+    viewer = Viewer(seeing.image_tokens())
+    with pytest.raises(RefusedRegion, match="no picture has been shown yet"):
+        viewer.written((0, 0, 10, 10), rule)
+    viewer.see([Shown(passage="p", image=PAGE)])
+    assert viewer.view() == View(page=(320, 240), part=(0, 0, 320, 240), frame=(40, 32))
+    outer, inner = (70, 50, 250, 200), (100, 80, 180, 140)
+    for part in (outer, inner):
+        before = viewer.view()
+        crop = viewer.region(viewer.written(part, rule), rule)
+        left, top, right, bottom = crop.box
+        assert left <= part[0] <= left + 9
+        assert top <= part[1] <= top + 9
+        assert right - 9 <= part[2] <= right
+        assert bottom - 9 <= part[3] <= bottom
+        viewer.see([crop])
+        assert viewer.view().part == crop.box
+        assert viewer.view().page == before.page
+    with pytest.raises(RefusedRegion, match="outside"):
+        viewer.written((400, 300, 410, 310), rule)
 
 
 def test_a_demonstration_with_looks_is_what_a_rollout_records() -> None:

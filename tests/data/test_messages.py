@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Example, Shown
-from routerl_jax.data.messages import read_messages
+from routerl_jax.data.messages import message_row, read_messages
 from routerl_jax.data.rounds import RecordedRounds, Round, write_rounds
 from tests.data.original_rows import as_json, png
 
@@ -54,6 +54,25 @@ def test_a_row(pages: pathlib.Path) -> None:
     assert [item.pieces for item in recorded.rounds] == [[Shown(image=a)], ["Here: ", Shown(image=b), "!"], ""]
     with pytest.raises(ValueError, match="question '1': a round's observation shows a picture"):
         write_rounds(pages / "rounds.jsonl", [recorded])
+
+
+def test_a_row_is_written_as_it_is_read(pages: pathlib.Path) -> None:
+    """Question with a picture, answers, observations with and without pictures; marks in the question are no pictures."""
+    a, b = pages / "a.png", pages / "images" / "b.png"
+    recorded = RecordedRounds(
+        example=Example(id="q 7", question="Which <image> is blue?", answers=("Tin Mill", "tin"), images=(a,)),
+        rounds=(
+            Round(text=SEARCH, observation="<image>", images=(b,)),
+            Round(text=SEARCH, observation="No page is left."),
+            Round(text=ANSWER),
+        ),
+    )
+    given = message_row(recorded, str, "Find it.")
+    assert [message["role"] for message in given["messages"]] == ["system", *("user", "assistant") * 3]
+    assert read(as_json(pages / "rows.jsonl", given)) == [recorded]
+    assert message_row(recorded, str)["messages"] == given["messages"][1:]
+    with pytest.raises(ValueError, match="question 'q 7': picture 2 can't be written to a file"):
+        message_row(recorded, lambda image: "" if image == b else str(image))
 
 
 def test_what_else_a_row_may_hold(pages: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Regions of pictures: sizes, nesting and rounding by properties, pixels beside crops of the raw page, and what is refused."""
 
+import contextlib
 import io
 import math
 import re
@@ -22,6 +23,7 @@ from routerl_jax.models.regions import (
     read_box,
     region,
     released_frame,
+    widened,
 )
 
 MIN_PIXELS, MAX_PIXELS = 256 * 28 * 28, 512 * 28 * 28  # VRAG-RL's
@@ -129,6 +131,34 @@ def test_a_part_that_is_written_in_the_frame_is_found_again() -> None:
             assert inside(wanted, found)
             steps = ((right - left) / (scale or view.frame[0]), (bottom - top) / (scale or view.frame[1])) * 2
             assert all(abs(a - b) < step + 1 for a, b, step in zip(found, wanted, steps))
+
+
+def test_a_part_that_is_too_small_is_widened() -> None:
+    """About its middle, and moved into what is seen; what a model then writes of it is taken, and shows all of it."""
+    view = View(page=(1000, 500), part=(200, 100, 600, 300), frame=(100, 50))  # a pixel of the frame is 4 raw ones
+    assert widened((300, 150, 500, 290), view, 28) == (300, 150, 500, 290)
+    assert widened((390, 190, 410, 210), view, 28) == (344, 144, 456, 256)
+    assert widened((205, 110, 225, 290), view, 28) == (200, 110, 312, 290)
+    assert widened((150, 110, 210, 120), view, 28) == (200, 100, 312, 212)  # a part of it is not seen
+    assert widened((590, 100, 700, 300), view, 28) == (488, 100, 600, 300)
+    assert widened((300, 150, 310, 160), view, 1000) == view.part
+    for box, why in (((610, 110, 650, 120), "outside"), ((300, 150, 300, 160), "no area")):
+        with pytest.raises(RefusedRegion, match=why):
+            widened(box, view, 28)
+    rng = np.random.default_rng(8)
+    for _ in range(200):
+        view = seen(drawn_page(rng))
+        left, top = (rng.uniform(0, side - 2) for side in view.page)
+        part = (left, top, rng.uniform(left + 1, view.page[0]), rng.uniform(top + 1, view.page[1]))
+        grown = widened(part, view, PLAIN.least)
+        assert all(a <= b for a, b in zip(grown[:2], part[:2]))
+        assert all(a >= b for a, b in zip(grown[2:], part[2:]))
+        box = framed(grown, view)
+        assert min(box[2] - box[0], box[3] - box[1]) >= min(PLAIN.least, *view.frame)
+        with contextlib.suppress(RefusedRegion):  # of a narrow page the raw region may be too narrow
+            cut = region(box, view)
+            assert cut[0] <= part[0]
+            assert cut[3] >= part[3]
 
 
 def test_padding_is_of_the_frame_and_ends_with_the_page() -> None:

@@ -28,6 +28,8 @@ from configs import (
     search_r1_qwen25_3b,
     smollm2_router,
     smollm2_search,
+    vrag_rl_qwen25_vl_3b,
+    vrag_rl_qwen25_vl_7b,
 )
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.advantages import advantage
@@ -122,6 +124,8 @@ SHIPPED = (
     routerag_qwen25_7b,
     routerag_small,
     search_qwen25_vl_7b,
+    vrag_rl_qwen25_vl_3b,
+    vrag_rl_qwen25_vl_7b,
 )
 
 

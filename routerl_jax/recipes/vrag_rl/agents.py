@@ -159,7 +159,7 @@ class VRAGAgent(Agent):
                 continue
             pieces.append((protocol.search(step.thought, step.query), True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            fresh = self._fresh(step.passages, known)
+            fresh = self.fresh(step.passages, known)
             known.update(passage.id for passage in fresh)
             pieces.append((self._framed(protocol.page(call, fresh, fresh, self.shows)), False))
         if not demonstration.forced:
@@ -200,14 +200,14 @@ class VRAGAgent(Agent):
         """What the turn's box marks; None, and an invalid action, where it marks nothing."""
         return chat.look(turn, self.regions)
 
-    def _fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
         """The best pages that have not been shown yet."""
         return [passage for passage in found if passage.id not in known][: self.pages]
 
     async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
         """Searches and shows what is new; False where not even that nothing fits can be said."""
         call = await tools[self.tool].search(query, self.k)
-        fresh = self._fresh(call.passages, known)
+        fresh = self.fresh(call.passages, known)
         left = chat.room - self._reserve(chat)
         limit = min(self.max_observation_tokens or left, left)
 
@@ -280,7 +280,7 @@ class VanillaRAG(VRAGAgent):
             await self._search(example.question, chat, tools, set())
         return await self._end(chat)
 
-    def _fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
         return list(found[: self.pages * self.max_turns])
 
 

@@ -1,0 +1,124 @@
+"""The settings of a job in which a planner and a grounder make VRAG-RL's supervised data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from routerl_jax.agents.config import AgentConfig
+from routerl_jax.core.checked import Count, NonNegative, Positive, PositiveFraction, Seed, Size, checked
+from routerl_jax.core.config import naming
+from routerl_jax.llms.config import ChatModelConfig, JudgeConfig
+from routerl_jax.llms.judge import settings_that_count
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
+from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.sections import KnowledgeConfig, ModelConfig
+from routerl_jax.training.setup import build_recipe
+
+_FREE = ("data", "knowledge", "questions", "concurrency", "patience", "search_timeout", "steps_share", "actions_share")
+_PRICES = ("read_price", "write_price")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ExpertsConfig:
+    """A job in which two language models show how to search pages, look closer, and answer."""
+
+    job: Literal["experts"] = "experts"
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
+    planner: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # thinks, searches, answers
+    grounder: ChatModelConfig = dataclasses.field(
+        default_factory=ChatModelConfig
+    )  # says where the planner wants to look
+    judge: JudgeConfig = JudgeConfig(style="vrag")  # of answers; without a model `metric` decides
+    # in whose frame boxes are written: directory, hub id or packaged model of the policy that is to learn. Its tokenizer and
+    # what it does with pictures are read, its weights are not
+    student: str = ""
+    min_pixels: Count = 0  # of a picture as the policy sees it: config.model's of the run that learns
+    max_pixels: Count = 0
+    agent: AgentConfig = AgentConfig(max_searches=6, k=10, instruct=True)  # max_searches: turns, the answer included
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)  # one, of pages
+    picture_pixels: Size = 1280 * 28 * 28  # most pixels of a picture as the planner and the grounder get it
+    box_scale: NonNegative = 0  # the grounder's boxes run from 0 to this; 0: pixels of the picture that it gets
+    released: bool = False  # the grounder writes the thought of a look, too, as in the released code
+    oracle: bool = False  # of the pages that a search finds, a gold one that was not shown yet comes first
+    attempts: Size = 1  # per question, until one is right
+    retries: Count = 1  # of a reply that can't be used; the model is told why
+    temperature: NonNegative = 0.0
+    max_tokens: Size = 2048  # of a reply
+    max_length: Count = 0  # most tokens of a trajectory as the policy reads it; longer ones are rejected; 0: any
+    least_steps: Size = 2  # of a trajectory, the answer included; the most are config.agent.max_searches
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; without a judge an answer is right where it is 1
+    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    steps_share: PositiveFraction = 0.4  # of the trajectories, at most, have one number of steps ..
+    actions_share: PositiveFraction = 0.4  # .. and one sequence of actions
+    questions: Count = 0  # most that are tried of a data set; 0: all
+    concurrency: Size = 32  # questions under way at once
+    patience: Size = 20  # questions in a row that may fail before the job stops
+    search_timeout: Positive = 60.0  # seconds
+    read_price: NonNegative = 0.0  # of a million tokens that the planner reads, for the report
+    write_price: NonNegative = 0.0  # of a million tokens that it writes
+    seed: Seed = 0  # of the order in which questions are tried
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
+        if not self.student:
+            raise ValueError(
+                "config.student is not set: name the policy that is to learn, in whose frame boxes are written"
+            )
+        if self.attempts > 1 and self.temperature == 0:
+            raise ValueError(
+                f"config.temperature=0.0: all {self.attempts} attempts would be the same; set attempts=1, or a temperature"
+            )
+        if self.least_steps > self.agent.max_searches:
+            raise ValueError(
+                f"config.least_steps={self.least_steps}: a trajectory has at most config.agent.max_searches="
+                f"{self.agent.max_searches} steps"
+            )
+        if self.metric not in ANSWER_METRICS:
+            raise ValueError(f"config.metric={self.metric!r}: known are {', '.join(ANSWER_METRICS)}")
+        with naming("config.normalizer"):
+            NORMALIZERS.get(self.normalizer)
+
+    def decisive(self) -> dict[str, Any]:
+        """What trajectories depend on beside the questions themselves: other values are another job."""
+        free = (*_FREE, *_PRICES, "planner", "grounder", "judge", "agent")
+        same = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in free}
+        return {
+            **same,
+            "planner": _identity(self.planner),
+            "grounder": _identity(self.grounder),
+            "judge": dict(settings_that_count(self.judge)) if self.judge.model else None,
+            "agent": dataclasses.asdict(self.agent),
+            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+        }
+
+    def build_agent(self) -> VRAGAgent:
+        """The student's.
+
+        Raises:
+          ValueError: names the key; or it is shown no pictures, or looks at none.
+        """
+        run = TrainConfig(
+            kind="sft", recipe="vrag_rl", model=self.student_model(), agent=self.agent, knowledge=self.knowledge
+        )
+        agent = build_recipe(run).agent
+        assert isinstance(agent, VRAGAgent)
+        if agent.shows != "picture" or not agent.looks:
+            raise ValueError(
+                f"config.agent.settings: shows={agent.shows!r}, looks={agent.looks}: the experts show how to look at pictures; "
+                "leave these two as they are"
+            )
+        return agent
+
+    def student_model(self) -> ModelConfig:
+        """The student as a run names it."""
+        return ModelConfig(path=self.student, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+
+
+def _identity(model: ChatModelConfig) -> dict[str, Any]:
+    return {key: getattr(model, key) for key in ("kind", "model", "extra", "max_length", "dtype")}

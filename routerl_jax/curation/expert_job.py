@@ -1,0 +1,219 @@
+"""Supervised data for VRAG-RL's policy (arXiv 2505.22019, section 2.2, appendix D): a planner thinks, searches and answers, a
+grounder says where it looks, and what ends right is kept and balanced.
+
+WORKDIR/construct.json             what the job is made of
+WORKDIR/replies.jsonl              every reply of a model, as soon as it came
+WORKDIR/questions.jsonl            a record per finished question: its attempts, and the row of the one that was right
+WORKDIR/demonstrations.jsonl       the balanced rows, as config.warm_start.demonstrations="messages:FILE" reads them
+WORKDIR/pictures/                  their crops
+WORKDIR/report.json, report.md     written when the job ends
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.config import naming
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.types import Episode, Verdict
+from routerl_jax.curation import experts
+from routerl_jax.curation.attempts import FAILED
+from routerl_jax.curation.expert_attempt import Experts, Tried
+from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
+from routerl_jax.curation.golden_balance import within_share
+from routerl_jax.curation.job import Journal, begin, book_all, unfinished
+from routerl_jax.curation.questions import Question, all_questions, digest_of, within
+from routerl_jax.curation.replies import ReplyFile
+from routerl_jax.curation.services import Batches, Services
+from routerl_jax.data.messages import message_row
+from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.evaluation.records import PictureFiles
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.cached import CachedModel
+from routerl_jax.llms.judge import ModelJudge, open_judge
+from routerl_jax.models.huggingface import load_without_weights
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.workdir import alone
+from routerl_jax.recipes.vrag_rl import protocol
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
+from routerl_jax.remote.background import in_thread, shared_loop
+from routerl_jax.training.setup import bound_pictures
+
+_MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
+
+
+class Opened(NamedTuple):
+    """What a job asks."""
+
+    planner: ChatModel
+    grounder: ChatModel
+    tools: Mapping[str, SearchTool]
+
+
+def show(
+    config: ExpertsConfig,
+    workdir: pathlib.Path,
+    open_services: Callable[[], Opened],
+    *,
+    student: VisionLanguageModel | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> ExpertsReport:
+    """Has the questions of `config.data` worked on and writes the right trajectories. Run again after a kill, it goes on where
+    it was; nothing is asked twice.
+
+    Args:
+      open_services: gives the planner, the grounder and the pages; not called where nothing is left to do.
+      student: the policy of `config.student`, where it is in memory already.
+      overwrite: throw away what a job of other settings has made in `workdir`.
+
+    Raises:
+      ValueError: `workdir` holds a job of other settings or another process is at it, the data or the student can't be used, or
+        too many questions failed in a row.
+    """
+    started = time.monotonic()
+    agent = config.build_agent()
+    questions = all_questions(config.data, config.seed)
+    policy = student or _student(config)
+    with alone(workdir):
+        made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
+        begin({**made_of, "prompts": _prompts(agent, config)}, workdir, overwrite, _MADE)
+        journal = Journal(workdir / _MADE[0])
+        try:
+            tried = within(questions, config.questions)
+            if unfinished(journal, tried, _name, FAILED):
+                _work(config, workdir, journal, tried, agent, policy, open_services(), progress)
+        finally:
+            journal.close()
+        return _write(config, workdir, questions, list(journal.read()), time.monotonic() - started)
+
+
+def _work(
+    config: ExpertsConfig,
+    workdir: pathlib.Path,
+    journal: Journal,
+    tried: Sequence[Question],
+    agent: VRAGAgent,
+    policy: VisionLanguageModel,
+    opened: Opened,
+    progress: bool,
+) -> None:
+    replies = ReplyFile(workdir / "replies.jsonl")
+    planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
+    judge = open_judge(config.judge, config.normalizer, replies) if config.judge.model else None
+    try:
+        maker = Experts(
+            agent=agent,
+            student=policy,
+            config=config,
+            planner=Services(planner, opened.tools, config.search_timeout),
+            grounder=Services(grounder, {}, config.search_timeout),
+            judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
+        )
+        record = functools.partial(_question, maker=maker, pictures=PictureFiles(workdir))
+        shared_loop().run(
+            book_all(
+                journal,
+                tried,
+                record,
+                _name,
+                FAILED,
+                concurrency=config.concurrency,
+                patience=config.patience,
+                doing="showing",
+                unit="question",
+                progress=progress,
+            )
+        )
+    finally:
+        for asked in (planner, grounder, judge):
+            if asked is not None:
+                asked.close()  # and the file of replies
+
+
+async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verdict]:
+    return await in_thread(lambda: judge(episodes), "judge")
+
+
+async def _question(question: Question, maker: Experts, pictures: PictureFiles) -> dict[str, Any]:
+    """A question's record, after as many attempts as it takes."""
+    attempts: list[Tried] = []
+    recorded: RecordedRounds | None = None
+    for number in range(maker.config.attempts):
+        made, recorded = await maker.attempt(question.example, number)
+        attempts.append(made)
+        if recorded is not None or made.planner.outcome in FAILED:
+            break
+    agent, last = maker.agent, attempts[-1].planner
+    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
+    return {
+        "id": question.example.id,
+        "dataset": question.dataset,
+        "outcome": last.outcome,
+        "detail": last.detail,
+        "attempts": [attempt.record() for attempt in attempts],
+        "row": recorded and message_row(recorded, pictures.name, task),
+    }
+
+
+def _name(question: Question) -> str:
+    return question.example.id
+
+
+def _student(config: ExpertsConfig) -> VisionLanguageModel:
+    with naming("config.student"):
+        model = load_without_weights(config.student)
+    if not isinstance(model, VisionLanguageModel) or model.tokenizer is None:
+        raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
+    bound_pictures(config.student_model(), model)
+    return model
+
+
+def balanced(records: Sequence[Mapping[str, Any]], config: ExpertsConfig) -> list[Mapping[str, Any]]:
+    """Of accepted records the first ones, so that no number of steps and no sequence of actions has more than its share
+    (`config.steps_share`, `config.actions_share`), or than an equal part."""
+    kept, before = list(records), -1
+    while len(kept) != before:
+        before = len(kept)
+        kept = within_share(kept, config.steps_share, steps_of)
+        kept = within_share(kept, config.actions_share, actions_of)
+    return kept
+
+
+def _write(
+    config: ExpertsConfig,
+    workdir: pathlib.Path,
+    questions: Sequence[Question],
+    records: Sequence[Mapping[str, Any]],
+    seconds: float,
+) -> ExpertsReport:
+    """The balanced rows in the order in which their questions are tried, and the report."""
+    last = {record["id"]: record for record in records}
+    tried = [last[question.example.id] for question in questions if question.example.id in last]
+    written = balanced([record for record in tried if record["row"] is not None], config)
+    write_json_lines(workdir / "demonstrations.jsonl", (record["row"] for record in written))
+    report = make_report(config, records, tried, written, seconds)
+    report.write(workdir)
+    return report
+
+
+def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
+    """Of what is said to the models, which a later version may word anew."""
+    said = [
+        experts.planner_task(agent.max_turns),
+        experts.planner_question(""),
+        experts.PAGE,
+        experts.PART,
+        experts.last_turn(""),
+        experts.again("", ""),
+        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
+    ]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]

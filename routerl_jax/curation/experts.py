@@ -1,0 +1,141 @@
+"""What a planner and a grounder are asked, and how their replies are read (VRAG-RL, arXiv 2505.22019, section 2.2, equations 3
+to 6, appendix D), in words of our own.
+
+The planner sees pages and decides what to do. Where it wants to look closer it says in words at what, and the grounder says in
+numbers where that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from routerl_jax.agents.grammar import between
+from routerl_jax.curation.attempts import GivenUp
+from routerl_jax.llms.schemas import without_thinking
+from routerl_jax.models.regions import Box, RefusedRegion, Size, read_box
+
+Kind = Literal["search", "look", "answer"]
+
+KINDS: tuple[Kind, ...] = ("search", "look", "answer")
+PAGE, PART = "This is the page that was found.", "This is that part of it, enlarged."
+_FORM = (
+    "Think first, inside <thought> and </thought>, in a few sentences. Then do one thing: write a query inside <search> and "
+    "</search>; or, inside <look> and </look>, in words, which part of the last picture you want to see enlarged; or the "
+    "answer inside <answer> and </answer>."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a planner wants: a search for `content`, a closer look at what it describes, or an answer that it is."""
+
+    kind: Kind
+    thought: str
+    content: str
+
+
+def planner_task(max_turns: int) -> str:
+    """How the planner works."""
+    return (
+        "You find the answer to a question in a collection of pages, which you can search. A search shows you the best page "
+        "that you have not seen yet, as a picture. If something in a picture is too small to be read with certainty, look "
+        "closer at that part, also at a part of an enlarged part. Search again where a page does not have what you need. "
+        f"{_FORM} The answer is short: a name, a number, a few words. You have {max_turns} turns in all, the answer included."
+    )
+
+
+def planner_question(question: str) -> str:
+    return f"Question: {question}"
+
+
+def last_turn(said: str) -> str:
+    """An observation before the planner's last turn."""
+    return f"{said}\n\nThis is your last turn: answer now."
+
+
+def again(said: str, why: str) -> str:
+    """What is said once more to an expert whose reply could not be used, and why that was."""
+    return f"{said}\n\nA reply to this could not be used: {why}. Reply in the form that was asked for."
+
+
+def grounder_task(
+    question: str, history: Sequence[str], thought: str, wanted: str, frame: Size, box_scale: float, thinks: bool
+) -> str:
+    """Asks where something is, in the picture that stands before it.
+
+    Args:
+      history: what was thought and done before, a line each.
+      thought: the planner's.
+      wanted: what it wants to look at.
+      frame: width and height of the picture as it is sent.
+      box_scale: coordinates run from 0 to this; 0: they are pixels.
+      thinks: the thought of this turn is asked for, too.
+    """
+    so_far = "\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)) or "nothing"
+    unit = (
+        f"numbers from 0 to {box_scale:g} over each side"
+        if box_scale
+        else f"pixels of the picture, {frame[0]} x {frame[1]}"
+    )
+    thinking = (
+        "First say inside <thought> and </thought>, in a few sentences and as your own thought, what you see and why you look "
+        "closer there. "
+    )
+    return (
+        f"The question is: {question}\n\nDone so far:\n{so_far}\n\nThe picture is what was shown last. The thought now: "
+        f"{thought}\n\nTo be looked at: {wanted}\n\n{thinking if thinks else ''}Find that in the picture, and give the box "
+        f"around it, with all that is needed to understand it, as <box>[left, top, right, bottom]</box>, in {unit}."
+    )
+
+
+def history_line(step: Step) -> str:
+    """A step, as the grounder is told of it."""
+    done = {"search": "searched for", "look": "looked closer at", "answer": "answered"}[step.kind]
+    return f"{step.thought} ({done}: {step.content})"
+
+
+def read_step(reply: str) -> Step:
+    """What a planner's reply says.
+
+    Raises:
+      GivenUp: it holds no thought, no action, an empty one, or several.
+    """
+    text = without_thinking(reply)
+    if not text:
+        raise GivenUp("empty reply", "there is nothing in it")
+    rest = text.partition("</thought>")[2] or text
+    found: list[Kind] = [kind for kind in KINDS for _ in range(rest.count(f"<{kind}>"))]
+    if len(found) > 1:
+        raise GivenUp("several actions", f"there are {len(found)} actions in it; write one")
+    content = between(rest, f"<{found[0]}>", f"</{found[0]}>") if found else None
+    if not content:
+        raise GivenUp("no action", "there is neither a complete search, look nor answer in it")
+    return Step(kind=found[0], thought=_thought(text), content=" ".join(content.split()))
+
+
+def read_location(reply: str, thinks: bool) -> tuple[Box, str]:
+    """The box in a grounder's reply, and its thought ("" unless it is asked for one).
+
+    Raises:
+      GivenUp: there is no box, or no thought where one is asked for.
+    """
+    text = without_thinking(reply)
+    if not text:
+        raise GivenUp("empty reply", "there is nothing in it")
+    given = between(text.rpartition("</thought>")[2], "<box>", "</box>")
+    if given is None:
+        raise GivenUp("unreadable box", "there is no box between <box> and </box>")
+    try:
+        box = read_box(given)
+    except RefusedRegion as error:
+        raise GivenUp("unreadable box", str(error)) from error
+    return box, _thought(text) if thinks else ""
+
+
+def _thought(text: str) -> str:
+    thought = " ".join((between(text, "<thought>", "</thought>") or "").split())
+    if not thought:
+        raise GivenUp("no thought", "there is no thought between <thought> and </thought>")
+    return thought

@@ -1,0 +1,48 @@
+"""What models replied to a job, on disk as soon as it came: a job that goes on after a kill asks nothing twice, not even of the
+questions that were under way."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.curation.job import Journal
+from routerl_jax.remote.cache import Cache, Entry
+
+
+class ReplyFile(Cache):
+    """A cache (`llms.cached.CachedModel`) in a journal: nothing in it is forgotten. After `close` it opens again when there is
+    something to keep.
+
+    Values are texts in UTF-8, and all of them are held in memory.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._journal: Journal | None = Journal(path)
+        self._held = {record["key"]: record["value"] for record in self._journal.read()}
+        self._lock = threading.Lock()
+
+    def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """What is held of these keys."""
+        with self._lock:
+            return {key: Entry(self._held[key].encode(), None) for key in keys if key in self._held}
+
+    def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
+        """Keeps items. Raises ValueError where they are to be kept for a time alone."""
+        if ttl is not None:
+            raise ValueError(f"{self.name} keeps everything for good, so ttl={ttl} can't be")
+        with self._lock:
+            self._journal = self._journal or Journal(self._path)
+            for key, value in items.items():
+                self._held[key] = value.decode()
+                self._journal.append({"key": key, "value": self._held[key]})
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.close()
+            self._journal = None
