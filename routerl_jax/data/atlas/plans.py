@@ -80,25 +80,34 @@ class Planned:
         )
 
     def _thought(self, country: str) -> str:
-        """What is believed before, or without, a search, in the words in which it was taught (`data.atlas.sight`)."""
-        seen = f"It is {country}."
-        return (
-            f"{seen} Its {world.RELATIONS[self.relation].noun} is {self._remembered(country)}."
-            if self.relation
-            else seen
-        )
+        """What is believed before, or without, a search, and whether it is known ("is") or a guess ("may be").
+
+        A known flag and a known fact are told in the words in which they were taught (`data.atlas.sight`).
+        """
+        read = country != self.country  # a search brought it to light
+        seen = f"It {_sure(read or known.strength(self.example.metadata['country']) != 'none')} {country}."
+        if not self.relation:
+            return seen
+        remembered = self._remembered(country)
+        return f"{seen} Its {world.RELATIONS[self.relation].noun} {_sure(self._taught(country))} {remembered}."
+
+    def _taught(self, country: str) -> bool:
+        return self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
 
     def _remembered(self, country: str) -> str:
-        taught = self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
-        return known.facts(country)[self.relation] if taught else self.guess
+        return known.facts(country)[self.relation] if self._taught(country) else self.guess
 
     def _answer(self, country: str, found: Sequence[Passage]) -> str:
         if not self.relation:
             return country
         stated = known.passage_id(country, self.relation)
         if any(passage.id == stated for passage in found):
-            return known.countries()[country].facts[self.relation]
+            return known.searched_countries()[country].facts[self.relation]
         return self._remembered(country)
+
+
+def _sure(known: bool) -> str:
+    return "is" if known else "may be"
 
 
 def renamed(demonstration: Demonstration, name: str) -> Demonstration:
