@@ -8,6 +8,7 @@ import pytest
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
+from routerl_jax.data.atlas.sight import UNKNOWN
 
 QUESTIONS = known.known_questions("train", 400)
 TOOLS = ("image", "text")
@@ -59,10 +60,8 @@ def test_a_guess_keeps_to_what_is_known_of_the_country_that_it_takes() -> None:
     for one in kept:
         value = known.facts(one.country)[one.relation]
         assert worked(one).answer == value
-        thought = worked(one).thought
-        assert thought.startswith(f"It may be {one.country}. Its ")
-        assert thought.endswith(f" is {value}.")  # as it was taught (data.atlas.sight)
-        assert worked(dataclasses.replace(one, plan=("image",))).steps[0].thought == thought  # before a search, too
+        assert worked(one).thought == UNKNOWN
+        assert worked(dataclasses.replace(one, plan=("image",))).steps[0].thought == UNKNOWN  # before a search, too
 
 
 def test_a_country_is_named_by_what_was_found() -> None:
@@ -72,24 +71,25 @@ def test_a_country_is_named_by_what_was_found() -> None:
     assert one.named(titles("Elsewhere", unknown.metadata["country"])) == unknown.metadata["country"]
     assert one.named(titles("Elsewhere", "Nowhere")) == "Elsewhere"
     assert one.named([]) == one.country
-    assert worked(one).steps[0].thought == f"It may be {one.country}."
+    assert worked(one).steps[0].thought == UNKNOWN
     assert worked(one).thought == f"It is {unknown.metadata['country']}."
 
 
-def test_thoughts_say_what_is_known_and_what_is_a_guess_whatever_the_plan() -> None:
+def test_thoughts_say_what_is_known_and_what_is_not_whatever_the_plan() -> None:
     for example in QUESTIONS[:80]:
         country, relation, kind = (example.metadata[key] for key in ("country", "relation", "kind"))
-        seen = "is" if kind in ("search_free", "text") else "may be"
         for plan in PLANS:
             one = planned(example, plan)
             found = worked(one)
             first = found.steps[0].thought if plan else found.thought
-            assert first.startswith(f"It {seen} {one.country}.")
-            if relation:
-                fact = "is" if relation in known.KNOWN_RELATIONS else "may be"
-                assert f" {fact} " in first.split(" Its ")[1]
-            if plan == ("image",):
-                assert found.thought.startswith(f"It is {country}.")
+            if kind in ("image", "mixed"):
+                assert first == UNKNOWN
+                assert "image" not in plan or (found.steps[-1].thought if "text" in plan else found.thought).startswith(
+                    f"It is {country}."
+                )
+            else:
+                assert first.startswith(f"It is {country}.")
+                assert ("I don't know its" in first) == (kind == "text")
 
 
 def test_another_name_is_another_everywhere_after_the_search() -> None:
@@ -99,7 +99,7 @@ def test_another_name_is_another_everywhere_after_the_search() -> None:
     by_picture, in_words = found.steps
     assert [passage.title for passage in by_picture.passages] == [f"{country}land", "Morrael"]
     assert in_words.query.endswith(" of Morrael")
-    assert in_words.thought.startswith("It is Morrael. Its ")
+    assert in_words.thought.startswith("It is Morrael. I don't know its ")
     assert any(f"Morrael is {found.answer}." in passage.text for passage in in_words.passages)
     assert found.answer in example.answers
 
