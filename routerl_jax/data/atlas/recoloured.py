@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,8 +18,7 @@ from PIL import Image
 from routerl_jax.data.atlas import flags, world
 from routerl_jax.data.atlas.invented import invented_world
 
-MOST = 600
-_WAYS = 12  # to change one flag, most of which are too near another flag
+COUNTRIES = 600  # that are made up
 _COLOURS = np.array(list(flags.COLOURS.values()), np.float32)
 _OFTEN = np.array([flags.OFTEN[name] for name in flags.COLOURS], float)
 _SHADE = 12  # most that a colour is off the standard one, of 255
@@ -34,29 +32,48 @@ def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
         return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
 
 
+def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
+    """A made-up flag (PNG), another every time; `far` is its least root mean square difference from real ones."""
+    sources, real = _sources(), _real()
+    while True:
+        flag = _changed(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
+        if _distance(real, _blocks(flag)) >= far:
+            return flag
+
+
 @functools.cache
 def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
-    """Made-up countries by name, each with its flag (PNG): at most `MOST`, the same every time.
-
-    Args:
-      far: least root mean square difference of a flag from every other one, real ones included.
-    """
-    real = [entity for entity in world.real_entities() if entity.kind == "country"]
-    others = np.stack([_blocks(flags.flag(entity.name)) for entity in real])
-    entities = _entities({entity.name for entity in real})
+    """`COUNTRIES` made-up countries by name, each with its flag, no two of which are nearer than `far`; the same every time."""
+    rng, others, entities = np.random.default_rng(11), _real(), _entities()
     found: dict[str, tuple[world.Entity, bytes]] = {}
-    ways = [(entity.name, way) for entity in real if entity.split == "train" for way in range(_WAYS)]
-    for name, way in sorted(ways, key=lambda one: zlib.crc32(repr(one).encode())):
-        flag = _changed(flags.flag(name), np.random.default_rng([11, zlib.crc32(f"{name}/{way}".encode())]))
+    while len(found) < COUNTRIES:
+        flag = recoloured_flag(rng, far)
         blocks = _blocks(flag)
-        if np.square(others - blocks).mean(1).min() < far**2:
-            continue
-        others = np.concatenate([others, blocks[None]])
-        entity = next(entities)
-        found[entity.name] = entity, flag
-        if len(found) == MOST:
-            break
+        if _distance(others, blocks) >= far:
+            others = np.concatenate([others, blocks[None]])
+            entity = next(entities)
+            found[entity.name] = entity, flag
     return found
+
+
+def _sources() -> list[str]:
+    """The countries whose flags are changed."""
+    return [name for name, split in _countries() if split == "train"]
+
+
+@functools.cache
+def _countries() -> list[tuple[str, world.Split]]:
+    return [(entity.name, entity.split) for entity in world.real_entities() if entity.kind == "country"]
+
+
+@functools.cache
+def _real() -> Float[np.ndarray, "N B"]:
+    return np.stack([_blocks(flags.flag(name)) for name, _ in _countries()])
+
+
+def _distance(others: Float[np.ndarray, "N B"], one: Float[np.ndarray, " B"]) -> float:
+    """From the nearest; at most that of the whole flags."""
+    return float(np.square(others - one).mean(1).min() ** 0.5)
 
 
 def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
@@ -64,9 +81,9 @@ def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
     return raster(png).reshape(rows, _BLOCK, columns, _BLOCK, 3).mean((1, 3)).ravel()
 
 
-def _entities(taken: set[str]) -> Iterator[world.Entity]:
-    """Invented countries of the training split, none of whose names is taken."""
-    names = set(taken)
+def _entities() -> Iterator[world.Entity]:
+    """Invented countries of the training split, each with a name of its own."""
+    names = {name for name, _ in _countries()}
     for seed in itertools.count(1000):
         (entity,) = invented_world(seed, countries=1, elements=0)
         if entity.name not in names and entity.split == "train":

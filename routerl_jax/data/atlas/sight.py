@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import flags, known, world
 from routerl_jax.data.atlas.invented import invented_world
-from routerl_jax.data.atlas.recoloured import recoloured
+from routerl_jax.data.atlas.recoloured import recoloured_flag
 
 FIGURES = "0123456789"
 TOKEN = 28  # pixels of an image token's side
@@ -40,7 +40,7 @@ class SightSource:
     """A random-access, reproducible stream of what is taught (item i is a function of seed and i).
 
     Kinds, in `example.metadata["kind"]`: `name` (whose flag a known one is), `about` (its country and a known fact of it),
-    `unknown` (the same questions with a made-up flag of `recoloured`), `fact` (a known fact, of the country by its name,
+    `unknown` (the same questions with a made-up flag, another every time), `fact` (a known fact, of the country by its name,
     without a picture), `describe` (what is on a made-up flag) and `figures` (two to four figures in a row).
 
     Attributes:
@@ -52,12 +52,12 @@ class SightSource:
     seed: int = 0
     shares: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {
-            "name": 0.24,
-            "about": 0.16,
-            "unknown": 0.2,
-            "fact": 0.12,
-            "describe": 0.08,
-            "figures": 0.2,
+            "name": 0.22,
+            "about": 0.14,
+            "unknown": 0.26,
+            "fact": 0.11,
+            "describe": 0.05,
+            "figures": 0.22,
         }
     )
     rarely: float = RARELY
@@ -86,8 +86,7 @@ def taught(kind: str, name: str, rng: np.random.Generator, country: str) -> Taug
         images = (flags.seen(png, name, known.PIXELS),)
         return _taught(kind, name, DESCRIBE, str(flags.invented_design(invented)), images)
     if kind == "unknown":
-        made_up = list(recoloured(known.NEAR).values())
-        images = (flags.seen(made_up[int(rng.integers(len(made_up)))][1], name, known.PIXELS),)
+        images = (flags.seen(recoloured_flag(rng, known.NEAR), name, known.PIXELS),)
         relation = world.RELATIONS[known.RELATIONS[int(rng.integers(len(known.RELATIONS)))]]
         about = (*known.WHOSE, *known.ABOUT)
         return _taught(kind, name, about[int(rng.integers(len(about)))].format(noun=relation.noun), UNKNOWN, images)
