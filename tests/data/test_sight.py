@@ -74,7 +74,7 @@ def test_made_up_flags_are_described(items: list[Taught]) -> None:
     described = of_kind(items, "describe")
     assert {item.example.question for item in described} == {DESCRIBE}
     assert all(" bands of " in item.answer for item in described)
-    assert len({item.answer for item in described}) > 200
+    assert len({item.answer for item in described}) > 0.9 * len(described)
 
 
 def test_no_picture_of_a_question_is_taught(items: list[Taught]) -> None:
