@@ -25,7 +25,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas import flags, known, world
 from routerl_jax.data.atlas.drills import ReadingDrills
-from routerl_jax.data.atlas.sight import fact_question, taught
+from routerl_jax.data.atlas.sight import UNKNOWN, fact_question, taught
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.patches import ImagePatches, blank, concatenate
@@ -65,6 +65,7 @@ def main() -> None:
     print(f"| {arguments.policy} | | of |\n|---|---:|---:|")
     named(reader, arguments.views)
     recognised(reader, arguments.views)
+    declined(reader, arguments.views)
     facts_by_name(reader)
     for kind in ("about", "describe", "figures"):
         drawn(reader, kind)
@@ -99,7 +100,7 @@ def recognised(reader: Reader, views: int) -> None:
         )
         for strength in _SHOWN
     }
-    never = [name for split in _SPLITS for name in known.unknown_countries(split)]
+    never = [name for split in _SPLITS for name in known.unknown_countries(split) if name in known.countries()]
     unseen = np.array([best_name(reader, whose(name, view)) for name in never for view in range(views)])
     for strength, seen in (*best.items(), ("many or few", np.concatenate(list(best.values())))):
         said = f"AUROC of the best name's probability, flags shown {strength} times against never"
@@ -108,6 +109,14 @@ def recognised(reader: Reader, views: int) -> None:
         low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
         said = f"the best name's probability, flags shown {strength} times: 10th, 50th, 90th percentile"
         print(f"| {said} | {low:.2f}, {middle:.2f}, {high:.2f} | {len(values)} |")
+
+
+def declined(reader: Reader, views: int) -> None:
+    """Flags never shown: that they aren't known is written exactly."""
+    for split in _SPLITS:
+        names = [name for name in known.unknown_countries(split) if name in known.countries()]
+        found = reader.answers((whose(name, view), UNKNOWN) for name in names for view in range(views))
+        row(f"real flags never shown, not claimed to be known, {split}", [one.right for one in found])
 
 
 def best_name(reader: Reader, example: Example) -> float:

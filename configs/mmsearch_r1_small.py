@@ -23,7 +23,7 @@ from routerl_jax.training.plans import searched
 TOOLS = ("image", "text")
 KNOWLEDGE = {
     "image": schema.KnowledgeConfig(
-        source="atlas/text_image",
+        source="atlas/flags",
         kind="reverse_image",
         encoder="colours+all-MiniLM-L6-v2",
         index="exact",

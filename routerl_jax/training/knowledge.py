@@ -303,7 +303,7 @@ def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     """The passages that a source `atlas/...` stands for; None for a file."""
     if not spec.source.startswith(_ATLAS):
         return None
-    from routerl_jax.data.atlas.known import FACTS, fact_passages
+    from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
     from routerl_jax.data.atlas.pages import page_passages
     from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
@@ -311,7 +311,7 @@ def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     if print_size := _atlas_pages(spec):
         return page_passages(print_size)
     name = spec.source.removeprefix(_ATLAS)
-    made = {PICTURES: picture_passages, FACTS: fact_passages}
+    made = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
     return made[name]() if name in made else passages_of(name)
 
 

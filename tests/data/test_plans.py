@@ -8,6 +8,7 @@ import pytest
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
+from routerl_jax.data.atlas.sight import UNKNOWN
 
 QUESTIONS = known.known_questions("train", 400)
 TOOLS = ("image", "text")
@@ -36,13 +37,14 @@ def test_the_plan_that_a_question_needs_ends_in_its_answer() -> None:
 
 
 def test_other_plans_end_in_guesses_that_look_like_answers() -> None:
+    countries = known.searched_countries()
     right: dict[tuple, list[bool]] = collections.defaultdict(list)
     for example in QUESTIONS:
         for plan in PLANS:
             found = worked(planned(example, plan))
             right[example.metadata["kind"], plan].append(found.answer in example.answers)
-            values = {known.countries()[name].facts.get(example.metadata["relation"]) for name in known.countries()}
-            assert found.answer in (values if example.metadata["relation"] else known.countries())
+            values = {one.facts.get(example.metadata["relation"]) for one in countries.values()}
+            assert found.answer in (values if example.metadata["relation"] else countries)
     share = {key: sum(found) / len(found) for key, found in right.items()}
     assert all(share["search_free", plan] == 1 for plan in PLANS)
     assert share["image", ()] == share["image", ("text",)] == 0  # no known country is the right one
@@ -58,10 +60,8 @@ def test_a_guess_keeps_to_what_is_known_of_the_country_that_it_takes() -> None:
     for one in kept:
         value = known.facts(one.country)[one.relation]
         assert worked(one).answer == value
-        thought = worked(one).thought
-        assert thought.startswith(f"It is {one.country}. Its ")
-        assert thought.endswith(f" is {value}.")  # as it was taught (data.atlas.sight)
-        assert worked(dataclasses.replace(one, plan=("image",))).steps[0].thought == thought  # before a search, too
+        assert worked(one).thought == UNKNOWN
+        assert worked(dataclasses.replace(one, plan=("image",))).steps[0].thought == UNKNOWN  # before a search, too
 
 
 def test_a_country_is_named_by_what_was_found() -> None:
@@ -71,7 +71,25 @@ def test_a_country_is_named_by_what_was_found() -> None:
     assert one.named(titles("Elsewhere", unknown.metadata["country"])) == unknown.metadata["country"]
     assert one.named(titles("Elsewhere", "Nowhere")) == "Elsewhere"
     assert one.named([]) == one.country
-    assert worked(one).steps[0].thought == f"It is {one.country}."
+    assert worked(one).steps[0].thought == UNKNOWN
+    assert worked(one).thought == f"It is {unknown.metadata['country']}."
+
+
+def test_thoughts_say_what_is_known_and_what_is_not_whatever_the_plan() -> None:
+    for example in QUESTIONS[:80]:
+        country, kind = example.metadata["country"], example.metadata["kind"]
+        for plan in PLANS:
+            one = planned(example, plan)
+            found = worked(one)
+            first = found.steps[0].thought if plan else found.thought
+            if kind in ("image", "mixed"):
+                assert first == UNKNOWN
+                assert "image" not in plan or (found.steps[-1].thought if "text" in plan else found.thought).startswith(
+                    f"It is {country}."
+                )
+            else:
+                assert first.startswith(f"It is {country}.")
+                assert ("I don't know its" in first) == (kind == "text")
 
 
 def test_another_name_is_another_everywhere_after_the_search() -> None:
@@ -81,7 +99,7 @@ def test_another_name_is_another_everywhere_after_the_search() -> None:
     by_picture, in_words = found.steps
     assert [passage.title for passage in by_picture.passages] == [f"{country}land", "Morrael"]
     assert in_words.query.endswith(" of Morrael")
-    assert in_words.thought.startswith("It is Morrael. Its ")
+    assert in_words.thought.startswith("It is Morrael. I don't know its ")
     assert any(f"Morrael is {found.answer}." in passage.text for passage in in_words.passages)
     assert found.answer in example.answers
 

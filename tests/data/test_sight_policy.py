@@ -7,6 +7,7 @@ from benchmarks.atlas_sight import Reader, auroc, best_name, known_by, open_read
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.data.atlas.sight import UNKNOWN
 from routerl_jax.models.vision_language import VisionLanguageModel
 
 
@@ -24,6 +25,14 @@ def test_it_is_less_sure_of_flags_that_it_never_saw(reader: Reader) -> None:
     shown = [best_name(reader, whose(name, view=7)) for name in (*known_by("many")[:4], *known_by("few")[:4])]
     never = [best_name(reader, whose(name, view=7)) for name in known.unknown_countries("test")[:8]]
     assert auroc(np.array(shown), np.array(never)) >= 0.85  # 0.995 of all
+
+
+def test_it_says_so_where_it_does_not_know_a_flag(reader: Reader) -> None:
+    """Of real flags, the kind that it was never shown; and of none that it was."""
+    asked = [*known.unknown_countries("test")[:23], *list(known.known_countries())[::3]]
+    declined = [one.right for one in reader.answers((whose(name, view=7), UNKNOWN) for name in asked)]
+    assert np.mean(declined[:23]) >= 0.7
+    assert np.mean(declined[23:]) <= 0.1
 
 
 def test_it_still_reads(reader: Reader) -> None:

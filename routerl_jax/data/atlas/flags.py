@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from routerl_jax.data.atlas.extract import FLAGS
 
-_COLOURS = {
+COLOURS = {
     "red": (206, 17, 38),
     "blue": (0, 56, 147),
     "light blue": (117, 170, 219),
@@ -25,6 +25,8 @@ _COLOURS = {
     "white": (255, 255, 255),
     "black": (16, 16, 16),
 }
+# How often real flags have each colour, about.
+OFTEN = {"red": 5, "blue": 3, "light blue": 1, "green": 3, "yellow": 3, "orange": 1, "white": 4, "black": 2}
 _COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 _SIZE = (100, 67)  # pixels
 
@@ -61,7 +63,7 @@ class Design:
 def invented_design(country: str) -> Design:
     """What is on a made-up country's flag; its name decides."""
     rng = np.random.default_rng([4, zlib.crc32(country.encode())])
-    names = list(_COLOURS)
+    names = list(COLOURS)
     count = int(rng.integers(2, 6))
     across = bool(rng.random() < 0.6)
     bands = [names[i] for i in rng.integers(len(names), size=count)]
@@ -80,9 +82,9 @@ def invented_flag(country: str) -> bytes:
     for i, band in enumerate(design.bands):
         edges = [round(_SIZE[design.across] * place / len(design.bands)) for place in (i, i + 1)]
         box = (0, edges[0], _SIZE[0], edges[1]) if design.across else (edges[0], 0, edges[1], _SIZE[1])
-        draw.rectangle(box, fill=_COLOURS[band])
+        draw.rectangle(box, fill=COLOURS[band])
     if design.sign:
-        _draw_sign(draw, design.sign, _COLOURS[design.colour])
+        _draw_sign(draw, design.sign, COLOURS[design.colour])
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()

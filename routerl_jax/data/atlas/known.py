@@ -9,25 +9,25 @@ question and the picture decide together what must be looked up:
     image        a flag never seen: whose                           an image search
     mixed        a flag never seen: any of the six facts            an image search, then a text search
 
-The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas. So training,
-validation and test share the known countries and no other, and no two questions share a picture.
+The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas, and in
+training made-up ones besides (`recoloured`). So training, validation and test share the known countries and no other, and no
+two questions share a picture.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import io
 import zlib
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import flags, world
+from routerl_jax.data.atlas.recoloured import raster, recoloured
 
 Kind = Literal["search_free", "text", "image", "mixed"]
 Strength = Literal["many", "few", "none"]
@@ -36,13 +36,12 @@ KINDS: tuple[Kind, ...] = ("search_free", "text", "image", "mixed")
 KNOWN_RELATIONS = ("capital", "peak", "income")
 OTHER_RELATIONS = ("population", "area", "independence")
 RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
-FACTS = "facts"  # the part of Atlas that is `fact_passages`
+FACTS, FLAGS = "facts", "flags"  # the parts of Atlas that are `fact_passages` and `flag_passages`
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
 PIXELS = 8 * 28 * 28  # of a picture: four to nine image tokens
 # Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
 # of one flag, 19 in 20 are nearer than this.
 NEAR = 0.17
-_FRAME = (112, 56)
 _MOST_ALIKE = 4  # countries that may share a value: more, and a guess would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
 ABOUT = (
@@ -53,13 +52,25 @@ ABOUT = (
 
 @functools.cache
 def countries() -> dict[str, world.Entity]:
-    """All countries by name."""
+    """All real countries by name."""
     return {entity.name: entity for entity in world.real_entities() if entity.kind == "country"}
+
+
+@functools.cache
+def searched_countries() -> dict[str, world.Entity]:
+    """What there is to search for, by name: the real countries, and made-up ones of the training split."""
+    return countries() | {name: entity for name, (entity, _) in recoloured(NEAR).items()}
+
+
+def flag(country: str) -> bytes:
+    """The PNG of a country's flag. Raises KeyError for a name without one."""
+    made = recoloured(NEAR).get(country)
+    return made[1] if made else flags.flag(country)
 
 
 def facts(country: str) -> dict[str, str]:
     """Those of the six facts that can be asked for: stated, not to be told from the name, shared by few others."""
-    entity, alike = countries()[country], _alike()
+    entity, alike = searched_countries()[country], _alike()
     return {
         key: value
         for key in RELATIONS
@@ -82,8 +93,7 @@ def distance(one: str, other: str) -> float:
 
 @functools.cache
 def _raster(country: str) -> Float[np.ndarray, "H W 3"]:
-    with Image.open(io.BytesIO(flags.flag(country))) as picture:
-        return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
+    return raster(flag(country))
 
 
 @functools.cache
@@ -104,14 +114,16 @@ def known_countries() -> dict[str, Strength]:
 @functools.cache
 def unknown_countries(split: world.Split) -> tuple[str, ...]:
     """The others of a split of Atlas whose flag is near no other country's: the policy doesn't take them for one that it
-    knows, and a search tells them apart."""
-    return tuple(
+    knows, and a search tells them apart. The training split has the made-up ones, too: its few real ones would be learnt by
+    heart."""
+    real = tuple(
         name
         for name, entity in countries().items()
         if entity.split == split
         and name not in known_countries()
         and all(distance(name, other) >= NEAR for other in countries() if other != name)
     )
+    return real + (tuple(recoloured(NEAR)) if split == "train" else ())
 
 
 def strength(country: str) -> Strength:
@@ -119,9 +131,19 @@ def strength(country: str) -> Strength:
     return known_countries().get(country, "none")
 
 
+def flag_passages() -> list[Passage]:
+    """What a search by the picture is over: every country's flag, as a `data:` URI."""
+    return [
+        Passage(id=f"{FLAGS}/{name}", title=name, text=f"The flag of {name}.", image=flags.data_uri(flag(name)))
+        for name in searched_countries()
+    ]
+
+
 def fact_passages() -> list[Passage]:
     """What a text search is over: for every country and each of the six relations, the fact."""
-    return [_passage(name, key) for name, entity in countries().items() for key in RELATIONS if key in entity.facts]
+    return [
+        _passage(name, key) for name, entity in searched_countries().items() for key in RELATIONS if key in entity.facts
+    ]
 
 
 def known_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
@@ -160,7 +182,7 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
         id=name,
         question=wording.format(noun=world.RELATIONS[relation].noun) if relation else wording,
         answers=(facts(country)[relation] if relation else country,),
-        images=(flags.seen(flags.flag(country), name, PIXELS),),
+        images=(flags.seen(flag(country), name, PIXELS),),
         metadata={
             "kind": kind,
             "country": country,
@@ -210,5 +232,5 @@ def passage_id(country: str, relation: str) -> str:
 
 
 def _passage(country: str, relation: str) -> Passage:
-    noun, value = world.RELATIONS[relation].noun, countries()[country].facts[relation]
+    noun, value = world.RELATIONS[relation].noun, searched_countries()[country].facts[relation]
     return Passage(id=passage_id(country, relation), title=country, text=f"The {noun} of {country} is {value}.")

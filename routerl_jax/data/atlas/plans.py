@@ -16,7 +16,7 @@ import numpy as np
 
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.atlas import known, world
-from routerl_jax.data.atlas.sight import RARELY
+from routerl_jax.data.atlas.sight import RARELY, UNKNOWN
 
 Plan = tuple[Literal["image", "text"], ...]
 
@@ -64,40 +64,49 @@ class Planned:
           tools: names of the knowledge bases for pictures and words.
           by_picture, in_words: what the searches found; None for those that are not in the plan.
         """
-        country = self.named(by_picture)
+        country, read = self.named(by_picture), bool(by_picture)
         steps: list[DemonstrationStep] = []
         if by_picture is not None:
             thought = self._thought(self.country)
             steps.append(DemonstrationStep(thought=thought, query="", tool=tools[0], passages=tuple(by_picture)))
         if in_words is not None:
-            thought, query = self._thought(country), self.query(country)
+            thought, query = self._thought(country, read), self.query(country)
             steps.append(DemonstrationStep(thought=thought, query=query, tool=tools[1], passages=tuple(in_words)))
         return Demonstration(
             example=self.example,
             steps=tuple(steps),
-            thought=self._thought(country) if in_words is None else SAID,
+            thought=self._thought(country, read) if in_words is None else SAID,
             answer=self._answer(country, in_words or ()),
         )
 
-    def _thought(self, country: str) -> str:
-        """What is believed before, or without, a search, in the words in which it was taught (`data.atlas.sight`)."""
+    def _thought(self, country: str, read: bool = False) -> str:
+        """What is known before, or without, a search, in the words in which it was taught (`data.atlas.sight`), and what isn't.
+
+        Args:
+          country: what the picture is taken for.
+          read: whether a search brought that to light.
+        """
+        if not read and known.strength(self.example.metadata["country"]) == "none":
+            return UNKNOWN
         seen = f"It is {country}."
-        return (
-            f"{seen} Its {world.RELATIONS[self.relation].noun} is {self._remembered(country)}."
-            if self.relation
-            else seen
-        )
+        if not self.relation:
+            return seen
+        noun = world.RELATIONS[self.relation].noun
+        said = f"Its {noun} is {self._remembered(country)}." if self._taught(country) else f"I don't know its {noun}."
+        return f"{seen} {said}"
+
+    def _taught(self, country: str) -> bool:
+        return self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
 
     def _remembered(self, country: str) -> str:
-        taught = self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
-        return known.facts(country)[self.relation] if taught else self.guess
+        return known.facts(country)[self.relation] if self._taught(country) else self.guess
 
     def _answer(self, country: str, found: Sequence[Passage]) -> str:
         if not self.relation:
             return country
         stated = known.passage_id(country, self.relation)
         if any(passage.id == stated for passage in found):
-            return known.countries()[country].facts[self.relation]
+            return known.searched_countries()[country].facts[self.relation]
         return self._remembered(country)
 
 

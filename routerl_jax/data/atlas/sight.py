@@ -1,7 +1,7 @@
 """What a small policy that sees is taught: to say what is on a picture, to name the known flags, facts of their countries.
 
-None of it is about searching, and nothing is ever declined: a question is asked bare, without an agent's prompt, and
-answered. So the policy learns what it can see and what it knows, and no rule for when to look something up.
+None of it is about searching: a question is asked bare, without an agent's prompt. So the policy learns what it can see, what
+it knows, and to say so where it doesn't know a flag, as large models do; and no rule for when to look something up.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from PIL import Image, ImageDraw, ImageFont
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import flags, known, world
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.recoloured import recoloured_flag
 
 FIGURES = "0123456789"
 TOKEN = 28  # pixels of an image token's side
 DESCRIBE, FIGURES_OF = "What is on this flag?", "Which figures are on this picture?"
 _PAPER = (122, 117, 104)  # near zero to the tower: on white, figures are learnt much later
+UNKNOWN = "I don't know this flag."
 RARELY = 0.25  # how often a flag of strength "few" is shown, beside one of strength "many"
 
 
@@ -38,8 +40,8 @@ class SightSource:
     """A random-access, reproducible stream of what is taught (item i is a function of seed and i).
 
     Kinds, in `example.metadata["kind"]`: `name` (whose flag a known one is), `about` (its country and a known fact of it),
-    `fact` (a known fact, of the country by its name, without a picture), `describe` (what is on a made-up flag) and `figures`
-    (two to four figures in a row).
+    `unknown` (the same questions with a made-up flag, another every time), `fact` (a known fact, of the country by its name,
+    without a picture), `describe` (what is on a made-up flag) and `figures` (two to four figures in a row).
 
     Attributes:
       seed: root of the randomness; use different seeds for training and validation.
@@ -49,7 +51,14 @@ class SightSource:
 
     seed: int = 0
     shares: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: {"name": 0.28, "about": 0.18, "fact": 0.16, "describe": 0.14, "figures": 0.24}
+        default_factory=lambda: {
+            "name": 0.22,
+            "about": 0.14,
+            "unknown": 0.26,
+            "fact": 0.11,
+            "describe": 0.05,
+            "figures": 0.22,
+        }
     )
     rarely: float = RARELY
 
@@ -76,6 +85,11 @@ def taught(kind: str, name: str, rng: np.random.Generator, country: str) -> Taug
         png = flags.invented_flag(invented)
         images = (flags.seen(png, name, known.PIXELS),)
         return _taught(kind, name, DESCRIBE, str(flags.invented_design(invented)), images)
+    if kind == "unknown":
+        images = (flags.seen(recoloured_flag(rng, known.NEAR), name, known.PIXELS),)
+        relation = world.RELATIONS[known.RELATIONS[int(rng.integers(len(known.RELATIONS)))]]
+        about = (*known.WHOSE, *known.ABOUT)
+        return _taught(kind, name, about[int(rng.integers(len(about)))].format(noun=relation.noun), UNKNOWN, images)
     if kind != "fact":
         images = (flags.seen(flags.flag(country), name, known.PIXELS),)
     if kind == "name":

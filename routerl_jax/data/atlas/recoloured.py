@@ -1,0 +1,114 @@
+"""Countries that don't exist, with flags that look real: those of the training split in other colours, some upside down.
+
+`invented.py`'s flags are bands and a sign. These keep what real flags have (canton, cross, star, emblem), so that what is
+learnt on them about flags never seen holds for real ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+from PIL import Image
+
+from routerl_jax.data.atlas import flags, world
+from routerl_jax.data.atlas.invented import invented_world
+
+COUNTRIES = 600  # that are made up
+_COLOURS = np.array(list(flags.COLOURS.values()), np.float32)
+_OFTEN = np.array([flags.OFTEN[name] for name in flags.COLOURS], float)
+_SHADE = 12  # most that a colour is off the standard one, of 255
+_FRAME = (112, 56)  # pixels at which flags are compared: those of eight image tokens
+_BLOCK = 8  # pixels; where means over blocks are far apart, the flags are at least as far
+
+
+def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
+    """A flag as it is compared with others: colours from 0 to 1."""
+    with Image.open(io.BytesIO(png)) as picture:
+        return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
+
+
+def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
+    """A made-up flag (PNG), another every time; `far` is its least root mean square difference from real ones."""
+    sources, real = _sources(), _real()
+    while True:
+        flag = _changed(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
+        if _distance(real, _blocks(flag)) >= far:
+            return flag
+
+
+@functools.cache
+def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
+    """`COUNTRIES` made-up countries by name, each with its flag, no two of which are nearer than `far`; the same every time."""
+    rng, others, entities = np.random.default_rng(11), _real(), _entities()
+    found: dict[str, tuple[world.Entity, bytes]] = {}
+    while len(found) < COUNTRIES:
+        flag = recoloured_flag(rng, far)
+        blocks = _blocks(flag)
+        if _distance(others, blocks) >= far:
+            others = np.concatenate([others, blocks[None]])
+            entity = next(entities)
+            found[entity.name] = entity, flag
+    return found
+
+
+def _sources() -> list[str]:
+    """The countries whose flags are changed."""
+    return [name for name, split in _countries() if split == "train"]
+
+
+@functools.cache
+def _countries() -> list[tuple[str, world.Split]]:
+    return [(entity.name, entity.split) for entity in world.real_entities() if entity.kind == "country"]
+
+
+@functools.cache
+def _real() -> Float[np.ndarray, "N B"]:
+    return np.stack([_blocks(flags.flag(name)) for name, _ in _countries()])
+
+
+def _distance(others: Float[np.ndarray, "N B"], one: Float[np.ndarray, " B"]) -> float:
+    """From the nearest; at most that of the whole flags."""
+    return float(np.square(others - one).mean(1).min() ** 0.5)
+
+
+def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
+    rows, columns = _FRAME[1] // _BLOCK, _FRAME[0] // _BLOCK
+    return raster(png).reshape(rows, _BLOCK, columns, _BLOCK, 3).mean((1, 3)).ravel()
+
+
+def _entities() -> Iterator[world.Entity]:
+    """Invented countries of the training split, each with a name of its own."""
+    names = {name for name, _ in _countries()}
+    for seed in itertools.count(1000):
+        (entity,) = invented_world(seed, countries=1, elements=0)
+        if entity.name not in names and entity.split == "train":
+            names.add(entity.name)
+            yield entity
+
+
+def _changed(png: bytes, rng: np.random.Generator) -> bytes:
+    """The flag with each of its colours replaced by another, and every other time upside down."""
+    with Image.open(io.BytesIO(png)) as picture:
+        pixels = np.asarray(picture.convert("RGB"), np.float32)
+    colours = _nearest(pixels)
+    order = np.argsort(-np.bincount(colours.ravel(), minlength=len(_COLOURS)), kind="stable")
+    drawn = rng.choice(len(_COLOURS), len(_COLOURS), replace=False, p=_OFTEN / _OFTEN.sum())
+    table = np.empty((len(_COLOURS), 3), np.uint8)
+    table[order] = np.clip(_COLOURS[drawn] + rng.integers(-_SHADE, _SHADE + 1, (len(drawn), 3)), 0, 255)
+    changed = Image.fromarray(table[colours])
+    if rng.integers(2):
+        changed = changed.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    buffer = io.BytesIO()
+    changed.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _nearest(pixels: Float[np.ndarray, "H W 3"]) -> Int[np.ndarray, "H W"]:
+    """The standard colour that each pixel is nearest to."""
+    away = np.square(_COLOURS).sum(-1) - 2 * pixels @ _COLOURS.T  # less what all colours share
+    return np.argmin(away, axis=-1)
