@@ -206,8 +206,12 @@ class VRAGAgent(Agent):
 
     async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
         """Searches and shows what is new; False where not even that nothing fits can be said."""
-        call = await tools[self.tool].search(query, self.k)
+        tool = tools[self.tool]
+        call = await tool.search(query, self.k, pictures=False)
         fresh = self._fresh(call.passages, known)
+        if self.shows == "picture":
+            call = await tool.with_pictures(call, fresh)
+            fresh = self._fresh(call.passages, known)
         left = chat.room - self._reserve(chat)
         limit = min(self.max_observation_tokens or left, left)
 
