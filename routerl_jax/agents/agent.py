@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Rendered, Reply, expanded_tokens
+from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, expanded_tokens
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
 # What follows a prompt, in order, and whether the policy writes it. What it writes is text.
-Pieces = list[tuple[Observation | Reply | Rendered | Look, bool]]
+Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -121,7 +121,11 @@ class Agent(abc.ABC):
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
         """Recorded rounds after their opening: what was written is learnt, what followed comes as a user's message. What
-        follows the last round is left out."""
+        follows the last round is left out.
+
+        Raises:
+          ValueError: a round can't be learnt from; says which, and why.
+        """
         pieces: Pieces = []
         for number, item in enumerate(recorded.rounds, 1):
             pieces.append((item.text, True))

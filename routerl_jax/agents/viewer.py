@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from routerl_jax.core.types import Shown
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageSource, decode_image, encoded_image
-from routerl_jax.models.regions import Pixels, RefusedRegion, RegionRule, Size, View, region, released_frame
+from routerl_jax.models.regions import Pixels, RefusedRegion, RegionRule, Size, View, reframed, region, released_frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,18 @@ class Viewer:
     def frame(self) -> Size | None:
         """Of the latest picture; None if there is none yet."""
         return None if self._latest is None else self._latest.frame
+
+    def reframed(self, box: Sequence[float], written: Size, rule: RegionRule) -> Sequence[float]:
+        """A box that was written in another frame of the latest picture, a whole one, in the frame that the model sees.
+
+        Raises:
+          RefusedRegion: no picture has been shown yet, or the box marks no region of it.
+          ValueError: the picture can't be read any more.
+        """
+        if self._latest is None:
+            raise RefusedRegion("no picture has been shown yet to look closer at")
+        assert self._latest.part is None, "a box in another frame on a crop"
+        return reframed(box, decode_image(self._latest.page.image).size, written, self._latest.frame, rule)
 
     def region(self, box: Sequence[float], rule: RegionRule) -> Shown:
         """A region of the latest picture, as a picture to be shown: a PNG, with its box on the raw picture, which is its parent

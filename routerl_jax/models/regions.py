@@ -195,6 +195,31 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
     return _rounded(box, (math.floor(wide), math.floor(high)))
 
 
+def reframed(box: Sequence[float], page: Size, written: Size, frame: Size, rule: RegionRule = RegionRule()) -> Box:
+    """A box on a whole picture that was written in one frame, as it is written in another: rounded outwards, and widened to
+    `rule.least`, as far as the picture reaches.
+
+    Args:
+      page: size of the raw picture.
+      written, frame: the sizes at which it was seen, and is seen.
+
+    Raises:
+      RefusedRegion: the box marks no region in the frame in which it was written.
+    """
+    whole = (0, 0, *page)
+    part = region(box, View(page=page, part=whole, frame=written), RegionRule(least=0))
+    corners = list(framed(part, View(page=page, part=whole, frame=frame), rule.box_scale))
+    for axis, side in enumerate(frame):
+        most = math.floor(rule.box_scale or side)
+        least = min(math.ceil(rule.least * Fraction(rule.box_scale or side) / side), most)
+        missing = least - (corners[axis + 2] - corners[axis])
+        if missing > 0:
+            corners[axis] = min(max(corners[axis] - missing // 2, 0), most - least)
+            corners[axis + 2] = corners[axis] + least
+    left, top, right, bottom = corners
+    return left, top, right, bottom
+
+
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:
     """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
     whatever has an area gives at least one pixel.

@@ -14,7 +14,7 @@ from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Reply
+from routerl_jax.agents.observation import Look, Marked, Reply
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -29,9 +29,14 @@ from routerl_jax.core.types import (
     Turn,
 )
 from routerl_jax.data.rounds import RecordedRounds
-from routerl_jax.models.regions import RegionRule, Size
+from routerl_jax.models.images import ImageSource, image_size, smart_resize
+from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
+
+_FACTOR = (
+    28  # of the sides of the copies in which the boxes of recorded conversations are: an image token of Qwen2.5-VL
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,9 @@ class VRAGAgent(Agent):
       force_answer: begin the answer for the policy where it has spent its turns. The paper ends without one; the released code
         lets the policy write once more.
       thoughts: let the policy think before an answer that is begun for it.
+      recorded_pixels: least and most pixels of the copies of pictures in which the boxes of recorded conversations
+        (`messages:FILE`) are; () where they are as this run's model writes them. VRAG-RL's rows were written in copies of
+        smart-resize with at most 512 x 28 x 28 pixels.
       instruct: say how to work (for pretrained models); what follows an action then comes as a user's message.
     """
 
@@ -72,7 +80,16 @@ class VRAGAgent(Agent):
     answer_tokens: int = 64
     force_answer: bool = True
     thoughts: bool = False
+    recorded_pixels: tuple[int, ...] = (4 * 28 * 28, 512 * 28 * 28)
     instruct: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recorded_pixels and not (
+            len(self.recorded_pixels) == 2 and 0 < self.recorded_pixels[0] <= self.recorded_pixels[1]
+        ):
+            raise ValueError(
+                f"recorded_pixels={self.recorded_pixels} must be a least and a most number of pixels, or ()"
+            )
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
@@ -172,10 +189,44 @@ class VRAGAgent(Agent):
         return [*pieces, (opening, False), (f"{demonstration.answer}</answer>", True)]
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
-        return [
-            (self._framed(piece.observation) if isinstance(piece, Reply) else piece, learnt)
-            for piece, learnt in super().recorded_pieces(recorded)
-        ]
+        pieces: Pieces = []
+        latest = recorded.example.images[-1:]
+        for number, item in enumerate(recorded.rounds, 1):
+            pieces.append((self._marked(item.text, number, latest), True))
+            latest = item.images[-1:] or latest
+            if number < len(recorded.rounds):
+                pieces.append((self._framed(item.pieces), False))
+        return pieces
+
+    def _marked(self, text: str, number: int, latest: Sequence[ImageSource]) -> str | Marked:
+        """A recorded turn, whose box is to be written in the frame of the model that learns it.
+
+        Args:
+          latest: the picture shown last, if there is one.
+
+        Raises:
+          ValueError: it holds a box that marks nothing.
+        """
+        if not self.recorded_pixels or not protocol.has_box(text):
+            return text
+        action = self._parse(text)
+        try:
+            if action.kind != "region":
+                raise RefusedRegion(action.error)
+            if not latest:
+                raise RefusedRegion("no picture has been shown yet to look closer at")
+            wide, high = size = image_size(latest[0])
+            rows, columns = smart_resize(high, wide, _FACTOR, *self.recorded_pixels)
+            reframed(action.box, size, (columns, rows), size)
+        except RefusedRegion as error:
+            raise ValueError(
+                f"turn {number} of the assistant: {error}. Boxes are read in pixels of copies of {self.recorded_pixels[0]} to "
+                f"{self.recorded_pixels[1]} pixels (config.agent.settings.recorded_pixels, () for boxes in the run's own "
+                "frame); mend the row, or leave it out"
+            ) from error
+        return Marked(
+            box=action.box, frame=(columns, rows), rule=self.regions, said=lambda box: protocol.with_box(text, box)
+        )
 
     # --- what a rollout is made of ---
 
