@@ -3,7 +3,7 @@
     python -m benchmarks.page_documents [--text=layer|ocr|either] [--retrievers=bm25,dense_text] [--json]
 
 ROUTERL_TEST_DATA names the real datasets: MMLongBench-Doc's 536 pages with 164 questions, and the 62 pages of VRAG's and
-ViDoRAG's demos. Pages are found by their text: what the PDFs carry (187 pages have some), or what PP-OCR reads, some seconds
+ViDoRAG's demos. Pages are found by their text: what the PDFs carry (210 pages have some), or what PP-OCR reads, some seconds
 a page the first time. ColQwen's weights are not among the data; its scores are in benchmarks.maxsim.
 """
 

@@ -141,6 +141,29 @@ class VRAGAgent(Agent):
         """Those that every agent of the recipe has, a subclass of another project's, too."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(VRAGAgent)}
 
+    def recorded(self, recorded: RecordedRounds) -> Episode:
+        """The rounds up to the first answer, each read as in a rollout. An answer after its turns counts as begun for the
+        policy, as the released code asks once more then."""
+        turns: list[Turn] = []
+        searched = False
+        for number, item in enumerate(recorded.rounds):
+            late = number >= self.max_turns
+            opening, begun, rest = item.text.rpartition(protocol.ANSWER_OPENING) if late else ("", "", item.text)
+            forced = opening + begun
+            turn = Turn(text=rest, forced=forced, stop_reason="stop", tokens=0, observation=item.observation)
+            action = self.read(turn, searched)
+            turns.append(turn)
+            if action.kind == "answer" or late:
+                break
+            if action.kind == "search":
+                searched = True
+                found = tuple(Passage(id=id, title="", text="") for id in item.passages)
+                turn.calls = [Call(tool=self.tool, query=action.query, passages=found, error=item.error)]
+                turn.shown = [Shown(passage=id) for id in item.passages]
+        last = turns[-1].action
+        answer = last.answer if last is not None and last.kind == "answer" else None
+        return Episode(example=recorded.example, sample=0, answer=answer, turns=turns, sequences=[])
+
     # --- how it is shown what to write ---
 
     @property
