@@ -45,7 +45,6 @@ def tokenizer() -> Tokenizer:
     hf = copy.deepcopy(seeing.tokenizer().hf)
     hf.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in ("<|im_start|>", "<|im_end|>")])
     hf.chat_template = TEMPLATE
-    hf.eos_token = "<|im_end|>"
     return Tokenizer(hf)
 
 
@@ -79,8 +78,9 @@ def said(episode: Episode) -> str:
 
 def test_every_message(found: list[Passage]) -> None:
     """A search, a look, a turn that is no action, an answer: a system message that says how to work, the question, and what
-    follows each turn as a user's message, a page or a crop alone in its own."""
-    episode = play(found, SEARCH, LOOK, BAD, ANSWER)
+    follows each turn as a user's message, a page or a crop alone in its own. Where the policy has ended its turn, that is
+    not said again."""
+    episode = play(found, SEARCH, LOOK, f"{BAD}<|im_end|>", ANSWER)
     (task,) = re.findall(r"^<\|im_start\|>system\n(.*?)<\|im_end\|>\n", said(episode), re.DOTALL)
     assert task.startswith("Find the answer to the question in a collection of pages.")
     assert "You are a helpful assistant" not in said(episode)
