@@ -85,7 +85,7 @@ def test_every_message(found: list[Passage]) -> None:
     assert task.startswith("Find the answer to the question in a collection of pages.")
     assert "You are a helpful assistant" not in said(episode)
     next_turn = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    reminder = episode.turns[2].observation.removeprefix("<|im_end|>\n<|im_start|>user\n").partition("<|im_end|>")[0]
+    reminder = episode.turns[2].observation.partition("user\n")[2].partition("<|im_end|>")[0]
     assert reminder.startswith("That could not be done: there is neither")
     assert said(episode) == (
         f"<|im_start|>system\n{task}<|im_end|>\n<|im_start|>user\nQuestion: How many people?<|im_end|>\n"
