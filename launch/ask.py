@@ -3,6 +3,9 @@ r"""Asks a trained policy one question and shows what it does.
 python -m launch.ask --workdir=runs/quickstart "What is the capital of the country that produces the most Ruthenium?"
 python -m launch.ask --workdir=runs/quickstart --temperature=1 --samples=3 "When did Ghana become independent?"
 python -m launch.ask --workdir=runs/r1_router --image=flag.png "What is the capital of the country with this flag?"
+python -m launch.ask --workdir=runs/vrag_rl --knowledge=pages=DIRECTORY_OF_PDFS "Which region grew fastest?"
+
+Where the policy was shown pictures, they are drawn, with boxes where it looked closer, in WORKDIR/asked.
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.", required=True)
     flags.DEFINE_multi_string("image", [], "A file with a picture that the question is about; may be given again.")
+    flags.DEFINE_multi_string(
+        "knowledge",
+        [],
+        "NAME=PLACE: another knowledge base (directory or URL) in the place of the run's NAME, or documents to build it from.",
+    )
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("samples", 1, "Attempts to show.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
@@ -41,9 +49,11 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.agents.driver import run
     from routerl_jax.core.types import Example
     from routerl_jax.evaluation.records import PictureFiles, episode_record
+    from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.models.images import decode_image
+    from routerl_jax.training.knowledge import with_knowledge
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.setup import build_recipe, evaluated_agent, make_engine, open_knowledge
 
@@ -51,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     for image in images:
         decode_image(image)  # an error here names the file
     workdir = pathlib.Path(FLAGS.workdir)
-    config = load_config(workdir)
+    config = with_knowledge(load_config(workdir), FLAGS.knowledge)
     split_cpu(config.mesh.cpu_devices)
     engine = make_engine(config, load_policy(workdir, config), rows=FLAGS.samples)
     if FLAGS.image and engine.images is None:
@@ -77,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
             continue
         if FLAGS.samples > 1:
             console.print(Rule(f"attempt {episode.sample + 1}", style="dim"))
-        console.print(render(record))
+        console.print(render(record, write_sheet(record, workdir, workdir / "asked")))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from routerl_jax.agents.forks import Course, Taken, Written
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
+from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Query, Shown, Turn
+from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
@@ -29,7 +30,7 @@ class Rollout:
         engine: Engine,
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
+        wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
         course: Course | None = None,
         spawn: Callable[[Rollout, Course], None] | None = None,
         tags: Sequence[str] = (),

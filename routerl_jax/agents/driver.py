@@ -18,8 +18,9 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool,
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
+from routerl_jax.agents.request import Request
 from routerl_jax.core.patience import USUAL
-from routerl_jax.core.types import Call, Episode, Example, Query
+from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
@@ -233,8 +234,10 @@ class _Driver:
             if self.deterministic:
                 await self._run_calls(calls)
                 return
-            for tool in dict.fromkeys(call.tool for call in calls):  # apart, so that no tool's callers wait for another
-                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.tool == tool]))
+            for tool in dict.fromkeys(
+                call.request.tool for call in calls
+            ):  # apart, so that no tool's callers wait for another
+                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.request.tool == tool]))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
                 task.add_done_callback(lambda _: self._changed.set())
@@ -256,9 +259,9 @@ class _Driver:
         self._note_request(rollout)
         return await future
 
-    async def _wait_tool(self, rollout: Rollout, tool: str, query: Query, k: int) -> Call:
+    async def _wait_tool(self, rollout: Rollout, request: Request) -> Call:
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._calls.append(_PendingCall(rollout, tool, query, k, future))
+        self._calls.append(_PendingCall(rollout, request, future))
         self._note_request(rollout)
         return await future
 
@@ -269,16 +272,15 @@ class _Driver:
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
         """Runs calls, one batch per tool. What is wrong with a tool itself is raised in the agents that wait for it."""
         started = time.perf_counter()
-        requests = [(call.tool, call.query, call.k) for call in calls]
         try:
-            replies = await calls_of_all(self.tools, requests, self.tool_timeout)
+            replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)
         except Exception as error:
             for call in calls:
                 call.rollout.outstanding -= 1
                 call.future.set_exception(error)
             return
         self.stats.tool_seconds += time.perf_counter() - started
-        self.stats.tool_calls += len(calls)
+        self.stats.tool_calls += sum(call.request.want != "pictures" for call in calls)
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
         for call, reply in zip(calls, replies, strict=True):
             call.rollout.outstanding -= 1
@@ -288,7 +290,5 @@ class _Driver:
 @dataclasses.dataclass
 class _PendingCall:
     rollout: Rollout
-    tool: str
-    query: Query
-    k: int
+    request: Request
     future: asyncio.Future[Call]

@@ -9,7 +9,7 @@ from typing import Any
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Observation, Shown
 from routerl_jax.models.image_tokens import ImageTokens
-from routerl_jax.models.regions import RegionRule
+from routerl_jax.models.regions import RegionRule, Size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,27 @@ class Look:
     said: Callable[[Shown], Observation | Reply]
 
 
-def texts(piece: Observation | Reply | Rendered | Look) -> list[str]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marked:
+    """In a recorded conversation, a turn with a box on the latest picture shown: written anew in the learning model's frame.
+
+    Attributes:
+      box: as it was written.
+      frame: (width, height) of the picture as whoever wrote it saw it.
+      rule: what becomes of the model's boxes.
+      said: the turn with this box in it.
+    """
+
+    box: Sequence[float]
+    frame: Size
+    rule: RegionRule
+    said: Callable[[Sequence[float]], str]
+
+
+def texts(piece: Observation | Reply | Rendered | Look | Marked) -> list[str]:
     """The texts of what is said, without pictures."""
+    if isinstance(piece, Marked):
+        return [piece.said(piece.box)]
     if isinstance(piece, Look):
         piece = piece.said(Shown())
     said = piece.observation if isinstance(piece, Reply) else piece

@@ -145,9 +145,13 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
+def picture_place(directory: pathlib.Path, image: str) -> str:
+    """Where the picture is that a record in this directory names: beside the record, anywhere, or in the name itself."""
+    return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
+
+
 def _beside(place: Place, image: str) -> str:
-    """A picture's path, where it is a file beside the record's."""
-    return str(place.path.parent / image) if image.startswith(f"{_PICTURES}/") else image
+    return picture_place(place.path.parent, image)
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
