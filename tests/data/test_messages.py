@@ -174,5 +174,5 @@ def test_a_row_may_say_in_which_frame_its_boxes_are(pages: pathlib.Path) -> None
         assert recorded.frame_pixels == expected
         assert message_row(recorded, lambda _: "a.png").get("frame_pixels") == said.get("frame_pixels")
     for wrong in ([784], [784, 783], [0, 784], "784", [1.5, 784]):
-        with pytest.raises(ValueError, match=r"row 1.*key 'frame_pixels': expected \[least, most\] numbers"):
+        with pytest.raises(ValueError, match=r"item 1: key 'frame_pixels': expected \[least, most\] numbers"):
             read(as_json(pages / "sft.json", {**given, "frame_pixels": wrong}))
