@@ -47,7 +47,9 @@ def test_json(predictions: pathlib.Path) -> None:
 def test_table(predictions: pathlib.Path) -> None:
     done = run(f"--predictions={predictions}", "--group=dataset,model")
     assert done.returncode == 0, done.stderr
-    assert all(title in done.stdout for title in ("EM", "CEM", "SubEM", "F1", "F1-Recall", "ANLS", "d/x", "[d]/y", "search_r1"))
+    assert all(
+        title in done.stdout for title in ("EM", "CEM", "SubEM", "F1", "F1-Recall", "ANLS", "d/x", "[d]/y", "search_r1")
+    )
     overall = next(line for line in done.stdout.splitlines() if " all " in line)
     # ANLS of the three: 1 - 4/16 ("The "), 1 - 1/10 (the hyphen), 0
     assert [cell for cell in overall.split() if cell[0].isalnum()] == ["all", "3", *["33.33"] * 5, "55.00"]
