@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
 from routerl_jax.llms.judge_styles import JUDGE_STYLES
+
+Form = Literal["turns", "continue"]  # how a conversation becomes messages (llms.transcript)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class PolicyModelConfig(EndpointConfig):
     max_length: Size = 32768  # tokens of a conversation, about: they are counted as the usual vocabularies have them
     # what an agent's surroundings say within its turn. turns: as a user's message; continue: as a part of the model's own
     # unfinished message, with which the endpoint goes on (`continue_final_message` of vLLM and SGLang)
-    form: Literal["turns", "continue"] = "turns"
+    form: Form = "turns"
     pictures: bool = True  # it sees some
     min_pixels: Size = 56 * 56  # of a picture that is sent
     max_pixels: Size = 28 * 28 * 1280
@@ -57,6 +59,8 @@ class PolicyModelConfig(EndpointConfig):
     budget: NonNegative = 0.0  # of the same money, of all replies of a process; 0: no bound
 
     def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise ValueError(f"form={self.form!r} must be one of {', '.join(get_args(Form))}")
         if self.budget and not (self.price_read or self.price_written):
             raise ValueError(f"budget={self.budget:g} needs a price: set price_read and price_written")
         if self.min_pixels > self.max_pixels:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Message
+from routerl_jax.llms.config import Form
 from routerl_jax.llms.sent_pictures import SentPicture
 
 Role = Literal["system", "user", "assistant"]
-Form = Literal["turns", "continue"]
 
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _MARKS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|picture|>")  # their ids are their places
