@@ -207,6 +207,10 @@ class TrainConfig:
                 "config.stages: two stages start at the same step, so one of them would never be",
             ),
             (
+                not self.chat_model.model or self.agent.instruct,
+                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True",
+            ),
+            (
                 not self.evaluation.judge or bool(self.judge.model),
                 "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges",
             ),
