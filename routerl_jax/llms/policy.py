@@ -117,7 +117,8 @@ class ChatModel(Endpoint):
 
         Raises:
           PromptTooLong: the prompt leaves no room.
-          ValueError: it is empty, a picture can't be used, or the model sees none.
+          TurnFailed: a picture can't be read.
+          ValueError: it is empty, there are pictures, and the model sees none, or not a mark for each.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
@@ -126,6 +127,8 @@ class ChatModel(Endpoint):
         )
         try:
             fed = self._fed(prompt, images)
+        except TurnFailed:
+            raise
         except ValueError as error:
             raise ValueError(f"the prompt of example {example_id!r}: {error}") from error
         if len(fed["tokens"]) >= self.max_length:

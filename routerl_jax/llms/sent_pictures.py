@@ -11,11 +11,21 @@ from typing import Any
 
 from PIL import Image
 
-from routerl_jax.core.types import PlacedImage
+from routerl_jax.core.types import Failure, PlacedImage
+from routerl_jax.generation.policy import TurnFailed
+from routerl_jax.llms import faults
 from routerl_jax.models.images import ImageProcessor, ImageSource, decode_image, image_digest
 from routerl_jax.models.regions import Size
 
 _KEPT = 256  # pictures; those of a page are shown again and again
+
+
+class UnusablePicture(TurnFailed, ValueError):
+    """A picture can't be read. In an observation words stand in its place, as for every ValueError of a picture; one that the
+    question is about ends the episode."""
+
+    def __str__(self) -> str:
+        return self.failure.message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +61,16 @@ class SentPictures:
         return [self._mark]
 
     def process(self, source: ImageSource, name: str | None = None) -> SentPicture:
-        """The picture as it is sent. Raises ValueError that names it if it can't be used."""
-        key = image_digest(source)
-        if key not in self._sent:
-            self._sent[key] = self._made(source, name or "image")
-            if len(self._sent) > _KEPT:
-                self._sent.popitem(last=False)
+        """The picture as it is sent. Raises UnusablePicture that names it."""
+        try:
+            key = image_digest(source)
+            if key not in self._sent:
+                self._sent[key] = self._made(source, name)
+        except ValueError as error:
+            raise UnusablePicture(Failure(kind=faults.PICTURE, message=str(error))) from error
         self._sent.move_to_end(key)
+        if len(self._sent) > _KEPT:
+            self._sent.popitem(last=False)
         return self._sent[key]
 
     def frame(self, source: ImageSource, name: str | None = None) -> Size:
@@ -68,7 +81,8 @@ class SentPictures:
         """What `Ledger.feed` takes for tokens with these pictures at their marks.
 
         Raises:
-          ValueError: a picture can't be used, or there are not as many marks.
+          UnusablePicture: a picture can't be read.
+          ValueError: there are not as many marks.
         """
         placed = [self.process(image) for image in images]
         marks = [i for i, token in enumerate(tokens) if token == self._mark]
@@ -86,14 +100,14 @@ class SentPictures:
             result += [token] * picture.tokens
         return {"tokens": result, "images": starts}
 
-    def _made(self, source: ImageSource, name: str) -> SentPicture:
+    def _made(self, source: ImageSource, name: str | None) -> SentPicture:
         image = decode_image(source, name=name)
         processor = self.processor
-        _, rows, columns = processor.grid(image.height, image.width, name=name)
+        _, rows, columns = processor.grid(image.height, image.width, name=name or "image")
         frame = columns * processor.patch_size, rows * processor.patch_size
         out = io.BytesIO()
         resized = image if image.size == frame else image.resize(frame, Image.Resampling.BICUBIC)
         resized.save(out, format="PNG", compress_level=1)
         content = out.getvalue()
-        tokens = processor.tokens(image.height, image.width, name=name)
+        tokens = processor.tokens(image.height, image.width)
         return SentPicture(content, frame, tokens, hashlib.sha256(content).hexdigest())

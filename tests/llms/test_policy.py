@@ -33,6 +33,9 @@ from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent, RagWorkflow
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.steps import StepProtocol
+from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.recipes.routerag import RouteRAGGrammar
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.remote.cache import LayeredCache, MemoryCache, SqliteCache
@@ -186,6 +189,39 @@ def test_a_routing_agent(chats):
     assert episode.answer == "Verdi"
     assert [role for role, _ in said(chats.bodies[2])] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert said(chats.bodies[2])[-1][1].startswith("<information>")
+
+
+def test_a_stepwise_agent(chats):
+    """R1-Router: every step is a chat of its own, and together they are one episode."""
+    protocol = StepProtocol(tools=("text", "table"))
+    turns = [
+        protocol.write_route("hm", "capital?", "text"),
+        protocol.write_answer("so", "It is Accra."),
+        protocol.write_route("done", "none", "none"),
+        protocol.write_answer("sum", "2.5 million"),
+    ]
+    chats.reply = lambda messages: turns[len(chats.bodies) - 1]
+    episode = ask(chats, StepwiseAgent(protocol=protocol, k=2, instruct=True))
+    assert (episode.answer, [call.query for call in episode.calls]) == ("2.5 million", ["capital?"])
+    assert [[role for role, _ in said(body)] for body in chats.bodies] == [["system", "user"]] * 4
+    assert [turn.text for turn in episode.turns] == turns
+    assert [body["stop"] for body in chats.bodies] == [["</ret>"], ["</answer>"], ["</ret>"], ["</answer>"]]
+    assert episode.usage is not None
+    assert episode.usage.replies == 4
+
+
+def test_thoughts_that_are_begun(chats):
+    """R1-Searcher's form: every question's first words are `<think>`, and queries stand between tokens of their own."""
+    chats.reply = scripted(
+        "<think>hm <|begin_of_query|>capital of Ghana<|end_of_query|>", "so</think><answer>Accra</answer>"
+    )
+    grammar = R1SearcherGrammar(tools=("text",))
+    agent = SearchAgent(grammar=grammar, max_searches=2, k=1, instruct=True, prompt_suffix="<think>")
+    episode = ask(chats, agent, tools={"text": tiny.ScriptedKB()})
+    assert (episode.answer, [call.query for call in episode.calls]) == ("Accra", ["capital of Ghana"])
+    assert said(chats.bodies[0])[1][1].endswith("go on from there:\n<think>")
+    assert said(chats.bodies[1])[2] == ("assistant", f"<think>{episode.turns[0].text}")
+    assert episode.turns[0].text.startswith("hm <|begin_of_query|>")
 
 
 def test_a_reply_that_ends_by_itself(chats):
@@ -395,10 +431,20 @@ def test_a_server_that_is_not_there(chats):
     assert episode.failure.kind == "no_reply"
 
 
-def test_a_picture_that_can_not_be_read(chats, tmp_path):
+def test_a_picture_that_can_not_be_read(chats, tmp_path, files):
+    """Of a question, it ends the episode; among what was found, words stand in its place."""
     example = dataclasses.replace(EXAMPLE, images=(tmp_path / "absent.png",))
-    with pytest.raises(RuntimeError, match=r"the agent failed on example 'q', sample 0: .*absent\.png: can't be read"):
-        ask(chats, MMSEARCH, example, {"image": Pages([""]), "text": Pages([""])})
+    tools = {"image": Pages([str(tmp_path / "gone.png")]), "text": Pages([""])}
+    episode = ask(chats, MMSEARCH, example, tools)
+    assert episode.failure is not None
+    assert episode.failure.kind == "picture"
+    assert "absent.png: can't be read" in episode.failure.message
+    assert not chats.bodies
+    chats.reply = scripted(IMAGE, RIGHT)
+    episode = ask(chats, MMSEARCH, dataclasses.replace(EXAMPLE, images=(files[0],)), tools)
+    assert episode.answer == "Accra"
+    words = [part for part in pictures(said(chats.bodies[1])[2][1]) if isinstance(part, str)]
+    assert "gone.png: can't be read" in words[0]
 
 
 def test_one_in_ten_fails_and_a_second_run_asks_for_those_alone(chats, tmp_path):
