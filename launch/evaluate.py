@@ -187,6 +187,8 @@ def main(_: Sequence[str]) -> None:
                 judge=judge,
             )
             write_records(output / f"{name}.jsonl", episodes)
+    if isinstance(engine, ChatModel):
+        engine.end()
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}

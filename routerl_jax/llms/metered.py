@@ -62,8 +62,8 @@ class MeteredModel:
     """A chat model that is asked within a budget and a rate of tokens, with the seconds of its replies.
 
     Before a request the most that it can cost is set aside (its prompt, by a careful estimate, and `max_tokens`); where not so
-    much is left it is not asked, and the reply is an error of the kind `faults.BUDGET`. What the endpoint counts is spent. A
-    failed request is taken to cost nothing.
+    much is left it is not asked, and the reply is an error of the kind `faults.BUDGET`. What the endpoint counts is spent;
+    where it counts nothing, the estimate is. A request without a reply is taken to cost nothing.
 
     Args:
       tokens: limit of tokens, read and written; reserved by the same estimate.
@@ -103,6 +103,8 @@ class MeteredModel:
                 self._tokens.acquire("tokens", read + max_tokens)
             started = time.perf_counter()
             [answer] = self._model.complete([conversation], max_tokens=max_tokens, **options)
+            if answer.error is None and not (answer.prompt_tokens or answer.tokens):
+                answer = dataclasses.replace(answer, prompt_tokens=read, tokens=1 + len(answer.text) // _LETTERS)
             cost = self._price.of(answer.prompt_tokens, answer.tokens)
             return dataclasses.replace(answer, seconds=time.perf_counter() - started)
         finally:

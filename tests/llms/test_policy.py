@@ -19,6 +19,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from aiohttp import web
+from rich.console import Console
 
 import routerl_jax as rj
 from routerl_jax.agents.driver import run
@@ -27,6 +28,7 @@ from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_of, episode_record
+from routerl_jax.evaluation.trajectory import render
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.llms.policy import ChatModel
 from routerl_jax.models.images import decode_image
@@ -572,6 +574,25 @@ def test_a_budget_is_not_overdrawn(chats, tmp_path):
     assert (row["prompt_tokens_per_question"], row["tokens_per_question"]) == (14, 5)
 
 
+def test_a_server_that_counts_nothing(chats):
+    """Is paid by estimate, or a budget would bound nothing: 3 letters a token, and 8 tokens a message."""
+
+    async def silent(request: Any) -> web.StreamResponse:
+        whole: Any = await chats(request)
+        reply = json.loads(whole.text)
+        del reply["usage"]
+        return web.json_response(reply)
+
+    chats.reply = lambda messages: "<answer>Accra</answer>"
+    with serving(silent) as server:
+        episode = ask(chats, base_url=f"{server.url}/v1", price_read=1.0, price_written=1.0)
+    usage = episode.usage
+    assert usage is not None
+    assert usage.prompt_tokens == 8 + len(tiny.GRAMMAR.instructions()) // 3 + 8 + len(EXAMPLE.question) // 3
+    assert usage.tokens == 1 + len("<answer>Accra") // 3
+    assert usage.cost == pytest.approx((usage.prompt_tokens + usage.tokens) / 1e6)
+
+
 def test_a_rate_of_tokens(chats, monkeypatch):
     """A minute's worth at once, then what the rate lets through: 600 a minute, and requests of over 300 each."""
     slept: list[float] = []
@@ -629,7 +650,10 @@ def test_a_prompt_that_does_not_fit(chats):
 
 def test_records_keep_usage_and_failure(chats, tmp_path):
     chats.storm = [http_error(500)]
-    for episode in (ask(chats), ask(chats)):
+    for episode, told in ((ask(chats), "no reply  server"), (ask(chats), "2 replies, 14 tokens read, 5 written")):
         record = json.loads(json.dumps(episode_record(episode)))
+        console = Console(record=True, width=200)
+        console.print(render(record))
+        assert told in console.export_text()
         again = episode_of(record, Place(tmp_path / "x.jsonl", "line", 1))
         assert (again.usage, again.failure) == (episode.usage, episode.failure)
