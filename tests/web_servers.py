@@ -55,6 +55,7 @@ class Server:
 
     async def _handle(self, request: Any) -> web.StreamResponse:
         self.seen[request.path] += 1
+        request._client_max_size = 1 << 26  # pictures are more than aiohttp's 1 MiB
         self._now += 1
         self.most = max(self.most, self._now)
         try:
@@ -307,12 +308,14 @@ class Chats:
         most = body.get("max_tokens") or body.get("max_completion_tokens")
         if most and len(text.split()) > most:
             text, finish, met = " ".join(text.split()[:most]), "length", None
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         if self.names_stops:
             choice["stop_reason"] = met and met[1]
         words = len(text.split())
         usage = {"prompt_tokens": 7, "completion_tokens": words, "total_tokens": 7 + words}
-        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+        about = {"id": "1", "object": "chat.completion", "created": 1764000000, "model": body["model"]}
+        return web.json_response({**about, "choices": [choice], "usage": usage})
 
 
 def refused_by_openai(body: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_of, episode_record
 from routerl_jax.evaluation.trajectory import render
 from routerl_jax.generation.sampling import GREEDY, Sampling
+from routerl_jax.llms import faults
 from routerl_jax.llms.policy import ChatModel
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
@@ -425,6 +426,30 @@ def test_a_turn_that_does_not_come_ends_its_episode(chats, kind):
         assert failed.usage is not None
         row = summarize([good, failed])
         assert (row["policy_failed_rate"], row[f"policy_failed/{kind}"], row["em"]) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (400, TOO_LONG, faults.CONTEXT_LENGTH),
+        (400, "prompt is too long: 210000 tokens > 200000 maximum", faults.CONTEXT_LENGTH),
+        (400, "the request exceeds the available context size. try increasing the context size", faults.CONTEXT_LENGTH),
+        (
+            400,
+            "The input token count (40000) exceeds the maximum number of tokens allowed (32768)",
+            faults.CONTEXT_LENGTH,
+        ),
+        (400, "max_tokens is too large: 40000. This model supports at most 16384 completion tokens", faults.REQUEST),
+        (404, "The model `m` does not exist", faults.REQUEST),
+        (413, "Maximum request body size 1048576 exceeded.", faults.REQUEST),
+        (403, "Country not supported", faults.NOT_ALLOWED),
+        (503, "overloaded", faults.SERVER),
+        (0, "no reply within 3 s", faults.NO_REPLY),
+        (0, "the rate limit leaves no turn in time", faults.RATE_LIMIT),
+    ],
+)
+def test_what_servers_say(status, message, kind):
+    assert faults.of_status(status, message) == kind
 
 
 def test_a_server_that_is_not_there(chats):
