@@ -25,11 +25,11 @@ from routerl_jax.core.types import (
 from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.llms import faults
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 
 Prompt = str | Sequence[int] | Sequence[Message]
-CONTEXT_LENGTH = "context_length"  # the kind of failure that is a limit's
 
 
 class Rollout:
@@ -69,7 +69,7 @@ class Rollout:
     def cut_short(self, failure: Failure | None = None) -> Episode:
         """The episode so far, as one that a limit has ended, or a failure of the policy; without sequences if the policy has
         not written yet."""
-        truncated = failure is None or failure.kind == CONTEXT_LENGTH
+        truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
         if self.turns:
             episode = self.conversations[-1].episode(answer=None, truncated=truncated)
         else:
