@@ -10,10 +10,22 @@ from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Shown, Turn
-from routerl_jax.generation.engine import Engine
+from routerl_jax.core.types import (
+    Branch,
+    Call,
+    Episode,
+    Example,
+    Failure,
+    Message,
+    Observation,
+    Shown,
+    Turn,
+    Usage,
+)
+from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.llms import faults
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 
@@ -27,7 +39,7 @@ class Rollout:
         self,
         example: Example,
         sample: int,
-        engine: Engine,
+        engine: Policy,
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
         wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
@@ -54,11 +66,31 @@ class Rollout:
         turn.calls, self.early = [*self.early, *turn.calls], []
         self.turns.append(turn)
 
-    def cut_short(self) -> Episode:
-        """The episode so far, as one that a limit has ended; without sequences if the policy has not written yet."""
+    def cut_short(self, failure: Failure | None = None) -> Episode:
+        """The episode so far, as one that a limit has ended, or a failure of the policy; without sequences if the policy has
+        not written yet."""
+        truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
         if self.turns:
-            return self.conversations[-1].episode(answer=None, truncated=True)
-        return Episode(example=self.example, sample=self.sample, answer=None, turns=[], sequences=[], truncated=True)
+            episode = self.conversations[-1].episode(answer=None, truncated=truncated)
+        else:
+            episode = Episode(
+                example=self.example,
+                sample=self.sample,
+                answer=None,
+                turns=[],
+                sequences=[],
+                prompt=self.conversations[-1].prompt if self.conversations else "",
+                truncated=truncated,
+                usage=self.usage,
+            )
+        episode.failure = failure
+        return episode
+
+    @property
+    def usage(self) -> Usage | None:
+        """What an endpoint's replies took; None of a policy that is none."""
+        used = [usage for conversation in self.conversations if (usage := conversation.usage) is not None]
+        return sum(used, Usage()) if used else None
 
     def close(self) -> None:
         """Frees all rows."""
@@ -84,6 +116,11 @@ class Conversation:
         self._forced = ""
 
     @property
+    def usage(self) -> Usage | None:
+        """What an endpoint's replies took so far; None of a policy that is none."""
+        return self._stream.usage
+
+    @property
     def room(self) -> int:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
@@ -101,12 +138,12 @@ class Conversation:
         Raises:
           DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
         """
-        start = len(self._stream.ledger)
+        start, used = len(self._stream.ledger), self.usage
         written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
         turn = Turn(
             text=self._engine.tokenizer.decode(written.tokens),
             stop_reason=written.stop_reason,
-            tokens=len(written.tokens),
+            tokens=len(written.tokens) if used is None or self.usage is None else self.usage.tokens - used.tokens,
             forced=self._forced,
             sequence=self._number,
             start=start,
@@ -280,7 +317,9 @@ class Conversation:
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
+        start = len(self._stream.ledger)
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        self._stream.forced.append((start, len(self._stream.ledger)))
         self._forced += text
 
     def write(self, text: str) -> Turn:
@@ -306,16 +345,18 @@ class Conversation:
         """
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
-        rollout = self._rollout
+        rollout, usage = self._rollout, self._rollout.usage
+        conversations = rollout.conversations if usage is None else []
         return Episode(
             example=rollout.example,
             sample=rollout.sample,
             answer=answer,
             turns=rollout.turns,
-            sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
+            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
             prompt=self.prompt,
             truncated=truncated,
             branches=tuple(rollout.course.branches),
+            usage=usage,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Observation, Shown
-from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.models.regions import RegionRule, Size
 
 
@@ -83,7 +83,7 @@ def texts(piece: Observation | Reply | Rendered | Look | Marked) -> list[str]:
 
 
 def rendered(
-    observation: Observation, tokenizer: Tokenizer, images: ImageTokens | None, tags: Collection[str] = ()
+    observation: Observation, tokenizer: Tokenizer, images: PictureReader | None, tags: Collection[str] = ()
 ) -> Rendered:
     """An observation in a model's form. A picture that can't be used is replaced by words that say why.
 
@@ -118,6 +118,6 @@ def rendered(
     return Rendered(text="".join(parts), shown=tuple(shown))
 
 
-def expanded_tokens(images: ImageTokens | None, sources: Sequence[Any]) -> int:
+def expanded_tokens(images: PictureReader | None, sources: Sequence[Any]) -> int:
     """Tokens that pictures take beyond the one mark that stands for each."""
     return 0 if images is None else sum(images.process(source).tokens - 1 for source in sources)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from routerl_jax.core.types import Shown
-from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.models.images import ImageSource, decode_image, encoded_image
 from routerl_jax.models.regions import (
     Pixels,
@@ -40,7 +40,7 @@ class Viewer:
       pictures: of the prompt, in order.
     """
 
-    def __init__(self, images: ImageTokens | None, pictures: Sequence[ImageSource] = ()) -> None:
+    def __init__(self, images: PictureReader | None, pictures: Sequence[ImageSource] = ()) -> None:
         self._images = images
         self._pages: dict[str, Shown] = {}  # whole pictures by digest
         self._latest: _Seen | None = None

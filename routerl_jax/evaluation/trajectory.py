@@ -64,11 +64,17 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
     golds = record.get("golden_answers") or []
     correct = " / ".join(golds)
     parts.append(Text.assemble(("answers   ", "bold green"), (answer if answer is not None else "(no answer)", "bold")))
+    if failure := record.get("failure"):
+        parts.append(Text.assemble(("no reply  ", "bold red"), failure["kind"], (f"  {failure['message']}", "dim")))
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
     if verdict := record.get("verdict"):
         said = " ".join(verdict["said"].split())
         parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {said}" if said else "", "dim")))
+    if usage := record.get("usage"):
+        money = f", {usage['cost']:.5f} of money" if usage["cost"] else ""
+        told = f"{usage['replies']} replies, {usage['prompt_tokens']} tokens read, {usage['tokens']} written{money}"
+        parts.append(Text.assemble(("took      ", "dim"), (told, "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     if drawn is not None:
