@@ -163,6 +163,12 @@ class Baseline(Agent):
             chat.observe(text)
         return True
 
+    async def answer(self, example: Example, llm: LLM, asked: Asked) -> Episode:
+        """The end of an episode: a chat of its own whose one turn is a short answer; of plain text its first line."""
+        stop = () if self.chats(llm) else ("\n",)
+        chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+
     async def think(self, chat: Conversation, llm: LLM) -> Episode:
         """The end of a chat: a chain of thought with its conclusion (`concluded`), or, where it has none, `conclude`.
 

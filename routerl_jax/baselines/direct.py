@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, answered
-from routerl_jax.baselines.forms import CONCLUSION, concluded, short
+from routerl_jax.baselines.baseline import Asked, Baseline
+from routerl_jax.baselines.forms import CONCLUSION
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import chains
 from routerl_jax.core.types import Episode, Example
@@ -21,13 +21,11 @@ THINK = (
 @baseline("direct", paper="", about="answers at once, without a search", searches="nothing")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Direct(Baseline):
-    """One turn: the answer. Of plain text its first line."""
+    """One turn: the answer."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         asked = Asked(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        stop = () if self.chats(llm) else ("\n",)
-        chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
-        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+        return await self.answer(example, llm, asked)
 
     @property
     def search_budget(self) -> int:

@@ -73,9 +73,7 @@ class IRCoT(Baseline):
         asked = self.asking(example, llm, list(known.values()), trouble, task=READ if self.reader == "direct" else TASK)
         if self.reader == "cot":
             return await self.think(self.begin(example, llm, asked), llm)
-        stop = () if self.chats(llm) else ("\n",)
-        chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
-        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+        return await self.answer(example, llm, asked)
 
     def asking(
         self,

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from routerl_jax.baselines import direct, ircot, iter_retgen, react, search_o1, self_ask, vanilla_rag  # noqa: F401
+from routerl_jax.baselines import (  # noqa: F401 - they register themselves
+    cogplanner,
+    direct,
+    few_shot,
+    hipporag_reader,
+    ircot,
+    iter_retgen,
+    omnisearch,
+    react,
+    search_o1,
+    self_ask,
+    skr,
+    sure,
+    universal_rag,
+    vanilla_rag,
+)
 from routerl_jax.baselines.registry import BASELINES
 
 __all__ = ["BASELINES"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -58,23 +59,26 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
       name: as registered, or `package.module:attribute`, which is searched as `each` is.
       tools: names of the knowledge bases. A baseline that asks each of those it is given is made for every one of several,
         as NAME_KB, and for all of them together, as NAME_all.
-      settings: other values of the agent's fields.
+      settings: other values of the agent's fields, and arguments of the function that makes it.
 
     Raises:
       ValueError: there is no such baseline or field, or there is no knowledge base where one is needed.
     """
     found: Any = BASELINES.get(name)
     entry = found if isinstance(found, Entry) else Entry(name=name, paper="", about="", searches="each", make=found)
+    settings = dict(settings or {})
+    taken = () if isinstance(entry.make, type) else inspect.signature(entry.make).parameters
+    own = {key: settings.pop(key) for key in list(settings) if key in taken}
     if entry.searches == "nothing":
-        made = {name: entry.make()}
+        made = {name: entry.make(**own)}
     elif not tools:
         raise ValueError(f"baseline {name!r} needs {entry.needs}, and there is none (config.knowledge)")
     elif entry.searches == "chosen" or len(tools) == 1:
-        made = {name: entry.make(tools=tuple(tools))}
+        made = {name: entry.make(tools=tuple(tools), **own)}
     else:
-        made = {f"{name}_{tool}": entry.make(tools=(tool,)) for tool in tools}
-        made[f"{name}_all"] = entry.make(tools=tuple(tools))
-    return {row: override(agent, settings or {}, f"baseline {name!r}") for row, agent in made.items()}
+        made = {f"{name}_{tool}": entry.make(tools=(tool,), **own) for tool in tools}
+        made[f"{name}_all"] = entry.make(tools=tuple(tools), **own)
+    return {row: override(agent, settings, f"baseline {name!r}") for row, agent in made.items()}
 
 
 def listing() -> list[tuple[str, str, str, str]]:

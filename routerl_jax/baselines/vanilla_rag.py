@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered
-from routerl_jax.baselines.forms import concluded, short
+from routerl_jax.baselines.baseline import Asked, Baseline, Found
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.core.types import Episode, Example
 
@@ -34,9 +33,7 @@ class VanillaRAG(Baseline):
             return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
         asked = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
-        stop = () if self.chats(llm) else ("\n",)
-        chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
-        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+        return await self.answer(example, llm, asked)
 
     @property
     def search_budget(self) -> int:
