@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from routerl_jax.baselines import (  # noqa: F401 - they register themselves
     cogplanner,
+    compression,
     direct,
     few_shot,
     hipporag_reader,
@@ -11,6 +12,8 @@ from routerl_jax.baselines import (  # noqa: F401 - they register themselves
     iter_retgen,
     omnisearch,
     react,
+    recomp,
+    replug,
     search_o1,
     self_ask,
     skr,

@@ -30,8 +30,8 @@ class OmniSearch(Baseline):
     without either is invalid and costs a step; after the last step the answer is begun.
 
     The paper's retrievers are a web search by text, by text for pictures, and by the question's picture; here they are the
-    run's knowledge bases, of which those in `sees` are asked with the picture too. What is found comes as text. The paper's model
-    is fine-tuned for its form; any policy runs here.
+    run's knowledge bases, of which those in `sees` are asked with the picture too. What is found comes as text. The paper's
+    model is fine-tuned for its form; any policy runs here.
 
     Attributes:
       max_steps: most turns; the paper leaves it to the model, R1-Router has a limit and does not say which.

@@ -24,6 +24,7 @@ class Entry:
       paper: its arXiv number, "" for what needs none.
       about: a line.
       searches: which knowledge bases it asks.
+      scores: it asks for log-probabilities, which an engine tells and an endpoint does not.
       make: makes the agent; with `tools`, their names, where it searches.
     """
 
@@ -31,22 +32,27 @@ class Entry:
     paper: str
     about: str
     searches: Searches
+    scores: bool
     make: Callable[..., Agent]
 
     @property
     def needs(self) -> str:
         """The tools that it needs, in words."""
-        return {"nothing": "none", "each": "a knowledge base", "chosen": "knowledge bases"}[self.searches]
+        tools = {"nothing": "none", "each": "a knowledge base", "chosen": "knowledge bases"}[self.searches]
+        return f"{tools}, an engine" if self.scores else tools
 
 
 BASELINES: Registry[Entry] = Registry("baseline")
 
 
-def baseline(name: str, *, paper: str, about: str, searches: Searches = "each") -> Callable[[Made], Made]:
+def baseline(
+    name: str, *, paper: str, about: str, searches: Searches = "each", scores: bool = False
+) -> Callable[[Made], Made]:
     """Decorator that registers an agent's class, or a function that makes an agent."""
 
     def add(make: Made) -> Made:
-        BASELINES.register(name)(Entry(name=name, paper=paper, about=about, searches=searches, make=make))
+        entry = Entry(name=name, paper=paper, about=about, searches=searches, scores=scores, make=make)
+        BASELINES.register(name)(entry)
         return make
 
     return add
@@ -65,7 +71,7 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
       ValueError: there is no such baseline or field, or there is no knowledge base where one is needed.
     """
     found: Any = BASELINES.get(name)
-    entry = found if isinstance(found, Entry) else Entry(name=name, paper="", about="", searches="each", make=found)
+    entry = found if isinstance(found, Entry) else _unregistered(name, found)
     settings = dict(settings or {})
     taken = () if isinstance(entry.make, type) else inspect.signature(entry.make).parameters
     own = {key: settings.pop(key) for key in list(settings) if key in taken}
@@ -79,6 +85,10 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
         made = {f"{name}_{tool}": entry.make(tools=(tool,), **own) for tool in tools}
         made[f"{name}_all"] = entry.make(tools=tuple(tools), **own)
     return {row: override(agent, settings, f"baseline {name!r}") for row, agent in made.items()}
+
+
+def _unregistered(name: str, make: Callable[..., Agent]) -> Entry:
+    return Entry(name=name, paper="", about="", searches="each", scores=False, make=make)
 
 
 def listing() -> list[tuple[str, str, str, str]]:

@@ -28,6 +28,7 @@ SMALL = {
     "max_follow_ups": 1,
     "sentence_tokens": 6,
     "reading_tokens": 6,
+    "summary_tokens": 6,
     "max_searches": 2,
 }
 
@@ -104,6 +105,7 @@ def test_the_listing_says_what_each_is():
     rows = {name: rest for name, *rest in listing()}
     assert rows["ircot"] == ["2212.10509", "a knowledge base", BASELINES.get("ircot").about]
     assert rows["direct"][1] == "none"
+    assert rows["replug"][1] == "a knowledge base, an engine"
     assert list(rows) == sorted(BASELINES)
     assert all(about for _, _, about in rows.values())
 
