@@ -201,8 +201,10 @@ class Baseline(Agent):
             chat.reply(ANSWER_ALONE)
         else:
             chat.force(opening)
-        last = await self.generate(chat, (closing,), self.answer_tokens)
-        text = said(last, llm).split(closing)[0] if closing.strip() else said(last, llm)
+        last = await self.generate(chat, () if as_message else (closing,), self.answer_tokens)
+        text, mark = said(last, llm), opening.strip().splitlines()[-1]
+        if closing.strip() and (mark in text or not as_message):  # it may write the opening itself
+            text = text.split(mark)[-1].split(closing)[0]
         return chat.episode(answer=answered(last, concluded(text) or short(text)))
 
 

@@ -77,6 +77,13 @@ def test_search_o1_begins_the_answer_where_none_is_boxed():
     assert (spent.episode.answer, spent.episode.turns[-1].forced) == ("Mary", "\n\\boxed{")
 
 
+@pytest.mark.parametrize("reply", ["Mary", "\\boxed{Mary}.", "The answer is Mary."])
+def test_search_o1_in_a_chat_asks_for_the_answer(reply):
+    found = played(SearchO1(), "It was she.", reply, chats=True)
+    assert "Now write the answer alone" in found.episode.turns[0].observation
+    assert (found.episode.answer, found.episode.turns[1].forced) == ("Mary", "")
+
+
 def test_marks_in_what_is_read_are_broken_up():
     found = played(SearchO1(k=1, **BARE), query("a"), f"x {END_RESULT} y", "\\boxed{Mary}")
     assert result("x < |end_search_result|> y") in found.chats[0]
