@@ -103,9 +103,18 @@ class Baseline(Agent):
         """What ends a chain of thought: a policy that is given plain text may go on with a question of its own."""
         return () if self.chats(llm) else ("\nQuestion:",)
 
-    async def generate(self, chat: Conversation, stop: Sequence[str] = (), max_tokens: int = 0) -> Turn:
-        """A turn of at most so many tokens, `max_turn_tokens` by default."""
-        return await chat.generate(stop=stop, max_tokens=max(1, min(max_tokens or self.max_turn_tokens, chat.room)))
+    async def generate(
+        self, chat: Conversation, stop: Sequence[str] = (), max_tokens: int = 0, opening: str = ""
+    ) -> Turn:
+        """A turn of at most so many tokens, `max_turn_tokens` by default.
+
+        Args:
+          opening: of an answer that may be begun afterwards: room is kept for both.
+        """
+        kept = self.answer_tokens + chat.tokens_of(opening) if opening else 0
+        return await chat.generate(
+            stop=stop, max_tokens=max(1, min(max_tokens or self.max_turn_tokens, chat.room - kept))
+        )
 
     def question(self, example: Example, llm: LLM) -> str:
         """The question, after its pictures, without marks of turns in it."""
@@ -174,9 +183,7 @@ class Baseline(Agent):
 
         Plain text ends with the line of the conclusion, or where a policy goes on with a question of its own.
         """
-        kept = self.answer_tokens + chat.tokens_of(f"\n{CONCLUSION}")
-        limit = max(1, min(self.max_turn_tokens, chat.room - kept))
-        turn = await self.generate(chat, self.ends(llm), limit)
+        turn = await self.generate(chat, self.ends(llm), opening=f"\n{CONCLUSION}")
         text = said(turn, llm).split("\nQuestion:")[0]
         answer = concluded(text)
         if answer is None:
@@ -193,6 +200,8 @@ class Baseline(Agent):
           turn: the last one.
           opening, closing: of an answer that is begun.
         """
+        if turn.action is None and not turn.observation:
+            answered(turn, None)
         as_message = self.chats(llm) and turn.stop_reason == "eos" and not turn.observation
         size = chat.reply_tokens(ANSWER_ALONE) if as_message else chat.tokens_of(opening)
         if size >= chat.room:

@@ -44,9 +44,7 @@ class HippoRAGReader(Baseline):
 
         asked = self.fitted(example, llm, found.passages, asking, found.trouble)
         chat = self.begin(example, llm, asked)
-        kept = self.answer_tokens + chat.tokens_of("\nAnswer:")
-        limit = max(1, min(self.max_turn_tokens, chat.room - kept))
-        turn = await self.generate(chat, self.ends(llm), limit)
+        turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
         text = said(turn, llm).split("\nQuestion:")[0]
         if answer := tidied(last_line(text, "Answer:") or ""):
             return chat.episode(answer=answered(turn, answer))

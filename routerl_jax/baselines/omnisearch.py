@@ -49,7 +49,7 @@ class OmniSearch(Baseline):
         chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
         turn = None
         for _ in range(self.max_steps):
-            turn = await self.generate(chat, ("\nFound:", "\nQuestion:"))
+            turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
             text = said(turn, llm).split("\nQuestion:")[0]
             if answer := tidied(last_line(text, "Final answer:") or ""):
                 return chat.episode(answer=answered(turn, answer))

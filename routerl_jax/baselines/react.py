@@ -19,6 +19,7 @@ TASK = (
     "words in what the last search found; finish[answer] ends with the answer alone, in a few words."
 )
 _ACTION = re.compile(r"Action(?: \d+)?:[ \t]*(search|lookup|finish)\[(.*)\]", re.IGNORECASE)
+LAST = "Thought: I have to answer now.\nAction: finish["
 INVALID = "That is no action. Write search[query], lookup[words] or finish[answer]."
 
 
@@ -48,7 +49,7 @@ class ReAct(Baseline):
         looked: dict[str, int] = {}  # sentences with these words that have been shown
         turn = None
         for _ in range(self.max_steps):
-            turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"))
+            turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"), opening=LAST)
             kind, argument = parse(said(turn, llm))
             if kind == "finish":
                 return chat.episode(answer=answered(turn, tidied(argument) or None, "finish[] has nothing in it"))
@@ -72,9 +73,7 @@ class ReAct(Baseline):
             if not self.tell(chat, llm, turn, f"{mark}{one_line(observation, ())}\n"):
                 break
         assert turn is not None
-        return await self.conclude(
-            chat, llm, turn, opening="Thought: I have to answer now.\nAction: finish[", closing="]"
-        )
+        return await self.conclude(chat, llm, turn, opening=LAST, closing="]")
 
     @property
     def search_budget(self) -> int:

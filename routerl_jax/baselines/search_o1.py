@@ -17,6 +17,7 @@ BEGIN_RESULT, END_RESULT = "<|begin_search_result|>", "<|end_search_result|>"
 TAGS = (BEGIN_QUERY, END_QUERY, BEGIN_RESULT, END_RESULT)
 
 INFORMATION = "Final Information:"
+BOXED = "\n\\boxed{"
 NOTHING = "No helpful information was found."
 REPEATED = "This was searched for before; see what was found then."
 SPENT = "There are no searches left. Go on with what is known."
@@ -66,13 +67,9 @@ class SearchO1(Baseline):
             example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
         )
         reasoning, queries = "", []
-        kept = self.answer_tokens + chat.tokens_of("\n\\boxed{")
         turn = None
         for _ in range(self.max_turns):
-            if turn is not None and chat.room <= kept:
-                break
-            limit = max(1, min(self.max_turn_tokens, chat.room - kept))
-            turn = await self.generate(chat, (END_QUERY,), limit)
+            turn = await self.generate(chat, (END_QUERY,), opening=BOXED)
             reasoning += turn.text
             query = between(turn.text, BEGIN_QUERY, END_QUERY)
             if not query or not turn.text.rstrip().endswith(END_QUERY):
@@ -94,7 +91,7 @@ class SearchO1(Baseline):
             return chat.episode(answer=answered(turn, answer))
         if turn.action is None:
             answered(turn, None, "there is neither a query between its marks nor a boxed answer")
-        return await self.conclude(chat, llm, turn, opening="\n\\boxed{", closing="}")
+        return await self.conclude(chat, llm, turn, opening=BOXED, closing="}")
 
     async def look_up(self, query: str, reasoning: str, example: Example, llm: LLM, tools: Tools) -> str:
         """What a search gives the reasoning."""

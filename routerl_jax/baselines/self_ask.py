@@ -53,7 +53,7 @@ class SelfAsk(Baseline):
         found = await self.search(tools, example.question) if self.above else Found()
         chat, written, turn = self.begin(example, llm, self.asking(example, llm, found, "")), "", None
         for follow_up in range(self.max_follow_ups + 1):
-            turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"))
+            turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
             text = said(turn, llm).split("\nQuestion:")[0]
             if answer := tidied(last_line(text, FINAL) or ""):
                 return chat.episode(answer=answered(turn, answer))

@@ -53,8 +53,14 @@ def test_a_chain_of_thought_answers_with_its_conclusion():
 
 def test_a_chain_without_a_conclusion_has_one_begun_for_it():
     found = played(ChainOfThought(**BARE), " I do not know.", " Mary.\n")
-    assert (found.episode.answer, kinds(found.episode)) == ("Mary", [None, "answer"])
+    assert (found.episode.answer, kinds(found.episode)) == ("Mary", ["invalid", "answer"])
     assert found.episode.turns[1].forced == "\nSo the answer is:"
+
+
+def test_room_is_kept_for_an_answer_that_may_be_begun():
+    prompt = len(f"Question: {Q}\nAnswer:")  # letters: more than its tokens
+    found = played(ChainOfThought(answer_tokens=8, **BARE), "x" * 500, " Mary\n", max_length=prompt + 60)
+    assert (found.episode.answer, found.episode.turns[0].stop_reason) == ("Mary", "length")
 
 
 def test_a_chat_without_a_conclusion_is_asked_once_more():
