@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from routerl_jax.agents.forks import Course, Taken, Written
@@ -246,6 +247,30 @@ class Conversation:
         )
         generated = await self._rollout.wait_turn(self._rollout, self._stream)
         return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
+
+    async def score(self, texts: Sequence[str]) -> list[float]:
+        """Log-probability that the policy gives each of these texts, one after the other in its place, at temperature 1.
+
+        Each is encoded by itself. They stay in the conversation as if the policy had written them, and are no turn: it is a
+        conversation to measure with, and none to learn from.
+
+        Raises:
+          DoesNotFit: they are longer than `room`.
+          ValueError: attempts are forked, a text but the last holds what ends a turn, or the policy is an endpoint, which tells
+            no such thing.
+        """
+        if self._rollout.course.choices is not None:
+            raise ValueError("a forked attempt scores no texts: take forks=0")
+        encoded = [self._engine.tokenizer.encode(text) for text in texts]
+        given = list(itertools.chain.from_iterable(encoded))
+        start, ledger = len(self._stream.ledger), self._stream.ledger
+        if given:
+            self._engine.request(self._stream, max_tokens=len(given), sampling=Sampling(), given=given)
+            await self._rollout.wait_turn(self._rollout, self._stream)
+        if len(ledger) - start != len(given):
+            raise ValueError("a text that is scored holds what ends a turn: break it up (Tokenizer.plain)")
+        places = itertools.accumulate(map(len, encoded), initial=start)
+        return [ledger.logprob(begin, end) for begin, end in itertools.pairwise(places)]
 
     def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
         """Feeds what the surroundings say (never trained on). A picture that can't be used is replaced by words that say why.
