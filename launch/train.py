@@ -35,6 +35,11 @@ def define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     config = read_config()
+    if config.chat_model.model:
+        raise ValueError(
+            f"config.chat_model.model={config.chat_model.model!r}: a chat model behind an endpoint can't be trained; it is for "
+            "launch.evaluate and launch.ask"
+        )
     check_writable("--workdir", FLAGS.workdir)
     split_cpu(config.mesh.cpu_devices)
     if FLAGS.distributed:

@@ -3,6 +3,8 @@ r"""Shows recorded episodes of a run, or of any file that launch.train or launch
 python -m launch.view --workdir=runs/quickstart                 # the last logged step
 python -m launch.view --workdir=runs/quickstart --step=0 --count=3
 python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong
+
+Where a policy was shown pictures, they are drawn, with boxes where it looked closer, in looks/ beside the file.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ def define_flags() -> None:
     flags.DEFINE_string("file", None, "A file of episode records instead of a workdir.")
     flags.DEFINE_integer("count", 5, "Episodes to show; 0: all.")
     flags.DEFINE_bool("wrong", False, "Only episodes whose answer matches no gold answer.")
+    flags.DEFINE_bool("draw", True, "Draw what the policy was shown, in looks/ beside the file.")
     flags.DEFINE_string("normalizer", None, "How answers are compared; default: as the run that the file is of says.")
 
 
@@ -33,6 +36,7 @@ def main(_: Sequence[str]) -> None:
     from rich.text import Text
 
     from routerl_jax.evaluation.records import read_records
+    from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.rewards.metrics import exact_match
 
@@ -45,7 +49,8 @@ def main(_: Sequence[str]) -> None:
         if FLAGS.wrong and (not golds or exact_match(record["prediction"], golds, normalizer) == 1):
             continue
         console.print(Rule(Text(f"{record['id']}, sample {record['sample']}"), style="dim"))
-        console.print(render(record))
+        drawn = write_sheet(record, path.parent, path.parent / "looks") if FLAGS.draw else None
+        console.print(render(record, drawn))
         shown += 1
         if FLAGS.count and shown == FLAGS.count:
             break

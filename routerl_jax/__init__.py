@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from routerl_jax.generation.engine import Engine
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.knowledge.load import load_kb
+    from routerl_jax.llms.policy import ChatModel
     from routerl_jax.models.huggingface import load_pretrained, save_pretrained
     from routerl_jax.parallel.mesh import make_mesh
     from routerl_jax.rewards import metrics
 
 _HOMES = {
     "Agent": "agents.agent",
+    "ChatModel": "llms.policy",
     "Engine": "generation.engine",
     "Episode": "core.types",
     "Example": "core.types",
@@ -47,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "Agent",
+    "ChatModel",
     "Engine",
     "Episode",
     "Example",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import collections
 import contextlib
 import gzip
@@ -54,6 +55,7 @@ class Server:
 
     async def _handle(self, request: Any) -> web.StreamResponse:
         self.seen[request.path] += 1
+        request._client_max_size = 1 << 26  # pictures are more than aiohttp's 1 MiB
         self._now += 1
         self.most = max(self.most, self._now)
         try:
@@ -272,9 +274,15 @@ class Faulty:
 
 
 class Chats:
-    """`POST /v1/chat/completions`; `reply` makes the answer of the messages."""
+    """`POST /v1/chat/completions`; `reply` makes the answer of the messages.
 
-    def __init__(self, reply: Callable[[list[dict[str, str]]], str], key: str = "", delay: float = 0.0) -> None:
+    It is cut before the first of the request's `stop` strings, which are not in it, and after `max_tokens` words.
+    `names_stops`: choices say which stop string it was (`stop_reason`), as vLLM's do.
+    """
+
+    names_stops = False
+
+    def __init__(self, reply: Callable[[list[dict[str, Any]]], str], key: str = "", delay: float = 0.0) -> None:
         self.reply, self.key, self.delay = reply, key, delay
         self.storm: list[web.Response] = []
         self.refuse: Callable[[dict[str, Any]], str] = lambda body: ""  # why a request is a 400
@@ -293,10 +301,51 @@ class Chats:
         self.bodies.append(body)
         if why := self.refuse(body):
             return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=400)
-        text = self.reply(body["messages"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 7, "completion_tokens": len(text.split()), "total_tokens": 0}
-        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+        text, finish = self.reply(body["messages"]), "stop"
+        stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
+        met = min(((text.index(stop), stop) for stop in stops if stop in text), default=None)
+        text = text if met is None else text[: met[0]]
+        most = body.get("max_tokens") or body.get("max_completion_tokens")
+        if most and len(text.split()) > most:
+            text, finish, met = " ".join(text.split()[:most]), "length", None
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+        if self.names_stops:
+            choice["stop_reason"] = met and met[1]
+        words = len(text.split())
+        usage = {"prompt_tokens": 7, "completion_tokens": words, "total_tokens": 7 + words}
+        about = {"id": "1", "object": "chat.completion", "created": 1764000000, "model": body["model"]}
+        return web.json_response({**about, "choices": [choice], "usage": usage})
+
+
+def refused_by_openai(body: dict[str, Any]) -> str:
+    """What OpenAI's endpoint says against a request, by the types of its published client (`ChatCompletionCreateParams`)."""
+    known = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"}
+    if unknown := sorted(body.keys() - known - {"response_format", "n"}):
+        return f"Unrecognized request argument supplied: {unknown[0]}"
+    if not (isinstance(body.get("stop", []), str) or 0 < len(body.get("stop", ["x"])) <= 4):
+        return f"Invalid 'stop': array of {len(body['stop'])}; expected 1 to 4 strings"
+    if not (0 <= body.get("temperature", 1) <= 2 and 0 < body.get("top_p", 1) <= 1 and body.get("max_tokens", 1) >= 1):
+        return "Invalid value: a number is out of its range"
+    if not isinstance(body.get("seed", 0), int):
+        return "Invalid type for 'seed'"
+    return next((why for i, message in enumerate(body["messages"]) if (why := _refused_message(i, message))), "")
+
+
+def _refused_message(place: int, message: dict[str, Any]) -> str:
+    if message.keys() != {"role", "content"} or message["role"] not in ("system", "user", "assistant"):
+        return f"Invalid value: messages[{place}].role"
+    if isinstance(message["content"], str):
+        return "" if message["content"] else f"Invalid value: messages[{place}].content is empty"
+    for part in message["content"]:
+        if part["type"] == "text" and part.keys() == {"type", "text"} and part["text"]:
+            continue
+        if part["type"] != "image_url" or message["role"] != "user" or part.keys() != {"type", "image_url"}:
+            return f"Invalid value: messages[{place}].content, a part of type {part['type']!r}"
+        head, _, data = part["image_url"]["url"].partition(",")
+        if head != "data:image/png;base64" or not base64.b64decode(data, validate=True).startswith(b"\x89PNG"):
+            return f"Invalid image in messages[{place}]"
+    return ""
 
 
 def http_error(status: int, retry_after: str = "") -> web.Response:

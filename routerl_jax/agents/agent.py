@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Rendered, Reply, expanded_tokens
+from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, expanded_tokens
+from routerl_jax.agents.request import Request
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
@@ -19,7 +21,7 @@ from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
 # What follows a prompt, in order, and whether the policy writes it. What it writes is text.
-Pieces = list[tuple[Observation | Reply | Rendered | Look, bool]]
+Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -119,7 +121,11 @@ class Agent(abc.ABC):
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
         """Recorded rounds after their opening: what was written is learnt, what followed comes as a user's message. What
-        follows the last round is left out."""
+        follows the last round is left out.
+
+        Raises:
+          ValueError: a round can't be learnt from; says which, and why.
+        """
         pieces: Pieces = []
         for number, item in enumerate(recorded.rounds, 1):
             pieces.append((item.text, True))
@@ -261,23 +267,62 @@ class Tool:
         self._tools = tools
         self.name = name
 
-    async def search(self, query: Query, k: int = 3) -> Call:
+    async def search(self, query: Query, k: int = 3, *, pictures: bool = True) -> Call:
         """Searches for a text, or for a picture in a TextAndImage; the driver batches it with everybody else's.
 
         Never raises: look at `call.error`.
+
+        Args:
+          pictures: wait for the passages' pictures where they have to be sent here. Without them `with_pictures` gives those of
+            the passages that are to be shown.
         """
-        course, name = self._rollout.course, self._tools.asked(self.name)
+        name = self._tools.asked(self.name)
+        call = await self._reply(self._ask(Request(name, query, k, "passages" if pictures else "listing")))
+        self._record.append(call)
+        return call
+
+    async def with_pictures(self, call: Call, passages: Sequence[Passage]) -> Call:
+        """A call of `search(.., pictures=False)` with the pictures of these of its passages; it takes that one's place in the
+        record of its turn. Where a picture can't be had, that has failed."""
+        wanted = [passage.id for passage in passages if not passage.image]
+        if not wanted:
+            return call
+        shown = await self._reply(self._pictured(call, wanted))
+        record = self._record
+        place = next(i for i, one in enumerate(record) if one is call)
+        record[place] = shown
+        return shown
+
+    @property
+    def _record(self) -> list[Call]:
+        """Where calls made now are noted."""
+        return self._rollout.turns[-1].calls if self._rollout.turns else self._rollout.early
+
+    async def _ask(self, request: Request) -> Call:
+        return await self._rollout.wait_tool(self._rollout, request)
+
+    async def _pictured(self, call: Call, wanted: Sequence[str]) -> Call:
+        replies = await asyncio.gather(*(self._ask(Request(call.tool, id, 1, "pictures")) for id in wanted))
+        seconds = call.seconds + sum(reply.seconds for reply in replies)
+        if failed := [reply for reply in replies if reply.error is not None]:
+            return dataclasses.replace(call, passages=(), error=failed[0].error, seconds=seconds)
+        images = {passage.id: passage.image for reply in replies for passage in reply.passages}
+        passages = [dataclasses.replace(one, image=images.get(one.id, one.image)) for one in call.passages]
+        return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
+
+    async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
+        """What comes of a question to a tool, or came of it where this attempt goes on with another one's."""
+        course = self._rollout.course
         if course.replaying:
+            asked.close()
             call = course.replay()
             assert isinstance(call, Call), (
                 "the agent searches where it wrote before: it does not act alike on equal turns"
             )
-        else:
-            place = course.begin()
-            call = await self._rollout.wait_tool(self._rollout, name, query, k)
-            course.finish(place, call)
-        rollout = self._rollout
-        (rollout.turns[-1].calls if rollout.turns else rollout.early).append(call)
+            return call
+        place = course.begin()
+        call = await asked
+        course.finish(place, call)
         return call
 
 

@@ -6,23 +6,23 @@ import asyncio
 import dataclasses
 import numbers
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.request import Request, Want
 from routerl_jax.core.patience import patience, seconds_left
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Call, Passage, Query
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.query import as_read, query_image, query_text
 from routerl_jax.knowledge.timing import timed_search
 from routerl_jax.knowledge.together import search_together
 from routerl_jax.parallel import multihost
 from routerl_jax.remote.background import in_thread
-
-Request = tuple[str, Query, int]  # tool, query, passages
 
 
 async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Request], timeout: float) -> list[Call]:
@@ -39,19 +39,18 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
       TypeError: a tool's cost is no number; on the other processes, RuntimeError.
     """
     processes, process = jax.process_count(), jax.process_index()
-    batches: dict[tuple[str, int], list[int]] = {}
+    batches: dict[tuple[str, int, Want], list[int]] = {}
     for i in range(process, len(requests), processes):
-        tool, _, k = requests[i]
-        batches.setdefault((tool, k), []).append(i)
+        batches.setdefault((requests[i].tool, requests[i].k, requests[i].want), []).append(i)
     calls: dict[int, Call] = {}
 
-    async def run_batch(tool: str, k: int, indices: list[int]) -> None:
-        queries = [requests[i][1] for i in indices]
-        calls.update(zip(indices, await search_calls(tools, tool, queries, k, timeout)))
+    async def run_batch(tool: str, k: int, want: Want, indices: list[int]) -> None:
+        queries = [requests[i].query for i in indices]
+        calls.update(zip(indices, await search_calls(tools, tool, queries, k, timeout, want)))
 
     error: Exception | None = None
     try:
-        await asyncio.gather(*(run_batch(tool, k, indices) for (tool, k), indices in batches.items()))
+        await asyncio.gather(*(run_batch(*batch, indices) for batch, indices in batches.items()))
     except Exception as raised:  # not a tool's own, which is a failed call
         error = raised
     if processes > 1:
@@ -71,7 +70,12 @@ def _call_from_json(fields: dict[str, Any]) -> Call:
 
 
 async def search_calls(
-    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, timeout: float
+    tools: Mapping[str, SearchTool],
+    tool: str,
+    queries: Sequence[Query],
+    k: int,
+    timeout: float,
+    want: Want = "passages",
 ) -> list[Call]:
     """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other.
 
@@ -80,6 +84,8 @@ async def search_calls(
       timeout: seconds after which a batch counts as failed. There is no other limit: the tool is told of this one
         (core.patience), so that it may give up a little sooner and say why. The queries of a batch that has failed before
         have as many again one by one, all together.
+
+      want: as a Request has it.
 
     Returns:
       One call per query, in order; one that failed has `error` set.
@@ -90,7 +96,7 @@ async def search_calls(
     cost, clock = _cost(tools, tool), _Clock(timeout)
     known: dict[int, _Timed] = {}
     async for i, found in search_together(
-        lambda some: _search(tools, tool, some, k, clock),
+        lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
         wanted=lambda _: clock.again(),
         lost=_Late,
@@ -163,7 +169,7 @@ class _Clock:
 
 
 async def _search(
-    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, clock: _Clock
+    tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, want: Want, clock: _Clock
 ) -> list[_Timed]:
     """Per query its passages, or why it alone has none.
 
@@ -173,7 +179,8 @@ async def _search(
     if tool not in tools:
         return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
     started, limit = time.perf_counter(), clock.left
-    read = [as_read(query, getattr(tools[tool], "reads", ())) for query in queries]
+    reads = getattr(tools[tool], "reads", ())
+    read = list(queries) if want == "pictures" else [as_read(query, reads) for query in queries]
 
     def part() -> float:
         return (time.perf_counter() - started) / len(queries)
@@ -181,7 +188,7 @@ async def _search(
     def work() -> list[_Timed]:
         with patience(_TOLD * limit):
             try:
-                reply, seconds = timed_search(tools[tool].search, read, k)
+                reply, seconds = timed_search(_asked(tools[tool], want), read, k)
                 return list(zip(_checked(tool, reply, len(queries)), seconds))
             except Exception as error:
                 kind = _Failed if seconds_left() else _Late
@@ -191,6 +198,16 @@ async def _search(
         return await asyncio.wait_for(in_thread(work, f"tool-{tool}"), limit)
     except TimeoutError:
         raise _Late(f"TimeoutError: no reply within {limit:g} s", part()) from None
+
+
+def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
+    """What answers: the tool's search, or what it has for those who come back for pictures."""
+    if want == "passages" or not getattr(tool, "has_pictures", False):
+        return tool.search if want != "pictures" else lambda ids, k: [[] for _ in ids]
+    giver = cast(KnowledgeBase, tool)
+    if want == "listing":
+        return giver.listing.search
+    return lambda ids, k: [[Passage(id=id, title="", text="", image=one)] for id, one in zip(ids, giver.pictures(ids))]
 
 
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from routerl_jax.agents.forks import Course, Taken, Written
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
+from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Branch, Call, Episode, Example, Message, Observation, Query, Shown, Turn
-from routerl_jax.generation.engine import Engine
+from routerl_jax.core.types import (
+    Branch,
+    Call,
+    Episode,
+    Example,
+    Failure,
+    Message,
+    Observation,
+    Shown,
+    Turn,
+    Usage,
+)
+from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.llms import faults
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 
@@ -26,10 +40,10 @@ class Rollout:
         self,
         example: Example,
         sample: int,
-        engine: Engine,
+        engine: Policy,
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, str, Query, int], Awaitable[Call]],
+        wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
         course: Course | None = None,
         spawn: Callable[[Rollout, Course], None] | None = None,
         tags: Sequence[str] = (),
@@ -53,11 +67,31 @@ class Rollout:
         turn.calls, self.early = [*self.early, *turn.calls], []
         self.turns.append(turn)
 
-    def cut_short(self) -> Episode:
-        """The episode so far, as one that a limit has ended; without sequences if the policy has not written yet."""
+    def cut_short(self, failure: Failure | None = None) -> Episode:
+        """The episode so far, as one that a limit has ended, or a failure of the policy; without sequences if the policy has
+        not written yet."""
+        truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
         if self.turns:
-            return self.conversations[-1].episode(answer=None, truncated=True)
-        return Episode(example=self.example, sample=self.sample, answer=None, turns=[], sequences=[], truncated=True)
+            episode = self.conversations[-1].episode(answer=None, truncated=truncated)
+        else:
+            episode = Episode(
+                example=self.example,
+                sample=self.sample,
+                answer=None,
+                turns=[],
+                sequences=[],
+                prompt=self.conversations[-1].prompt if self.conversations else "",
+                truncated=truncated,
+                usage=self.usage,
+            )
+        episode.failure = failure
+        return episode
+
+    @property
+    def usage(self) -> Usage | None:
+        """What an endpoint's replies took; None of a policy that is none."""
+        used = [usage for conversation in self.conversations if (usage := conversation.usage) is not None]
+        return sum(used, Usage()) if used else None
 
     def close(self) -> None:
         """Frees all rows."""
@@ -83,6 +117,11 @@ class Conversation:
         self._forced = ""
 
     @property
+    def usage(self) -> Usage | None:
+        """What an endpoint's replies took so far; None of a policy that is none."""
+        return self._stream.usage
+
+    @property
     def room(self) -> int:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
@@ -100,12 +139,12 @@ class Conversation:
         Raises:
           DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
         """
-        start = len(self._stream.ledger)
+        start, used = len(self._stream.ledger), self.usage
         written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
         turn = Turn(
             text=self._engine.tokenizer.decode(written.tokens),
             stop_reason=written.stop_reason,
-            tokens=len(written.tokens),
+            tokens=len(written.tokens) if used is None or self.usage is None else self.usage.tokens - used.tokens,
             forced=self._forced,
             sequence=self._number,
             start=start,
@@ -209,6 +248,30 @@ class Conversation:
         generated = await self._rollout.wait_turn(self._rollout, self._stream)
         return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 
+    async def score(self, texts: Sequence[str]) -> list[float]:
+        """Log-probability that the policy gives each of these texts, one after the other in its place, at temperature 1.
+
+        Each is encoded by itself. They stay in the conversation as if the policy had written them, and are no turn: it is a
+        conversation to measure with, and none to learn from.
+
+        Raises:
+          DoesNotFit: they are longer than `room`.
+          ValueError: attempts are forked, a text but the last holds what ends a turn, or the policy is an endpoint, which tells
+            no such thing.
+        """
+        if self._rollout.course.choices is not None:
+            raise ValueError("a forked attempt scores no texts: take forks=0")
+        encoded = [self._engine.tokenizer.encode(text) for text in texts]
+        given = list(itertools.chain.from_iterable(encoded))
+        start, ledger = len(self._stream.ledger), self._stream.ledger
+        if given:
+            self._engine.request(self._stream, max_tokens=len(given), sampling=Sampling(), given=given)
+            await self._rollout.wait_turn(self._rollout, self._stream)
+        if len(ledger) - start != len(given):
+            raise ValueError("a text that is scored holds what ends a turn: break it up (Tokenizer.plain)")
+        places = itertools.accumulate(map(len, encoded), initial=start)
+        return [ledger.logprob(begin, end) for begin, end in itertools.pairwise(places)]
+
     def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
         """Feeds what the surroundings say (never trained on). A picture that can't be used is replaced by words that say why.
 
@@ -279,7 +342,9 @@ class Conversation:
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
+        start = len(self._stream.ledger)
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        self._stream.forced.append((start, len(self._stream.ledger)))
         self._forced += text
 
     def write(self, text: str) -> Turn:
@@ -305,16 +370,18 @@ class Conversation:
         """
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
-        rollout = self._rollout
+        rollout, usage = self._rollout, self._rollout.usage
+        conversations = rollout.conversations if usage is None else []
         return Episode(
             example=rollout.example,
             sample=rollout.sample,
             answer=answer,
             turns=rollout.turns,
-            sequences=[conversation._stream.ledger.sequence() for conversation in rollout.conversations],
+            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
             prompt=self.prompt,
             truncated=truncated,
             branches=tuple(rollout.course.branches),
+            usage=usage,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from routerl_jax.agents.observation import Look, Rendered, Reply, rendered
+from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, rendered
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from routerl_jax.models.images import ImageSource
 
 def demonstrated(
     prompt: Seq[int] | Mapping[str, Any],
-    pieces: Iterable[tuple[Observation | Reply | Rendered | Look, bool]],
+    pieces: Iterable[tuple[Observation | Reply | Rendered | Look | Marked, bool]],
     tokenizer: Tokenizer,
     images: ImageTokens | None = None,
     tags: Collection[str] = (),
@@ -41,11 +41,14 @@ def demonstrated(
     ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))
     for piece, learnt in pieces:
         if learnt:
+            if isinstance(piece, Marked):
+                piece = piece.said(viewer.reframed(piece.box, piece.frame, piece.rule))
             if not isinstance(piece, str):
                 raise ValueError(f"the policy writes text, and not {type(piece).__name__}")
             ids = tokenizer.encode(piece)
             ledger.sample(ids, [0.0] * len(ids), version=0)
         else:
+            assert not isinstance(piece, Marked), "a turn is the policy's"
             piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
             observation = piece.observation if isinstance(piece, Reply) else piece
             said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)

@@ -18,9 +18,10 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool,
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
+from routerl_jax.agents.request import Request
 from routerl_jax.core.patience import USUAL
-from routerl_jax.core.types import Call, Episode, Example, Query
-from routerl_jax.generation.engine import Engine
+from routerl_jax.core.types import Call, Episode, Example
+from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
 from routerl_jax.remote.background import run_to_end
@@ -39,7 +40,7 @@ class DriverStats:
 def run(
     agent: Agent,
     examples: Sequence[Example],
-    engine: Engine,
+    engine: Policy,
     tools: Mapping[str, SearchTool],
     samples: int = 1,
     seed: int = 0,
@@ -56,7 +57,7 @@ def run(
     Args:
       agent: what to run.
       examples: with distinct ids.
-      engine: the policy. Its `seed` becomes `seed`.
+      engine: the policy: an `Engine`, or a chat model behind an endpoint (`llms.policy.ChatModel`). Its `seed` becomes `seed`.
       tools: knowledge bases by the name that the agent uses.
       samples: attempts per example (the group size).
       sampling: default of the agents' turns; temperature 1 if None.
@@ -70,7 +71,8 @@ def run(
 
     Returns:
       Episodes, example by example, samples in order. One in which a prompt, or what the agent feeds later on, does not fit
-      its conversation (`DoesNotFit`) ends there: `truncated`, without an answer.
+      its conversation (`DoesNotFit`) ends there: `truncated`, without an answer. So does one whose policy failed
+      (`TurnFailed`), with `failure` set.
 
     Raises:
       ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
@@ -89,6 +91,8 @@ def run(
             f"forks={forks} with deterministic=False: a forked attempt replays what was done in a fixed order; take "
             "deterministic=True"
         )
+    if isinstance(engine, Endpoint):
+        engine.check(forks, jax.process_count())
     if forks:
         check_choices(agent, f"forks={forks}")
     engine.seed = seed
@@ -103,6 +107,13 @@ def run(
             "%d of %d episodes end without an answer, as something does not fit a conversation. The first: %s",
             *(len(driver.unfit), len(episodes), driver.unfit[0]),
         )
+    if failed := [episode.failure for episode in episodes if episode.failure is not None]:
+        kinds = collections.Counter(failure.kind for failure in failed)
+        logging.warning(
+            "%d of %d episodes end without an answer, as the policy failed (%s). The first: %s",
+            *(len(failed), len(episodes), ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())),
+            failed[0].message,
+        )
     return episodes
 
 
@@ -110,7 +121,7 @@ class _Driver:
     def __init__(
         self,
         agent: Agent,
-        engine: Engine,
+        engine: Policy,
         tools: Mapping[str, SearchTool],
         sampling: Sampling,
         deterministic: bool,
@@ -191,6 +202,8 @@ class _Driver:
 
     def _result(self, task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
         error = task.exception()
+        if isinstance(error, TurnFailed):
+            return rollout.cut_short(error.failure)
         if isinstance(error, DoesNotFit):
             self.unfit.append(str(error))
             return rollout.cut_short()
@@ -233,8 +246,10 @@ class _Driver:
             if self.deterministic:
                 await self._run_calls(calls)
                 return
-            for tool in dict.fromkeys(call.tool for call in calls):  # apart, so that no tool's callers wait for another
-                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.tool == tool]))
+            for tool in dict.fromkeys(
+                call.request.tool for call in calls
+            ):  # apart, so that no tool's callers wait for another
+                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.request.tool == tool]))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
                 task.add_done_callback(lambda _: self._changed.set())
@@ -245,7 +260,10 @@ class _Driver:
             for stream, generated in finished:
                 rollout, future = self._turns.pop(id(stream))
                 rollout.outstanding -= 1
-                future.set_result(generated)
+                if isinstance(generated, TurnFailed):
+                    future.set_exception(generated)
+                else:
+                    future.set_result(generated)
         elif self._active and not self.deterministic:
             self._changed.clear()
             await self._changed.wait()
@@ -256,9 +274,9 @@ class _Driver:
         self._note_request(rollout)
         return await future
 
-    async def _wait_tool(self, rollout: Rollout, tool: str, query: Query, k: int) -> Call:
+    async def _wait_tool(self, rollout: Rollout, request: Request) -> Call:
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._calls.append(_PendingCall(rollout, tool, query, k, future))
+        self._calls.append(_PendingCall(rollout, request, future))
         self._note_request(rollout)
         return await future
 
@@ -269,16 +287,15 @@ class _Driver:
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
         """Runs calls, one batch per tool. What is wrong with a tool itself is raised in the agents that wait for it."""
         started = time.perf_counter()
-        requests = [(call.tool, call.query, call.k) for call in calls]
         try:
-            replies = await calls_of_all(self.tools, requests, self.tool_timeout)
+            replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)
         except Exception as error:
             for call in calls:
                 call.rollout.outstanding -= 1
                 call.future.set_exception(error)
             return
         self.stats.tool_seconds += time.perf_counter() - started
-        self.stats.tool_calls += len(calls)
+        self.stats.tool_calls += sum(call.request.want != "pictures" for call in calls)
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
         for call, reply in zip(calls, replies, strict=True):
             call.rollout.outstanding -= 1
@@ -288,7 +305,5 @@ class _Driver:
 @dataclasses.dataclass
 class _PendingCall:
     rollout: Rollout
-    tool: str
-    query: Query
-    k: int
+    request: Request
     future: asyncio.Future[Call]

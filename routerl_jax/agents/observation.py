@@ -8,8 +8,8 @@ from typing import Any
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Observation, Shown
-from routerl_jax.models.image_tokens import ImageTokens
-from routerl_jax.models.regions import RegionRule
+from routerl_jax.models.image_tokens import PictureReader
+from routerl_jax.models.regions import RegionRule, Size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,27 @@ class Look:
     said: Callable[[Shown], Observation | Reply]
 
 
-def texts(piece: Observation | Reply | Rendered | Look) -> list[str]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marked:
+    """In a recorded conversation, a turn with a box on the latest picture shown: written anew in the learning model's frame.
+
+    Attributes:
+      box: as it was written.
+      frame: (width, height) of the picture as whoever wrote it saw it.
+      rule: what becomes of the model's boxes.
+      said: the turn with this box in it.
+    """
+
+    box: Sequence[float]
+    frame: Size
+    rule: RegionRule
+    said: Callable[[Sequence[float]], str]
+
+
+def texts(piece: Observation | Reply | Rendered | Look | Marked) -> list[str]:
     """The texts of what is said, without pictures."""
+    if isinstance(piece, Marked):
+        return [piece.said(piece.box)]
     if isinstance(piece, Look):
         piece = piece.said(Shown())
     said = piece.observation if isinstance(piece, Reply) else piece
@@ -64,7 +83,7 @@ def texts(piece: Observation | Reply | Rendered | Look) -> list[str]:
 
 
 def rendered(
-    observation: Observation, tokenizer: Tokenizer, images: ImageTokens | None, tags: Collection[str] = ()
+    observation: Observation, tokenizer: Tokenizer, images: PictureReader | None, tags: Collection[str] = ()
 ) -> Rendered:
     """An observation in a model's form. A picture that can't be used is replaced by words that say why.
 
@@ -99,6 +118,6 @@ def rendered(
     return Rendered(text="".join(parts), shown=tuple(shown))
 
 
-def expanded_tokens(images: ImageTokens | None, sources: Sequence[Any]) -> int:
+def expanded_tokens(images: PictureReader | None, sources: Sequence[Any]) -> int:
     """Tokens that pictures take beyond the one mark that stands for each."""
     return 0 if images is None else sum(images.process(source).tokens - 1 for source in sources)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.core.types import Example
-from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit
 from routerl_jax.remote.background import run_to_end
@@ -18,7 +18,7 @@ class _Asked(BaseException):
     """The agent waits for the policy or a tool. No Exception: an agent may catch those."""
 
 
-def no_room(agent: Agent, examples: Iterable[Example], engine: Engine, tools: Sequence[str]) -> str:
+def no_room(agent: Agent, examples: Iterable[Example], engine: Policy, tools: Sequence[str]) -> str:
     """Runs an agent on examples up to the first thing that it waits for; nothing is computed on a device.
 
     Returns:
@@ -33,7 +33,7 @@ def no_room(agent: Agent, examples: Iterable[Example], engine: Engine, tools: Se
     return reasons[0] if reasons else ""
 
 
-async def _try(agent: Agent, example: Example, engine: Engine, tools: Sequence[str]) -> str:
+async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[str]) -> str:
     async def asked(*_: Any) -> NoReturn:
         raise _Asked
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 
 from routerl_jax.core.types import Shown
-from routerl_jax.models.image_tokens import ImageTokens
+from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.models.images import ImageSource, decode_image, encoded_image
 from routerl_jax.models.regions import (
     Pixels,
@@ -15,6 +16,7 @@ from routerl_jax.models.regions import (
     Size,
     View,
     framed,
+    reframed,
     region,
     released_frame,
     widened,
@@ -38,7 +40,7 @@ class Viewer:
       pictures: of the prompt, in order.
     """
 
-    def __init__(self, images: ImageTokens | None, pictures: Sequence[ImageSource] = ()) -> None:
+    def __init__(self, images: PictureReader | None, pictures: Sequence[ImageSource] = ()) -> None:
         self._images = images
         self._pages: dict[str, Shown] = {}  # whole pictures by digest
         self._latest: _Seen | None = None
@@ -62,6 +64,23 @@ class Viewer:
     def frame(self) -> Size | None:
         """Of the latest picture; None if there is none yet."""
         return None if self._latest is None else self._latest.frame
+
+    def reframed(self, box: Sequence[float], written: Size, rule: RegionRule) -> Sequence[float]:
+        """A box that was written in another frame of the latest picture, a whole one, in the frame that the model sees. One
+        that is good as it stands stays so.
+
+        Raises:
+          RefusedRegion: no picture has been shown yet, or the box marks no region of it.
+          ValueError: the picture can't be read any more.
+        """
+        if self._latest is None:
+            raise RefusedRegion("no picture has been shown yet to look closer at")
+        assert self._latest.part is None, "a box in another frame on a crop"
+        if written == self._latest.frame and not rule.box_scale:
+            with contextlib.suppress(RefusedRegion):
+                region(box, self.view(), rule)
+                return box
+        return reframed(box, decode_image(self._latest.page.image).size, written, self._latest.frame, rule)
 
     def region(self, box: Sequence[float], rule: RegionRule) -> Shown:
         """A region of the latest picture, as a picture to be shown: a PNG, with its box on the raw picture, which is its parent

@@ -35,6 +35,11 @@ class Ledger:
         """All token ids so far (do not modify)."""
         return self._tokens
 
+    @property
+    def sampled(self) -> list[bool]:
+        """Of each token, whether the policy sampled it (do not modify)."""
+        return self._sampled
+
     def feed(
         self,
         tokens: Seq[int],

@@ -48,11 +48,14 @@ class Message:
 
     Attributes:
       images: pictures that stand before the content, as `Example` has them; for chat models (llms), templates know none.
+      places: where each picture stands in the content instead, as a number of letters before it; () or one per picture, in
+        order.
     """
 
     role: Literal["system", "user", "assistant"]
     content: str
     images: tuple[Any, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,6 +250,43 @@ class Verdict:
     said: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a policy behind an endpoint wrote no further turn.
+
+    Attributes:
+      kind: such as "context_length", "server" or "budget" (`llms.faults`).
+      message: what was said of it, in one line.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What replies of an endpoint took. A reply that was kept counts as it did when it was asked for.
+
+    Attributes:
+      replies: their number.
+      kept: of these, those that a cache had.
+      prompt_tokens, tokens: read and written, as the endpoint counts.
+      seconds: waited for them, one after the other, without waits for a rate limit.
+      cost: in the money of the price that is configured.
+    """
+
+    replies: int = 0
+    kept: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    cost: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        fields = (field.name for field in dataclasses.fields(self))
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in fields})
+
+
 @dataclasses.dataclass(kw_only=True)
 class Episode:
     """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
@@ -257,6 +297,8 @@ class Episode:
     forked: episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the
     policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each
     counts once.
+    `usage` is set where the policy is a chat model behind an endpoint, whose token ids nobody knows: there are no `sequences`.
+    `failure` says why such a policy wrote no further turn, and the episode ended there; None if it did not fail.
     """
 
     example: Example
@@ -269,6 +311,8 @@ class Episode:
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
     branches: tuple[Branch, ...] = ()
     verdict: Verdict | None = None
+    usage: Usage | None = None
+    failure: Failure | None = None
 
     @property
     def calls(self) -> list[Call]:

@@ -5,7 +5,8 @@
      "images": ["pages/mills_3.jpg"]}
 
 This is LLaMA-Factory's schema, in which VRAG-RL released its examples (arXiv 2505.22019). Each `<image>` in a user's message is
-the next of `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs.
+the next of `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs. A row may say under
+`frame_pixels` what [least, most] pixels pictures had as whoever wrote the boxes saw them; [] has boxes stay as they are.
 """
 
 from __future__ import annotations
@@ -81,13 +82,14 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
     names = [name(image) for image in images]
     if not all(names):
         raise ValueError(f"question {example.id!r}: picture {names.index('') + 1} can't be written to a file")
-    return {
+    row = {
         "id": example.id,
         "question": example.question,
         "golden_answers": list(example.answers),
         "messages": messages,
         "images": names,
     }
+    return row if recorded.frame_pixels is None else {**row, "frame_pixels": list(recorded.frame_pixels)}
 
 
 def _recorded(row: Row, place: Place) -> RecordedRounds:
@@ -114,7 +116,20 @@ def _recorded(row: Row, place: Place) -> RecordedRounds:
         Round(text=text, observation=observation, images=shown)
         for text, observation, shown in zip(replies[::2], observations, [*of_message[1:], ()], strict=True)
     ]
-    return RecordedRounds(example=example, rounds=tuple(rounds))
+    return RecordedRounds(example=example, rounds=tuple(rounds), frame_pixels=_frame_pixels(row, place))
+
+
+def _frame_pixels(row: Row, place: Place) -> tuple[int, ...] | None:
+    match row.get("frame_pixels"):
+        case None:
+            return None
+        case []:
+            return ()
+        case [int(least), int(most)] if 0 < least <= most:
+            return least, most
+        case other:
+            expected = "expected [least, most] numbers of pixels, or [] for boxes that stay as they are"
+            raise place.error(f"key 'frame_pixels': {expected}; found {str(other)[:80]!r}")
 
 
 def _contents(row: Row, place: Place) -> list[str]:

@@ -5,9 +5,10 @@
       {"text": "<reason>..</reason><answer>Azores</answer>"}]}
 
 `text` is what was written, to the letter. `tool` is the trace's own name of the tool that was called, "" (the default) where
-none was. `observation` is what the tool found, before a recipe frames it, "" (the default) where it found nothing. `error` says
-why a call failed, null (the default) where none did. The other keys of a row are those of `flashrag` rows (data.formats):
-pictures beside the file, and any further key is metadata.
+none was. `observation` is what the tool found, before a recipe frames it, "" (the default) where it found nothing. `passages`
+are the ids of what it showed, [] (the default) where that is not told. `error` says why a call failed, null (the default) where
+none did. The other keys of a row are those of `flashrag` rows (data.formats): pictures beside the file, and any further key is
+metadata.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.pictures import picture_name
 
-_KEYS = ("text", "tool", "observation", "error")
+_KEYS = ("text", "tool", "observation", "passages", "error")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Round:
     """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed.
 
     Attributes:
+      passages: ids of what the observation shows, in order.
       images: of the observation, as `Example` has them; each stands at one of its marks, `<image>`. Rows of rounds have none.
     """
 
@@ -39,6 +41,7 @@ class Round:
     tool: str = ""
     observation: str = ""
     error: str | None = None
+    passages: tuple[str, ...] = ()
     images: tuple[Any, ...] = ()
 
     @property
@@ -55,10 +58,16 @@ class Round:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedRounds:
-    """A question and the rounds of one attempt at it, in order."""
+    """A question and the rounds of one attempt at it, in order.
+
+    Attributes:
+      frame_pixels: least and most pixels of pictures as whoever wrote the boxes saw them; none of a policy's own boxes, which
+        stay as they are; None where that isn't said.
+    """
 
     example: Example
     rounds: tuple[Round, ...]
+    frame_pixels: tuple[int, ...] | None = None
 
 
 def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
@@ -97,10 +106,16 @@ def _round(item: Any, number: int, place: Place) -> Round:
     for key, value in {"text": item.get("text"), **said}.items():
         if not isinstance(value, str):
             raise place.error(f"key 'rounds', round {number}: {key!r} must be a string")
+    passages = item.get("passages") or []
+    if not isinstance(passages, list) or not all(isinstance(id, str) and id for id in passages):
+        raise place.error(
+            f"key 'rounds', round {number}: 'passages' must be a list of ids, found {str(passages)[:80]!r}"
+        )
     error = item.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
-    return Round(text=item["text"], tool=said["tool"], observation=said["observation"], error=error)
+    tool, observation = said["tool"], said["observation"]
+    return Round(text=item["text"], tool=tool, observation=observation, error=error, passages=tuple(passages))
 
 
 def _row(recorded: RecordedRounds) -> dict[str, Any]:
@@ -117,6 +132,8 @@ def _row(recorded: RecordedRounds) -> dict[str, Any]:
         "question": example.question,
         "golden_answers": list(example.answers),
         "images": names,
-        "rounds": [{key: getattr(item, key) for key in _KEYS} for item in recorded.rounds],
+        "rounds": [
+            {key: getattr(item, key) for key in _KEYS if key != "passages" or item.passages} for item in recorded.rounds
+        ],
         "metadata": dict(example.metadata),
     }

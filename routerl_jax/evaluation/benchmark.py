@@ -11,7 +11,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import write_records
-from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.verdicts import Judge
@@ -20,7 +20,7 @@ from routerl_jax.rewards.verdicts import Judge
 def score(
     agent: Agent,
     examples: Sequence[Example],
-    engine: Engine,
+    engine: Policy,
     tools: Mapping[str, SearchTool],
     normalizer: str,
     *,
@@ -56,7 +56,7 @@ def score(
 def compare(
     agents: Mapping[str, Agent],
     examples: Sequence[Example],
-    engine: Engine,
+    engine: Policy,
     tools: Mapping[str, SearchTool],
     normalizer: str,
     *,

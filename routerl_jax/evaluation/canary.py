@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.types import Example, Passage, Query
 from routerl_jax.evaluation.benchmark import score
-from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.policy import Policy
 from routerl_jax.knowledge.query import query_text
 
 
@@ -31,7 +31,7 @@ class Elsewhere:
 def canary(
     agent: Agent,
     examples: Sequence[Example],
-    engine: Engine,
+    engine: Policy,
     tools: Mapping[str, SearchTool],
     normalizer: str,
     *,

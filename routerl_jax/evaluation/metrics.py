@@ -124,6 +124,9 @@ def averages(
       (pages) are known, `recall`, `ndcg` and `recall_at_first` of what searches showed, means of the questions that have some
       (rewards.retrieval). Of golden steps (data.trajectories) also `em/route`, `em/answer` and `em/final`, of the
       sub-questions, the answers to them and the final answers, which `em` takes together.
+      Where the policy is a chat model behind an endpoint, `policy_failed_rate` (of episodes: it gave no reply, and they ended
+      there unanswered), that of each kind of failure as `policy_failed/KIND`, and, means of a question,
+      `prompt_tokens_per_question`, `policy_seconds_per_question` and `money_per_question`.
       Where a judge was asked, `judge` (mean of what its verdicts count, of those that do; absent if none does), of all
       episodes the shares `judge/asked` (they have an answer), `judge/right`, `judge/unreadable`, `judge/failed` and
       `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the
@@ -175,6 +178,7 @@ def _averages(
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
+    result |= _endpoint(episodes)
     result |= _judged(episodes, scores[:, 0]) | _retrieved(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
@@ -202,6 +206,22 @@ def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
         found["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
     tokens = [image.tokens for e in episodes for sequence in e.sequences for _, image in sequence.images]
     return {**found, "image_tokens_per_question": sum(tokens) / len(episodes)} if tokens else found
+
+
+def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What a policy behind an endpoint took, and how often it failed; {} of a policy that is none."""
+    used = [episode.usage for episode in episodes if episode.usage is not None]
+    kinds = collections.Counter(episode.failure.kind for episode in episodes if episode.failure is not None)
+    if not used and not kinds:
+        return {}
+    count = len(episodes)
+    return {
+        "policy_failed_rate": kinds.total() / count,
+        **{f"policy_failed/{kind}": number / count for kind, number in sorted(kinds.items())},
+        "prompt_tokens_per_question": sum(usage.prompt_tokens for usage in used) / count,
+        "policy_seconds_per_question": sum(usage.seconds for usage in used) / count,
+        "money_per_question": sum(usage.cost for usage in used) / count,
+    }
 
 
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -11,13 +11,30 @@ from typing import Any
 
 from routerl_jax.core.files import write_json_lines, write_whole
 from routerl_jax.core.rows import Place, read_rows
-from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Passage, Shown, Turn, Verdict
+from routerl_jax.core.types import (
+    Action,
+    Branch,
+    Call,
+    Episode,
+    Example,
+    Failure,
+    Passage,
+    Shown,
+    Turn,
+    Usage,
+    Verdict,
+)
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data
 from routerl_jax.rewards.ranges import accepted_answers
 
 _PICTURES = "pictures"
+_OPTIONAL: dict[str, Any] = {
+    "verdict": Verdict,
+    "usage": Usage,
+    "failure": Failure,
+}  # of an episode: None where not told
 
 
 class PictureFiles:
@@ -52,8 +69,8 @@ def write_records(path: pathlib.Path, episodes: Iterable[Episode], **extra: Any)
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`, and the
-    judge's verdict if there is one.
+    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`, the
+    judge's verdict, what an endpoint took and why it failed, if there are any.
 
     Args:
       pictures: where to write pictures; without it they are named by their path or `data:` URI, and "" if they are in memory.
@@ -72,7 +89,7 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
         "rewards": episode.rewards,
         "truncated": episode.truncated,
         "branches": [dataclasses.asdict(branch) for branch in episode.branches],
-        **({"verdict": dataclasses.asdict(episode.verdict)} if episode.verdict else {}),
+        **{name: dataclasses.asdict(value) for name in _OPTIONAL if (value := getattr(episode, name)) is not None},
         **extra,
     }
 
@@ -118,7 +135,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             truncated=record["truncated"],
             rewards=dict(record["rewards"]),
             branches=tuple(Branch(**branch) for branch in record.get("branches", ())),
-            verdict=Verdict(**record["verdict"]) if record.get("verdict") else None,
+            **{name: made(**record[name]) for name, made in _OPTIONAL.items() if record.get(name)},
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
@@ -145,9 +162,13 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
+def picture_place(directory: pathlib.Path, image: str) -> str:
+    """Where the picture is that a record in this directory names: beside the record, anywhere, or in the name itself."""
+    return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
+
+
 def _beside(place: Place, image: str) -> str:
-    """A picture's path, where it is a file beside the record's."""
-    return str(place.path.parent / image) if image.startswith(f"{_PICTURES}/") else image
+    return picture_place(place.path.parent, image)
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:

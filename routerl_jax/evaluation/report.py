@@ -24,6 +24,8 @@ _COLUMNS = (
     ("searches_per_question", "searches", 1, 2),
     ("retrieval_cost", "cost", 1, 2),
     ("invalid_action_rate", "invalid %", 100, 1),
+    ("policy_failed_rate", "no reply %", 100, 1),
+    ("money_per_question", "money", 1, 5),
 )
 _HEADLINE_ONLY = ("f1_recall", "anls")
 _TITLES = {
@@ -59,6 +61,8 @@ def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -
     columns = [column for column in ordered if any(column[0] in metrics for metrics in table.values())]
     if all(metrics.get("retrieval_cost") in (0, metrics["searches_per_question"]) for metrics in table.values()):
         columns = [column for column in columns if column[0] != "retrieval_cost"]  # every search costs one
+    if not any(metrics.get("money_per_question") for metrics in table.values()):
+        columns = [column for column in columns if column[0] != "money_per_question"]  # there is no price
     headings = ["agent", *(heading for _, heading, _, _ in columns), "n"]
     cells = []
     for agent, metrics in table.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,16 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from routerl_jax.evaluation.sheets import pictures_shown
 
-def render(record: dict[str, Any]) -> RenderableType:
-    """An episode record (evaluation.records) as thoughts, searches, passages and answer."""
+
+def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> RenderableType:
+    """An episode record (evaluation.records) as thoughts, searches, passages and answer.
+
+    Args:
+      drawn: where its pictures are drawn with the boxes on them (evaluation.sheets).
+    """
+    numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
@@ -47,20 +55,30 @@ def render(record: dict[str, Any]) -> RenderableType:
             parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
         for call in turn["calls"]:
             parts.append(_findings(call))
-        parts += [_seen(item) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
+        parts += [
+            _seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]
+        ]
         if turn.get("rewards"):
             parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
     correct = " / ".join(golds)
     parts.append(Text.assemble(("answers   ", "bold green"), (answer if answer is not None else "(no answer)", "bold")))
+    if failure := record.get("failure"):
+        parts.append(Text.assemble(("no reply  ", "bold red"), failure["kind"], (f"  {failure['message']}", "dim")))
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
     if verdict := record.get("verdict"):
         said = " ".join(verdict["said"].split())
         parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {said}" if said else "", "dim")))
+    if usage := record.get("usage"):
+        money = f", {usage['cost']:.5f} of money" if usage["cost"] else ""
+        told = f"{usage['replies']} replies, {usage['prompt_tokens']} tokens read, {usage['tokens']} written{money}"
+        parts.append(Text.assemble(("took      ", "dim"), (told, "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
+    if drawn is not None:
+        parts.append(Text.assemble(("drawn     ", "dim"), (str(drawn), "magenta")))
     return Group(*parts)
 
 
@@ -68,13 +86,14 @@ def _terms(rewards: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
 
 
-def _seen(shown: dict[str, Any]) -> RenderableType:
-    """A picture that the policy was shown, or why it could not be."""
+def _seen(shown: dict[str, Any], number: int | None) -> RenderableType:
+    """A picture that the policy was shown, with its number on the sheet, or why it could not be shown."""
     of = f" of {shown['passage']}" if shown["passage"] else ""
     if shown["error"]:
         return Text.assemble(("  unseen  ", "bold red"), f"a picture{of}: {shown['error']}")
     cut = f", the part {_box(shown['box'])} of it" if shown["box"] else ""
-    return Text.assemble(("  sees    ", "magenta"), f"{shown['image'] or 'a picture'}{of}{cut}")
+    on_sheet = "" if number is None else f"  [{number}]"
+    return Text.assemble(("  sees    ", "magenta"), f"{shown['image'] or 'a picture'}{of}{cut}{on_sheet}")
 
 
 def _box(box: Sequence[float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.types import StopReason
+from routerl_jax.core.types import StopReason, Usage
 from routerl_jax.generation.sampling import Sampling
 
 
@@ -42,6 +42,8 @@ class Stream:
     request: Request | None = None
     last_used: int = 0
     example_id: str = ""
+    forced: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # fed in the policy's place: start, stop
+    usage: Usage | None = None  # of an endpoint's replies
 
     @property
     def name(self) -> str:

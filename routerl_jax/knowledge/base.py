@@ -28,11 +28,13 @@ class KnowledgeBase(abc.ABC):
       reads: what queries may hold, "text", "image" or both; and "question" and "url", where what is found depends on the user's
         question that a query is asked for, and on where its picture stands on the web.
       cost: of one query, in units of one dense search; a number that is the same in every run, for rewards.
+      has_pictures: `pictures` gives the picture of any passage by its id.
     """
 
     name: str
     reads: frozenset[str] = frozenset({"text"})
     cost: float = 1.0
+    has_pictures: bool = False
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -48,6 +50,19 @@ class KnowledgeBase(abc.ABC):
     def stage_counts(self) -> Counts:
         """What its stages were asked and how that ended, since it was opened; {} for a kind that counts nothing."""
         return {}
+
+    @property
+    def listing(self) -> KnowledgeBase:
+        """The same, whose passages lack pictures that would have to be sent here: `pictures` gives those that are wanted."""
+        return self
+
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        """The pictures of passages, as `Passage.image` has them ("" of one that has none).
+
+        Raises:
+          ValueError: an id that there is not, or a kind without `has_pictures`.
+        """
+        raise ValueError(f"knowledge base {self.name!r} gives no pictures by the ids of passages")
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.

@@ -20,6 +20,9 @@ class Completion:
       finish: "stop" (it came to its end), "length" (`max_tokens` cut it) or "error".
       prompt_tokens, tokens: read and written; 0 where they are not known.
       kept: it was in a cache.
+      fault: of an error, what kind it is (`llms.faults`); "" where that is not known.
+      stopped_by: the stop string that ended it, where the server says so; it is not in the text.
+      seconds: that it took; 0 where nobody measured.
     """
 
     text: str = ""
@@ -28,6 +31,9 @@ class Completion:
     prompt_tokens: int = 0
     tokens: int = 0
     kept: bool = False
+    fault: str = ""
+    stopped_by: str = ""
+    seconds: float = 0.0
 
 
 def spoken(conversation: Sequence[Message]) -> list[list[str]]:
@@ -36,7 +42,7 @@ def spoken(conversation: Sequence[Message]) -> list[list[str]]:
     Raises:
       ValueError: a picture that can't be read.
     """
-    return [[m.role, m.content, *map(image_digest, m.images)] for m in conversation]
+    return [[m.role, m.content, *map(image_digest, m.images), *map(str, m.places)] for m in conversation]
 
 
 class ChatModel(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from routerl_jax.core.types import Message
+from routerl_jax.llms import faults
 from routerl_jax.llms.base import ChatModel, Completion, spoken
 from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
@@ -47,10 +48,16 @@ class CachedModel:
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
+        **more: Any,
     ) -> list[Completion]:
-        """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set."""
+        """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set.
+
+        Args:
+          more: arguments that this model takes beyond those of every ChatModel; JSON-serialisable.
+        """
         about: list[Any] = [self.name, self.settings, max_tokens, temperature, schema]
-        about += [sample] if sample else []
+        about += [sample] if sample or more else []
+        about += [more] if more else []
         answers: dict[str, Completion] = {}
         keys = []
         for number, messages in enumerate(conversations):
@@ -58,7 +65,7 @@ class CachedModel:
                 keys.append(cache_key("llm", about, spoken(messages)))
             except ValueError as error:  # a picture that can't be read
                 keys.append(f"unreadable {number}")
-                answers[keys[-1]] = Completion(error=str(error), finish="error")
+                answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
         kept = self._cache.get_many([key for key in keys if key not in answers])
         answers |= {key: _read(value) for key, value in kept.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
@@ -72,6 +79,7 @@ class CachedModel:
                     temperature=temperature,
                     schema=schema,
                     sample=sample,
+                    **more,
                 )
                 self._cache.set_many({key: _write(answer) for key, answer in zip(some, fresh) if answer.error is None})
                 answers |= dict(zip(some, fresh))

@@ -4,30 +4,67 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
 from routerl_jax.llms.judge_styles import JUDGE_STYLES
 
+Form = Literal["turns", "continue"]  # how a conversation becomes messages (llms.transcript)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class ChatModelConfig:
-    """Which language model, and how to reach it. Keys are never in here, only the names of variables that hold them."""
+class EndpointConfig:
+    """A language model behind an OpenAI-compatible endpoint. Keys are never in here, only the names of variables that hold
+    them."""
 
-    kind: str = "openai"  # "openai": behind an OpenAI-compatible endpoint; "engine": on this machine's devices
-    model: str = ""  # openai: its name on the server; engine: a directory, hub id or packaged model
-    base_url: str = "http://127.0.0.1:8000/v1"  # openai
-    api_key_env: str = ""  # openai: environment variable with the key; empty: none is sent
-    concurrency: Size = 32  # openai: requests under way at once
-    timeout: Positive = 120.0  # openai: seconds for one attempt
-    retries: Count = 4  # openai: attempts after the first
-    rate: NonNegative = 0.0  # openai: requests per second; 0: no limit
-    redis_env: str = ""  # openai: variable with the URL of a Redis that holds the limit for all processes
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # openai: further fields of every request
+    model: str = ""  # its name on the server
+    base_url: str = "http://127.0.0.1:8000/v1"
+    api_key_env: str = ""  # environment variable with the key; empty: none is sent
+    concurrency: Size = 32  # requests under way at once
+    timeout: Positive = 120.0  # seconds for one attempt
+    retries: Count = 4  # attempts after the first
+    rate: NonNegative = 0.0  # requests per second; 0: no limit
+    redis_env: str = ""  # variable with the URL of a Redis that holds the limit for all processes
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further fields of every request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ChatModelConfig(EndpointConfig):
+    """Which language model, and how to reach it."""
+
+    # "openai": behind an endpoint; "engine": on this machine's devices, with a directory, hub id or packaged model for `model`
+    kind: str = "openai"
     rows: Size = 16  # engine: conversations at once
     max_length: Size = 4096  # engine: tokens of prompt and answer, at most what the model takes
     dtype: str = "bfloat16"  # engine: of the weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PolicyModelConfig(EndpointConfig):
+    """A language model behind an endpoint as the policy of agents (`llms.policy.ChatModel`); without a `model` none."""
+
+    max_length: Size = 32768  # tokens of a conversation, about: they are counted as the usual vocabularies have them
+    # what an agent's surroundings say within its turn. turns: as a user's message; continue: as a part of the model's own
+    # unfinished message, with which the endpoint goes on (`continue_final_message` of vLLM and SGLang)
+    form: Form = "turns"
+    pictures: bool = True  # it sees some
+    min_pixels: Size = 56 * 56  # of a picture that is sent
+    max_pixels: Size = 28 * 28 * 1280
+    token_rate: NonNegative = 0.0  # tokens per minute, read and written; 0: no limit
+    price_read: NonNegative = 0.0  # money per million tokens of prompts
+    price_written: NonNegative = 0.0  # money per million tokens of replies
+    budget: NonNegative = 0.0  # of the same money, of all replies of a process; 0: no bound
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise ValueError(f"form={self.form!r} must be one of {', '.join(get_args(Form))}")
+        if self.budget and not (self.price_read or self.price_written):
+            raise ValueError(f"budget={self.budget:g} needs a price: set price_read and price_written")
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels={self.min_pixels} is above max_pixels={self.max_pixels}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.llms.config import ChatModelConfig, EndpointConfig
 from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.remote.limits import open_limiter
 from routerl_jax.remote.secrets import secret
@@ -28,7 +28,8 @@ def chat_model(config: ChatModelConfig) -> ChatModel:
 
 
 @CHAT_MODELS.register("openai")
-def _openai(config: ChatModelConfig) -> ChatModel:
+def endpoint_model(config: EndpointConfig) -> ChatModel:
+    """The model behind an endpoint. Raises ValueError as `OpenAIModel`."""
     limiter = open_limiter(config.rate, redis=secret(config.redis_env)) if config.rate else None
     return OpenAIModel(
         config.model,

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.text import whole_letters
 from routerl_jax.core.types import Message
+from routerl_jax.llms import faults
 from routerl_jax.llms.base import Completion
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.schemas import with_schema
@@ -24,6 +26,7 @@ from routerl_jax.remote.secrets import secret
 # How a schema is asked for, strictest first; servers reject what they don't know with one of these.
 _FORMATS = ("json_schema", "json_object", "none")
 _REJECTED = frozenset({400, 404, 415, 422, 501})
+_NO_STOP = re.compile(r"(?i)unsupported[^.]*\bstop\b|\bstop\b[^.]*(not supported|unsupported)")
 
 
 class OpenAIModel:
@@ -31,7 +34,7 @@ class OpenAIModel:
 
     A schema is sent as `response_format` of type json_schema; a server that rejects it is asked for json_object, then for
     plain text, with the schema in the prompt. What worked is used from then on. In the same way a server that wants
-    `max_completion_tokens`, or no temperature, gets its will.
+    `max_completion_tokens`, or no temperature, or no stop strings, gets its will.
 
     Args:
       name: of the model, as the server knows it.
@@ -68,7 +71,7 @@ class OpenAIModel:
         self._url = f"{base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._format = 0
-        self._tokens_key, self._temperature = "max_tokens", True
+        self._tokens_key, self._temperature, self._stop = "max_tokens", True, True
         turn = None if limiter is None else functools.partial(acquire_async, limiter, self._url)
         self._http = HttpClient(
             timeout=timeout, retries=retries, concurrency=concurrency, secret=key, turn=turn, backoff=backoff
@@ -82,8 +85,13 @@ class OpenAIModel:
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
+        fields: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings."""
+        """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings.
+
+        Args:
+          fields: further fields of these requests (`stop`, `top_p`, ..), which stand in for those of the settings.
+        """
 
         seconds = seconds_left(math.inf)
 
@@ -91,10 +99,12 @@ class OpenAIModel:
             options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
             try:
                 async with asyncio.timeout(None if seconds == math.inf else seconds):
-                    return await self.complete_async(one, **options, sample=sample)
+                    return await self.complete_async(one, **options, sample=sample, fields=fields)
             except TimeoutError:
                 return Completion(
-                    error=f"{self._url}: no answer within the {seconds:.3g} s that are left", finish="error"
+                    error=f"{self._url}: no answer within the {seconds:.3g} s that are left",
+                    finish="error",
+                    fault=faults.NO_REPLY,
                 )
 
         async def ask_all() -> list[Completion]:
@@ -110,36 +120,38 @@ class OpenAIModel:
         temperature: float = 0.0,
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
+        fields: Mapping[str, Any] | None = None,
     ) -> Completion:
         """One answer, for coroutines of the shared background loop."""
         level = self._format
         try:
             pictures = [[image_uri(image) for image in message.images] for message in conversation]
         except ValueError as error:
-            return Completion(error=str(error), finish="error")
+            return Completion(error=str(error), finish="error", fault=faults.PICTURE)
         while True:
             messages = (
                 with_schema(conversation, schema) if schema and _FORMATS[level] != "json_schema" else conversation
             )
-            fields: dict[str, Any] = {
+            body: dict[str, Any] = {
                 "model": self.name,
                 "messages": [
-                    {"role": message.role, "content": _content(message.content, shown)}
+                    {"role": message.role, "content": _content(message, shown)}
                     for message, shown in zip(messages, pictures)
                 ],
                 **self.settings,
             }
-            if sample and isinstance(fields.get("seed"), int):
-                fields["seed"] += sample
+            if sample and isinstance(body.get("seed"), int):
+                body["seed"] += sample
+            body |= fields or {}
             if schema is not None:
-                fields |= _response_format(_FORMATS[level], schema)
+                body |= _response_format(_FORMATS[level], schema)
             try:
-                answer = await self._post(fields, max_tokens, temperature)
+                answer = await self._post(body, max_tokens, temperature)
             except HttpError as error:
                 if schema is not None and error.status in _REJECTED and _FORMATS[level] != "none":
                     level += 1
                     continue
-                return Completion(error=str(error), finish="error")
+                return Completion(error=str(error), finish="error", fault=faults.of_status(error.status, str(error)))
             if schema is not None and level > self._format and answer.error is None:
                 self._format = level
             return answer
@@ -150,20 +162,23 @@ class OpenAIModel:
 
     async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
         """One request, in the dialect that the server understands."""
-        for _ in range(3):
+        for _ in range(4):
             dialect: dict[str, Any] = {self._tokens_key: max_tokens}
+            if not self._stop:
+                fields = {key: value for key, value in fields.items() if key != "stop"}
             if self._temperature:
                 dialect["temperature"] = temperature
             try:
                 reply = await self._http.request("POST", self._url, headers=self._headers, body=fields | dialect)
             except HttpError as error:
-                if error.status not in _REJECTED or not self._learn_dialect(str(error), dialect):
+                if error.status not in _REJECTED or not self._learn_dialect(str(error), fields | dialect):
                     raise
                 continue
             try:
                 return _completion(reply.json())
             except ValueError as error:
-                return Completion(error=self._http.redact(f"{self._url}: {error}"), finish="error")
+                said = self._http.redact(f"{self._url}: {error}")
+                return Completion(error=said, finish="error", fault=faults.HALF_REPLY)
         raise HttpError(f"{self._url}: the server accepts no form of the request", 400)
 
     def _learn_dialect(self, message: str, sent: Mapping[str, Any]) -> bool:
@@ -174,14 +189,25 @@ class OpenAIModel:
         if "temperature" in message and "temperature" in sent:
             self._temperature = False
             return True
+        if "stop" in sent and _NO_STOP.search(message):
+            self._stop = False
+            return True
         return False
 
 
-def _content(text: str, pictures: Sequence[str]) -> str | list[dict[str, Any]]:
-    """A message's content: a string, or parts where there are pictures."""
+def _content(message: Message, pictures: Sequence[str]) -> str | list[dict[str, Any]]:
+    """A message's content: a string, or parts where there are pictures, each at its place."""
     if not pictures:
-        return text
-    return [*({"type": "image_url", "image_url": {"url": uri}} for uri in pictures), {"type": "text", "text": text}]
+        return message.content
+    parts: list[dict[str, Any]] = []
+    done = 0
+    for place, uri in zip(message.places or [0] * len(pictures), pictures, strict=True):
+        if text := message.content[done:place]:
+            parts.append({"type": "text", "text": text})
+        parts.append({"type": "image_url", "image_url": {"url": uri}})
+        done = place
+    text = message.content[done:]
+    return [*parts, {"type": "text", "text": text}] if text or not message.places else parts
 
 
 def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,13 +231,13 @@ def _completion(reply: Any) -> Completion:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     usage = reply.get("usage") or {}
     finish = choice.get("finish_reason") or "stop"
-    text, error = "", None
+    text, error, fault = "", None, ""
     if message.get("refusal"):
-        error = f"the model refused: {message['refusal']}"
+        error, fault = f"the model refused: {message['refusal']}", faults.REFUSED
     elif finish == "content_filter":
-        error = "the server's filter withheld the answer"
+        error, fault = "the server's filter withheld the answer", faults.FILTERED
     elif not isinstance(content, str):
-        error = f"an answer without text (finish_reason {finish!r})"
+        error, fault = f"an answer without text (finish_reason {finish!r})", faults.EMPTY
     else:
         text = whole_letters(content)
     return Completion(
@@ -220,6 +246,8 @@ def _completion(reply: Any) -> Completion:
         finish="error" if error else "length" if finish == "length" else "stop",
         prompt_tokens=_count(usage, "prompt_tokens"),
         tokens=_count(usage, "completion_tokens"),
+        fault=fault,
+        stopped_by=stopped_by if isinstance(stopped_by := choice.get("stop_reason"), str) else "",
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int32
 
+from routerl_jax.core.types import PlacedImage
 from routerl_jax.models.config import VisionLanguageConfig
 from routerl_jax.models.images import ImageProcessor, ImageSource, is_data
 from routerl_jax.models.mrope import mrope_positions
@@ -18,6 +19,28 @@ from routerl_jax.models.regions import Size
 
 _TEXT = -1  # some id that marks no image
 _KEPT_BYTES = 2**30  # of processed pictures and what they are told apart by; a page of four megapixels takes 100 MB
+
+
+class PictureReader(Protocol):
+    """How a policy sees pictures: what agents ask of `ImageTokens`, which says what each method does."""
+
+    @property
+    def processor(self) -> ImageProcessor:
+        """To what size a picture is brought."""
+        ...
+
+    @property
+    def marker(self) -> list[int]:
+        """Ids that stand for a picture."""
+        ...
+
+    def process(self, source: ImageSource, name: str | None = None) -> PlacedImage:
+        """A picture as the policy sees it."""
+        ...
+
+    def frame(self, source: ImageSource, name: str | None = None) -> Size:
+        """(width, height) at which it sees it."""
+        ...
 
 
 class ImageTokens:

@@ -81,6 +81,22 @@ def check_image(source: bytes | bytearray | str | os.PathLike, *, name: str | No
             raise _damaged(name, error) from error
 
 
+def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, int]:
+    """(width, height) of a picture that stands upright, as `decode_image` gives it; an encoded one is not decoded for it.
+
+    Raises:
+      ValueError: nothing that can be used as a picture; names it.
+    """
+    if isinstance(source, Image.Image | np.ndarray):
+        return decode_image(source, name=name).size
+    with _open(source, _name(source, name)) as image:
+        try:
+            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        except Exception:  # damaged, and then ignored
+            turned = False
+        return (image.height, image.width) if turned else image.size
+
+
 def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "image") -> bytes:
     """A picture's encoded bytes, from wherever they are: given, in a file, or in a `data:` URI in base64.
 

@@ -219,6 +219,23 @@ def widened(pixels: Sequence[float], view: View, least: int) -> Box:
     return left, top, right, bottom
 
 
+def reframed(box: Sequence[float], page: Size, written: Size, frame: Size, rule: RegionRule = RegionRule()) -> Box:
+    """A box on a whole picture that was written in one frame, as it is written in another: rounded outwards, and widened to
+    `rule.least`, as far as the picture reaches.
+
+    Args:
+      page: size of the raw picture.
+      written, frame: the sizes at which it was seen, and is seen.
+
+    Raises:
+      RefusedRegion: the box marks no region in the frame in which it was written.
+    """
+    whole = (0, 0, *page)
+    part = region(box, View(page=page, part=whole, frame=written), RegionRule(least=0))
+    seen = View(page=page, part=whole, frame=frame)
+    return framed(widened(part, seen, rule.least), seen, rule.box_scale)
+
+
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:
     """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
     whatever has an area gives at least one pixel.

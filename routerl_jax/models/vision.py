@@ -8,6 +8,7 @@ W windows, Q queries, S keys.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,9 @@ from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision,
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.rope import inverse_frequencies, rotate
 
-# Logits of full attention that exist at one time: queries of a block x keys (268 MB in float32 with 16 heads).
-_LOGITS = 2**22
+# Logits of full attention that may exist at one time: queries x keys (268 MB in float32 with 16 heads). Where there would be
+# more, it goes in blocks of so many queries and keys.
+_LOGITS, _BLOCK = 2**22, 1024
 
 _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -216,26 +218,66 @@ def full_attention(
 ) -> Float[Array, "B P N H"]:
     """Attention to all patches of the same segment.
 
-    Without splash it goes in blocks of queries: logits and mask exist for one block at a time, in the backward pass too. A
-    page of 16,384 patches has logits of 17 GB.
+    Without splash, blocks of queries meet blocks of keys, one after the other: logits and mask exist for a pair at a time, in
+    the backward pass too (a page of 16,384 patches has logits of 17 GB), and pairs without a picture in common are not
+    computed. So an array of several pictures costs the sum of their squares and not the square of their sum.
     """
     if attention is not None and attention.kind == "splash":
         return self_attention(q, k, v, segments, causal=False, attention=attention)
     batch, patches, heads, width = q.shape
-    size = min(patches, max(64, _LOGITS // patches))
-    blocks = -(-patches // size)
-    if blocks == 1:
+    if patches**2 <= _LOGITS:
         return _attend(q, k, v, segments, segments)
-    spare = blocks * size - patches
-    queries = jnp.pad(q, ((0, 0), (0, spare), (0, 0), (0, 0))).reshape(batch, blocks, size, heads, width)
-    query_segments = jnp.pad(segments, ((0, 0), (0, spare))).reshape(batch, blocks, size)
+    blocks = -(-patches // _BLOCK)
+    spare = ((0, 0), (0, blocks * _BLOCK - patches))
+    queries, keys, values = (
+        jnp.moveaxis(jnp.pad(x, (*spare, (0, 0), (0, 0))).reshape(batch, blocks, _BLOCK, heads, width), 1, 0)
+        for x in (q, k, v)
+    )
+    owners = jnp.moveaxis(jnp.pad(segments, spare, constant_values=-1).reshape(batch, blocks, _BLOCK), 1, 0)
 
-    @jax.checkpoint  # the backward pass would keep the softmax of all blocks
-    def one(block: tuple[Array, Array]) -> Array:
-        return _attend(block[0], k, v, block[1], segments)
+    @jax.checkpoint  # the backward pass would keep the softmax of all pairs
+    def one(block: tuple[Array, Array, Array]) -> Array:
+        return _attend_blocks(*block, keys, values, owners)
 
-    out = jax.lax.map(one, (jnp.moveaxis(queries, 1, 0), jnp.moveaxis(query_segments, 1, 0)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, blocks * size, heads, width)[:, :patches]
+    out = jax.lax.map(one, (queries, owners, _pairs(owners)))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, blocks * _BLOCK, heads, width)[:, :patches]
+
+
+def _pairs(owners_kBS: Array) -> Array:
+    """Which blocks have a picture in common, in any row of the batch, [k, k]; each has itself. Pictures are numbered in order,
+    0 is padding and may lie anywhere, -1 fills the last block up."""
+    first = jnp.min(jnp.where(owners_kBS <= 0, jnp.iinfo(owners_kBS.dtype).max, owners_kBS), axis=-1)
+    last = jnp.max(owners_kBS, axis=-1)
+    common = (first[:, None] <= last[None]) & (first[None] <= last[:, None])
+    return jnp.any(common, axis=-1) | jnp.eye(len(owners_kBS), dtype=bool)
+
+
+def _attend_blocks(
+    q_BQNH: Array, owners_BQ: Array, wanted_k: Array, keys_kBSNH: Array, values_kBSNH: Array, owners_kBS: Array
+) -> Array:
+    """`_attend` of queries to all keys of the blocks that are wanted; softmax over them as they come (arXiv 2205.14135)."""
+    batch, size, heads, width = q_BQNH.shape
+
+    def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array, Array]) -> Any:
+        k, v, owners, wanted = block
+
+        def attend(most: Array, total: Array, mixed: Array) -> tuple[Array, Array, Array]:
+            logits = jnp.einsum("BQNH,BSNH->BNQS", q_BQNH, k, preferred_element_type=jnp.float32) * width**-0.5
+            same = owners_BQ[:, None, :, None] == owners[:, None, None, :]
+            logits = jnp.where(same, logits, jnp.finfo(jnp.float32).min)
+            above = jnp.maximum(most, jnp.max(logits, axis=-1))
+            weights = jnp.where(same, jnp.exp(logits - above[..., None]), 0.0)
+            kept = jnp.exp(most - above)
+            here = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return above, total * kept + jnp.sum(weights, axis=-1), mixed * kept[..., None] + here
+
+        # Rematerialised: else the backward pass of the scan keeps the logits of every pair.
+        return jax.lax.cond(wanted, jax.checkpoint(attend), lambda *same: same, *carry), None
+
+    lowest = jnp.full((batch, heads, size), jnp.finfo(jnp.float32).min)
+    nothing = jnp.zeros((batch, heads, size)), jnp.zeros((batch, heads, size, width))
+    (_, total, mixed), _ = jax.lax.scan(step, (lowest, *nothing), (keys_kBSNH, values_kBSNH, owners_kBS, wanted_k))
+    return jnp.moveaxis(mixed / total[..., None], 1, 2).astype(values_kBSNH.dtype)
 
 
 def _attend(q: Array, k: Array, v: Array, query_segments_BQ: Array, key_segments_BS: Array) -> Array:

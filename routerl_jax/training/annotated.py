@@ -15,6 +15,7 @@ import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_aside
 from routerl_jax.remote.background import run_to_end
@@ -73,7 +74,7 @@ def worked_examples(
         asked = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
         calls: list[Call] = []
         for start in range(0, len(asked), _BATCH):
-            requests = [(tool, query, k) for tool, query, _ in asked[start : start + _BATCH]]
+            requests = [Request(tool, query, k) for tool, query, _ in asked[start : start + _BATCH]]
             calls += run_to_end(calls_of_all(tools, requests, timeout))
         if failed := [call for call in calls if call.error is not None]:
             raise RuntimeError(

@@ -12,7 +12,7 @@ from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.llms.config import JudgeConfig
+from routerl_jax.llms.config import JudgeConfig, PolicyModelConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
@@ -47,6 +47,7 @@ __all__ = [
     "MeshConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PolicyModelConfig",
     "RolloutConfig",
     "StageConfig",
     "TrainConfig",
@@ -137,6 +138,9 @@ class TrainConfig:
     # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
+    chat_model: PolicyModelConfig = (
+        PolicyModelConfig()
+    )  # the policy of launch.evaluate and launch.ask in a model's place
     judge: JudgeConfig = JudgeConfig()  # asked by reward terms such as `judge`, and for config.evaluation.judge
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -201,6 +205,10 @@ class TrainConfig:
             (
                 len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
                 "config.stages: two stages start at the same step, so one of them would never be",
+            ),
+            (
+                not self.chat_model.model or self.agent.instruct,
+                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True",
             ),
             (
                 not self.evaluation.judge or bool(self.judge.model),

@@ -316,7 +316,12 @@ def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[li
 def _of_messages(name: str, agent: Agent) -> tuple[list[Worked], str]:
     """The conversations of a file, each begun with the agent's own prompt."""
     path, pictures = _messages_file(name)
-    found = [Worked(one.example, agent.recorded_pieces(one)) for _, one in read_messages(path, pictures=pictures)]
+    found = []
+    for place, one in read_messages(path, pictures=pictures):
+        try:
+            found.append(Worked(one.example, agent.recorded_pieces(one)))
+        except ValueError as error:
+            raise place.error(f"key 'messages': {error}") from error
     return found, f"{path} holds {len(found)} conversations"
 
 

@@ -54,6 +54,38 @@ def open_knowledge(
     return open_knowledge_bases(config.knowledge, snapshots(config, workdir), progress=progress)
 
 
+def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
+    """A run's configuration with other knowledge bases in the place of its own.
+
+    Args:
+      places: `NAME=PLACE`, of a knowledge base of the run and the directory or URL of another one, or what such a one is built
+        from in the way of the run's: a file, or a directory of PDFs and page images.
+
+    Raises:
+      ValueError: names the pair.
+    """
+    knowledge = dict(config.knowledge)
+    for pair in places:
+        name, _, place = pair.partition("=")
+        if name not in knowledge or not place:
+            raise ValueError(f"{pair!r} is not NAME=PLACE with a knowledge base of the run: {', '.join(knowledge)}")
+        spec, path = knowledge[name], pathlib.Path(place).expanduser()
+        if place.startswith(("http://", "https://")):
+            knowledge[name] = KnowledgeConfig(source=place)
+        elif (path / MANIFEST).is_file():
+            knowledge[name] = KnowledgeConfig(directory=place)
+        elif not path.exists():
+            raise ValueError(f"{pair!r}: {place} does not exist; give a knowledge base, or what it is to be built from")
+        elif spec.kind in (_TOOL, _HYBRID):
+            raise ValueError(
+                f"{pair!r}: the run's {name} is of kind {spec.kind!r}, so that nothing says how {place} is to be built; build "
+                "it (launch.build_kb), and give its directory"
+            )
+        else:
+            knowledge[name] = dataclasses.replace(spec, source=place, directory="")
+    return dataclasses.replace(config, knowledge=knowledge)
+
+
 def open_knowledge_bases(
     knowledge: Mapping[str, KnowledgeConfig],
     frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),

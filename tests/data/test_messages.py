@@ -165,3 +165,14 @@ def test_the_real_rows(shared_data: Callable[[str], pathlib.Path], tmp_path: pat
     assert [image for one in found for item in one.rounds for image in item.images] == [
         tmp_path / name for name in names
     ]
+
+
+def test_a_row_may_say_in_which_frame_its_boxes_are(pages: pathlib.Path) -> None:
+    given = row(ASKED, SEARCH, "<image>", BOX, "", ANSWER, images=["a.png"])
+    for said, expected in (({}, None), ({"frame_pixels": []}, ()), ({"frame_pixels": [784, 401408]}, (784, 401408))):
+        (recorded,) = read(as_json(pages / "sft.json", {**given, **said}))
+        assert recorded.frame_pixels == expected
+        assert message_row(recorded, lambda _: "a.png").get("frame_pixels") == said.get("frame_pixels")
+    for wrong in ([784], [784, 783], [0, 784], "784", [1.5, 784]):
+        with pytest.raises(ValueError, match=r"item 1: key 'frame_pixels': expected \[least, most\] numbers"):
+            read(as_json(pages / "sft.json", {**given, "frame_pixels": wrong}))

@@ -78,7 +78,7 @@ def test_pictures_in_memory_are_not_written(tmp_path: pathlib.Path) -> None:
         ({"rounds": [{"text": "a", "error": ""}]}, "round 1: 'error' must say why the call failed, or be null"),
         (
             {"rounds": [{"text": "a", "result": "b"}]},
-            "round 1: no key 'result'; there are: text, tool, observation, error",
+            "round 1: no key 'result'; there are: text, tool, observation, passages, error",
         ),
         ({"golden_answers": []}, "no answers; give them under 'golden_answers'"),
         ({"images": ["b.png"]}, "image 'b.png' is neither in "),

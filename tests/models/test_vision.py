@@ -215,7 +215,7 @@ def test_padding_has_no_gradient():
     assert gradient[~padding].min() > 0
 
 
-def test_blocks_of_queries_equal_one_product(monkeypatch):
+def test_blocks_equal_one_product(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 2, 200, 3, 8)).astype(np.float32)
     segments = np.repeat([[1, 1, 2, 3, 0], [1, 2, 2, 2, 2]], 40, axis=1)
@@ -223,14 +223,36 @@ def test_blocks_of_queries_equal_one_product(monkeypatch):
     logits = np.where((segments[:, :, None] == segments[:, None])[:, None], logits, -np.inf)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = np.einsum("bnqs,bsnh->bqnh", weights / weights.sum(-1, keepdims=True), v)
-    for budget, blocks in ((2**22, 1), (200 * 80, 3)):  # the last of three blocks is padded
+    monkeypatch.setattr(vision, "_BLOCK", 80)
+    for budget, blocks in ((2**22, 1), (80 * 80, 3)):  # the last of three blocks is padded
         monkeypatch.setattr(vision, "_LOGITS", budget)
         text = str(jax.make_jaxpr(lambda *args: full_attention(*args))(q, k, v, segments))
         assert ("200,200" in text) == (blocks == 1)  # no product of all with all
         np.testing.assert_allclose(full_attention(q, k, v, segments), expected, atol=1e-5)
-        gradient = jax.jit(jax.grad(lambda q: jnp.sin(full_attention(q, k, v, segments)).sum()))(q)
-        again = jax.jit(jax.grad(lambda q: jnp.sin(vision._attend(q, k, v, segments, segments)).sum()))(q)
-        np.testing.assert_allclose(gradient, again, atol=1e-5)
+        blockwise = jax.grad(lambda *qkv: jnp.sin(full_attention(*qkv, segments)).sum(), argnums=(0, 1, 2))
+        whole = jax.grad(lambda *qkv: jnp.sin(vision._attend(*qkv, segments, segments)).sum(), argnums=(0, 1, 2))
+        gradient, again = jax.jit(blockwise)(q, k, v), jax.jit(whole)(q, k, v)
+        for found, wanted in zip(gradient, again):
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
+    """What is not computed can't be spoilt: a product with another picture's numbers, masked or not, would carry their nan on.
+    In another row of the batch the same blocks belong together, and padding lies among a picture's patches."""
+    monkeypatch.setattr(vision, "_LOGITS", 16 * 16)
+    monkeypatch.setattr(vision, "_BLOCK", 16)
+    q, k, v = np.random.default_rng(2).normal(size=(3, 1, 96, 2, 4)).astype(np.float32)
+    segments = np.repeat([[1, 2, 3]], 32, axis=1)
+    segments[0, 5:9] = 0
+    spoilt = v.copy()
+    spoilt[0, 32:64] = np.nan
+    found = np.asarray(full_attention(q, k, spoilt, segments))
+    assert np.isnan(found[0, 32:64]).all()
+    own = [patch for patch in range(96) if segments[0, patch] in (1, 3)]
+    np.testing.assert_allclose(found[0, own], vision._attend(q, k, v, segments, segments)[0, own], atol=1e-6)
+    both = np.concatenate([segments, np.ones_like(segments)])
+    q, k, v = (np.concatenate([part, part]) for part in (q, k, v))
+    np.testing.assert_allclose(full_attention(q, k, v, both)[1], vision._attend(q, k, v, both, both)[1], atol=1e-6)
 
 
 def test_a_large_page_needs_no_memory_for_all_its_logits():

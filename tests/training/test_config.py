@@ -36,6 +36,7 @@ from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.llms.judge import open_judge
 from routerl_jax.llms.load import chat_model
+from routerl_jax.llms.policy import ChatModel
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
@@ -69,7 +70,7 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
     """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, when
-    steps are counted, or by a judge."""
+    steps are counted, by a judge, or by a chat model as the policy."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -101,6 +102,8 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_judge(judge, cache=MemoryCache())([tried])[0].kind == "failed"
         with pytest.raises(ValueError, match="no chat template"):
             chat_model(dataclasses.replace(judge, kind="engine"))
+        policy = schema.PolicyModelConfig(model="m", rate=9.0, token_rate=9.0)
+        assert ChatModel(policy, cache=MemoryCache()).about["model"] == "m"
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -40,7 +41,7 @@ class HttpKB(KnowledgeBase):
       hedge: ask a second time when an answer takes longer than 95 % of them do.
       batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
       cache: answers are looked up there first, and kept for `ttl` seconds (None: for good). They are known by the URL, its
-        number of passages, mode, k and query.
+        number of passages, mode, k and query; pictures that were asked for by themselves by the passage's id.
       limiter: asked for as many permits as queries are sent, under the key `kb:NAME`.
       breaker: makes the circuit breaker of a server.
 
@@ -84,6 +85,7 @@ class HttpKB(KnowledgeBase):
             "connections": max(concurrency * 4, 16),
             "breaker": breaker,
         }
+        self._pictured = True  # are sent along
         self._connection = Connection(self._bases, settings)
         self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
 
@@ -112,10 +114,49 @@ class HttpKB(KnowledgeBase):
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
             vars(self)["reads"] = frozenset(about["reads"])  # of the class elsewhere; here each has its own
+            self.has_pictures = about.get("pictures") is True  # an older server's searches bring them
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
             ) from error
+
+    @property
+    def listing(self) -> KnowledgeBase:
+        """The same, whose passages come without pictures; itself where the server gives none by themselves."""
+        if not self.has_pictures or not self._pictured:
+            return self
+        listing = copy.copy(self)  # connection, cache and counts are shared
+        listing._pictured = False
+        return listing
+
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        """The pictures of passages, as data URIs. Raises ValueError where the server gives none, or has no such passage."""
+        if not self.has_pictures:
+            return super().pictures(ids)
+        keys = {id: self._digest("picture", id) for id in ids}
+        packed = {} if self._cache is None else self._cache.get_many(list(keys.values()))
+        found = {id: packed[key].decode() for id, key in keys.items() if key in packed}
+        if missing := [id for id in keys if id not in found]:
+            chunks = [missing[start : start + _PICTURES] for start in range(0, len(missing), _PICTURES)]
+            beside = {} if self._mode is None else {"mode": self._mode}
+            bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
+            replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
+            fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
+            if self._cache is not None:
+                self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
+            found |= fresh
+        return [found[id] for id in ids]
+
+    def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
+        """The pictures of these passages; a path would be read here."""
+        images = reply.get("images") if isinstance(reply, dict) else None
+        if not isinstance(images, list) or len(images) != len(ids):
+            raise Unavailable(
+                f"{self._bases[0]}: a reply in another form than /v1/pictures gives ({str(reply)[:100]!r})"
+            )
+        if wrong := [image for image in images if image != "" and not str(image).startswith("data:")]:
+            raise Unavailable(f"{self._bases[0]}: a picture that is no data URI ({str(wrong[0])[:100]!r})")
+        return list(zip(ids, images))
 
     def _search(self, queries: list[Query], k: int) -> TimedResults:
         keys = [self._key(query, k) for query in queries]
@@ -138,7 +179,10 @@ class HttpKB(KnowledgeBase):
         return TimedResults((list(found[key][0]) for key in keys), (found[key][1] for key in keys))
 
     def _key(self, query: Query, k: int) -> str:
-        parts = json.dumps([self._bases[0], self._size, self._mode, k, query_key(query)])
+        return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
+
+    def _digest(self, *about: Any) -> str:
+        parts = json.dumps([self._bases[0], self._size, self._mode, *about])
         return f"kb:{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
     def _cached(self, keys: list[str]) -> dict[str, _Found]:
@@ -157,7 +201,8 @@ class HttpKB(KnowledgeBase):
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
-        replies = shared_loop().run(at_once(self._send, [self._body(chunk, k) for chunk in chunks], self._concurrency))
+        bodies = [("/v1/search", self._body(chunk, k)) for chunk in chunks]
+        replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
         return [
             found
             for chunk, (reply, seconds) in zip(chunks, replies)
@@ -173,12 +218,14 @@ class HttpKB(KnowledgeBase):
 
     def _body(self, queries: list[Query], k: int) -> dict[str, Any]:
         body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}
+        if not self._pictured:
+            body["images"] = False
         return body if self._mode is None else {**body, "mode": self._mode}
 
-    async def _send(self, body: dict[str, Any]) -> tuple[Any, float]:
-        """The reply to a request, and the seconds that it took."""
+    async def _send(self, request: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
+        """The reply to a request (path, body), and the seconds that it took."""
         started = time.perf_counter()
-        reply = await self._connection.request("POST", "/v1/search", body)
+        reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
@@ -193,6 +240,7 @@ class HttpKB(KnowledgeBase):
         return list(zip(found, found.seconds))
 
 
+_PICTURES = 8  # in one request: a page takes up to some megabytes
 _Found = tuple[list[Passage], float]  # of a query, with its seconds
 
 

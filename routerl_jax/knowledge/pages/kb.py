@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -38,6 +39,7 @@ class PageKB(KnowledgeBase):
     """
 
     cost = _COST
+    has_pictures = True
 
     def __init__(self, store: Store, encoder: LateInteraction, index: PageIndex) -> None:
         self.name = store.manifest.name
@@ -76,6 +78,13 @@ class PageKB(KnowledgeBase):
             vectors |= fresh
         return [vectors[query] for query in queries]
 
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        return self._pages.pictures(ids)
+
+    @functools.cached_property
+    def _pages(self) -> _Pages:
+        return _Pages(self.store)
+
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         found = self.index.search(self.embed_queries(queries), k)
         rows = np.unique(np.concatenate([rows for rows, _ in found]))
@@ -97,13 +106,13 @@ class OcrKB(KnowledgeBase):
       texts: the knowledge base of their texts, with the same ids.
     """
 
+    has_pictures = True
+
     def __init__(self, store: Store, texts: KnowledgeBase) -> None:
         self.name = store.manifest.name
         self.store, self.texts = store, texts
         self.cost = texts.cost
-        self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
-        passages = store.passages.read(0, len(store))
-        self._rows = {passage.id: row for row, passage in enumerate(passages)}
+        self._pages = _Pages(store)
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> OcrKB:
@@ -114,13 +123,33 @@ class OcrKB(KnowledgeBase):
     def __len__(self) -> int:
         return len(self.store)
 
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        return self._pages.pictures(ids)
+
     def _search(self, queries: list[str], k: int) -> TimedResults:
         texts = self.texts.search(queries, k)
+        images = [self._pages.pictures([one.id for one in found]) for found in texts]
         pages = [
-            [dataclasses.replace(one, image=str(self._files.path(self._rows[one.id]))) for one in found]
-            for found in texts
+            [dataclasses.replace(one, image=image) for one, image in zip(found, shown)]
+            for found, shown in zip(texts, images)
         ]
         return TimedResults(pages, texts.seconds)
+
+
+class _Pages:
+    """Where the pictures of a store's pages are, by the pages' ids. Reads all ids."""
+
+    def __init__(self, store: Store) -> None:
+        self._name = store.manifest.name
+        self._files = PictureFiles(store.directory, store.manifest.settings["picture_format"])
+        self._rows = {passage.id: row for row, passage in enumerate(store.passages.read(0, len(store)))}
+
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        """Their paths. Raises ValueError for an id that there is not."""
+        for id in ids:
+            if id not in self._rows:
+                raise ValueError(f"{id!r} is no page of knowledge base {self._name!r}")
+        return [str(self._files.path(self._rows[id])) for id in ids]
 
 
 def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = None) -> PageIndex:

@@ -19,11 +19,21 @@ from absl import logging
 
 from routerl_jax.core.checked import checked
 from routerl_jax.core.extras import needs
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.serving.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.knowledge.serving.batching import BatchConfig, Batcher
 from routerl_jax.knowledge.serving.metrics import Metrics
-from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, invalid, read_request, reply_json
+from routerl_jax.knowledge.serving.schema import (
+    Limits,
+    Refusal,
+    SearchRequest,
+    invalid,
+    portable_image,
+    read_pictures,
+    read_request,
+    reply_json,
+)
 from routerl_jax.knowledge.timing import TimedResults
 
 if TYPE_CHECKING:
@@ -70,9 +80,18 @@ class Served:
             except (TypeError, NotImplementedError):
                 size = None  # the web
             reads = sorted(getattr(kb, "reads", {"text"}))
-            modes[mode] = {"size": size, "cost": float(getattr(kb, "cost", 1.0)), "reads": reads}
+            modes[mode] = {
+                "size": size,
+                "cost": float(getattr(kb, "cost", 1.0)),
+                "reads": reads,
+                "pictures": _has_pictures(kb),
+            }
         default = next(iter(self.modes))
         return {"name": self.name, "default_mode": default, **modes[default], "modes": modes}
+
+
+def _has_pictures(kb: Searchable) -> bool:
+    return bool(getattr(kb, "has_pictures", False))
 
 
 _RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", "search", "queries"})
@@ -183,6 +202,7 @@ def create_app(
         Route("/readyz", functools.partial(_readyz, server)),
         Route("/metrics", functools.partial(_metrics, server)),
         *route("/v1/search", "POST", "v1", _native),
+        *route("/v1/pictures", "POST", "pictures", _pictures),
         *route("/v1/kbs", "GET", "kbs", _listing),
     ]
     for adapter in ADAPTERS:
@@ -238,6 +258,21 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
     )
     files = search.images and any(passage.image for found in results for passage in found)
     return await asyncio.to_thread(write) if files else write()
+
+
+async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
+    asked = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
+    mode, kb = served.mode(asked.mode)
+    if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
+        raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
+
+    def read() -> list[str]:
+        return [portable_image(image) for image in kb.pictures(asked.ids)]
+
+    try:
+        return {"images": await _while_connected(server, request, asyncio.to_thread(read))}
+    except ValueError as error:
+        raise invalid(str(error)) from error
 
 
 async def _listing(server: Server, served: Served, request: Request) -> dict[str, Any]:

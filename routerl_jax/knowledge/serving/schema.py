@@ -3,6 +3,8 @@
 POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
 200               {"results": [[{"id", "title", "text", "score", "image"}]], "query_seconds": [0.002],
                    "seconds": 0.01, "cost": 1.0, "mode": "default"}
+POST /v1/pictures {"ids": ["slides.pdf#3"], "mode": "default"}      where GET /v1/kbs says "pictures": true
+200               {"images": ["data:image/jpeg;base64,.."]}
 4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
 """
 
@@ -73,22 +75,48 @@ class SearchRequest:
     images: bool = True
 
 
-_KEYS = ("queries", "k", "mode", "images")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PicturesRequest:
+    """Whose pictures are asked for; `mode` as in a search."""
+
+    ids: list[str]
+    mode: str | None = None
 
 
 def read_request(body: Any, limits: Limits) -> SearchRequest:
     """A native request out of parsed JSON. Raises Refusal that names what is wrong with it."""
-    fields = read_object(body)
-    unknown = sorted(set(fields) - set(_KEYS))
-    if unknown:
-        raise invalid(f"unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
-    mode, images = fields.get("mode"), fields.get("images", True)
-    if mode is not None and not isinstance(mode, str):
-        raise invalid(f"mode={mode!r} must be a string")
+    fields = _known(body, ("queries", "k", "mode", "images"))
+    mode, images = _mode(fields), fields.get("images", True)
     if not isinstance(images, bool):
         raise invalid(f"images={images!r} must be true or false")
     k = read_k(fields.get("k", limits.default(5)), limits)
     return SearchRequest(queries=read_queries(fields.get("queries"), limits), k=k, mode=mode, images=images)
+
+
+def read_pictures(body: Any, limits: Limits) -> PicturesRequest:
+    """A request for pictures out of parsed JSON; as many ids as queries may come in one. Raises Refusal."""
+    fields = _known(body, ("ids", "mode"))
+    ids = fields.get("ids")
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        raise invalid("ids must be a list of strings: the ids of passages that a search gave")
+    if len(ids) > limits.queries:
+        raise Refusal(413, "too_large", f"{len(ids)} ids in one request; at most {limits.queries}: send several")
+    return PicturesRequest(ids=ids, mode=_mode(fields))
+
+
+def _known(body: Any, keys: tuple[str, ...]) -> dict[str, Any]:
+    fields = read_object(body)
+    unknown = sorted(set(fields) - set(keys))
+    if unknown:
+        raise invalid(f"unknown key {unknown[0]!r}; known: {', '.join(keys)}")
+    return fields
+
+
+def _mode(fields: Mapping[str, Any]) -> str | None:
+    mode = fields.get("mode")
+    if mode is not None and not isinstance(mode, str):
+        raise invalid(f"mode={mode!r} must be a string")
+    return mode
 
 
 def read_object(body: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Reply
+from routerl_jax.agents.observation import Look, Marked, Reply
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -29,9 +29,14 @@ from routerl_jax.core.types import (
     Turn,
 )
 from routerl_jax.data.rounds import RecordedRounds
-from routerl_jax.models.regions import RegionRule, Size
+from routerl_jax.models.images import ImageSource, image_size, smart_resize
+from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
+
+_FACTOR = (
+    28  # of the sides of the copies in which the boxes of recorded conversations are: an image token of Qwen2.5-VL
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,9 @@ class VRAGAgent(Agent):
       force_answer: begin the answer for the policy where it has spent its turns. The paper ends without one; the released code
         lets the policy write once more.
       thoughts: let the policy think before an answer that is begun for it.
+      recorded_pixels: least and most pixels of the copies of pictures in which the boxes of recorded conversations
+        (`messages:FILE`) are, where their rows don't say (`frame_pixels`); () where they are as this run's model writes
+        them. VRAG-RL's rows were written in copies of smart-resize with at most 512 x 28 x 28 pixels.
       instruct: say how to work (for pretrained models); what follows an action then comes as a user's message.
     """
 
@@ -72,7 +80,16 @@ class VRAGAgent(Agent):
     answer_tokens: int = 64
     force_answer: bool = True
     thoughts: bool = False
+    recorded_pixels: tuple[int, ...] = (4 * 28 * 28, 512 * 28 * 28)
     instruct: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recorded_pixels and not (
+            len(self.recorded_pixels) == 2 and 0 < self.recorded_pixels[0] <= self.recorded_pixels[1]
+        ):
+            raise ValueError(
+                f"recorded_pixels={self.recorded_pixels} must be a least and a most number of pixels, or ()"
+            )
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
@@ -124,6 +141,29 @@ class VRAGAgent(Agent):
         """Those that every agent of the recipe has, a subclass of another project's, too."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(VRAGAgent)}
 
+    def recorded(self, recorded: RecordedRounds) -> Episode:
+        """The rounds up to the first answer, each read as in a rollout. An answer after its turns counts as begun for the
+        policy, as the released code asks once more then."""
+        turns: list[Turn] = []
+        searched = False
+        for number, item in enumerate(recorded.rounds):
+            late = number >= self.max_turns
+            opening, begun, rest = item.text.rpartition(protocol.ANSWER_OPENING) if late else ("", "", item.text)
+            forced = opening + begun
+            turn = Turn(text=rest, forced=forced, stop_reason="stop", tokens=0, observation=item.observation)
+            action = self.read(turn, searched)
+            turns.append(turn)
+            if action.kind == "answer" or late:
+                break
+            if action.kind == "search":
+                searched = True
+                found = tuple(Passage(id=id, title="", text="") for id in item.passages)
+                turn.calls = [Call(tool=self.tool, query=action.query, passages=found, error=item.error)]
+                turn.shown = [Shown(passage=id) for id in item.passages]
+        last = turns[-1].action
+        answer = last.answer if last is not None and last.kind == "answer" else None
+        return Episode(example=recorded.example, sample=0, answer=answer, turns=turns, sequences=[])
+
     # --- how it is shown what to write ---
 
     @property
@@ -172,10 +212,48 @@ class VRAGAgent(Agent):
         return [*pieces, (opening, False), (f"{demonstration.answer}</answer>", True)]
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
-        return [
-            (self._framed(piece.observation) if isinstance(piece, Reply) else piece, learnt)
-            for piece, learnt in super().recorded_pieces(recorded)
-        ]
+        pieces: Pieces = []
+        latest = recorded.example.images[-1:]
+        pixels = self.recorded_pixels if recorded.frame_pixels is None else recorded.frame_pixels
+        for number, item in enumerate(recorded.rounds, 1):
+            pieces.append((self._marked(item.text, number, latest, pixels), True))
+            latest = item.images[-1:] or latest
+            if number < len(recorded.rounds):
+                pieces.append((self._framed(item.pieces), False))
+        return pieces
+
+    def _marked(
+        self, text: str, number: int, latest: Sequence[ImageSource], frame_pixels: Sequence[int]
+    ) -> str | Marked:
+        """A recorded turn, whose box is to be written in the frame of the model that learns it.
+
+        Args:
+          latest: the picture shown last, if there is one.
+          frame_pixels: least and most pixels of the copy that the box is of; empty where it is as this run's model writes it.
+
+        Raises:
+          ValueError: it holds a box that marks nothing.
+        """
+        if not frame_pixels or not protocol.has_box(text):
+            return text
+        action = self._parse(text)
+        try:
+            if action.kind != "region":
+                raise RefusedRegion(action.error)
+            if not latest:
+                raise RefusedRegion("no picture has been shown yet to look closer at")
+            wide, high = size = image_size(latest[0])
+            rows, columns = smart_resize(high, wide, _FACTOR, *frame_pixels)
+            reframed(action.box, size, (columns, rows), size)
+        except RefusedRegion as error:
+            raise ValueError(
+                f"turn {number} of the assistant: {error}. Boxes are read in pixels of copies of {frame_pixels[0]} to "
+                f"{frame_pixels[1]} pixels (the row's 'frame_pixels', else config.agent.settings.recorded_pixels, () for boxes "
+                "in the run's own frame); mend the row, or leave it out"
+            ) from error
+        return Marked(
+            box=action.box, frame=(columns, rows), rule=self.regions, said=lambda box: protocol.with_box(text, box)
+        )
 
     # --- what a rollout is made of ---
 
@@ -206,8 +284,12 @@ class VRAGAgent(Agent):
 
     async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
         """Searches and shows what is new; False where not even that nothing fits can be said."""
-        call = await tools[self.tool].search(query, self.k)
+        tool = tools[self.tool]
+        call = await tool.search(query, self.k, pictures=False)
         fresh = self.fresh(call.passages, known)
+        if self.shows == "picture":
+            call = await tool.with_pictures(call, fresh)
+            fresh = self.fresh(call.passages, known)
         left = chat.room - self._reserve(chat)
         limit = min(self.max_observation_tokens or left, left)
 

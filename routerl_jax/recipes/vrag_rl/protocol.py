@@ -24,6 +24,7 @@ _ACTIONS = ("search", "bbox", "region", "answer")
 STOPS = tuple(f"</{name}>" for name in _ACTIONS)
 TAGS = (*THINK, *(f"<{slash}{name}>" for name in _ACTIONS for slash in ("", "/")))
 _QUERY_LETTERS = 2000  # of a query; no page is found by more
+_BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
 NO_REGIONS = "there are no closer looks here; search, or answer"
@@ -62,6 +63,17 @@ def parse(text: str, tool: str) -> Action:
     return Action(kind="search", tool=tool, query=" ".join(content.split())[:_QUERY_LETTERS], thought=thought)
 
 
+def with_box(text: str, box: Sequence[float]) -> str:
+    """A turn with this box in the place of its own."""
+    head, close, rest = text.rpartition(THINK[1])
+    return head + close + _BOX.sub(lambda found: f"{found[1]}{_listed(box)}{found[3]}", rest)
+
+
+def has_box(text: str) -> bool:
+    """Whether a turn has a box, or something in a box's place, after its thoughts."""
+    return _BOX.search(text.rpartition(THINK[1])[2]) is not None
+
+
 def well_formed(text: str) -> bool:
     """Whether a turn is thoughts, then one action, and nothing else."""
     form = rf"\s*<think>{_CONTENT}</think>\s*<({'|'.join(_ACTIONS)})>{_CONTENT}</\1>\s*"
@@ -76,7 +88,11 @@ def search(thought: str, query: str) -> str:
 
 
 def look(thought: str, box: Sequence[float]) -> str:
-    return f"<think>{thought}</think>\n<bbox>[{', '.join(f'{value:g}' for value in box)}]</bbox>"
+    return f"<think>{thought}</think>\n<bbox>{_listed(box)}</bbox>"
+
+
+def _listed(box: Sequence[float]) -> str:
+    return f"[{', '.join(f'{value:g}' for value in box)}]"
 
 
 def answer(thought: str, answer: str) -> str:

@@ -70,7 +70,16 @@ class Credit:
 
 
 def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray, " S"]]:
-    """The token sequences of a step in the order that everything per sequence has, and the index of each one's episode."""
+    """The token sequences of a step in the order that everything per sequence has, and the index of each one's episode.
+
+    Raises:
+      ValueError: the policy of an episode was a chat model behind an endpoint.
+    """
+    if written := next((episode for episode in episodes if episode.usage is not None), None):
+        raise ValueError(
+            f"the episode of example {written.example.id!r} was written by a chat model behind an endpoint, whose token ids "
+            "and log-probabilities nobody knows: nothing can be learnt from it by reinforcement; take an Engine as the policy"
+        )
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
     owner = np.asarray([i for i, episode in enumerate(episodes) for _ in episode.sequences], int)
     return sequences, owner

@@ -110,7 +110,9 @@ def test_paths_and_methods(url: str) -> None:
 def test_listing_health_and_page(url: str) -> None:
     kbs = {kb["name"]: kb for kb in get(f"{url}/v1/kbs").json()["kbs"]}
     assert (kbs["wiki"]["size"], kbs["wiki"]["cost"], kbs["wiki"]["reads"]) == (10, 2.5, ["text"])
-    assert kbs["pictures"]["modes"] == {"default": {"size": 10, "cost": 1.0, "reads": ["image", "text"]}}
+    assert kbs["pictures"]["modes"] == {
+        "default": {"size": 10, "cost": 1.0, "reads": ["image", "text"], "pictures": False}
+    }
     assert get(f"{url}/wiki/v1/kbs").json() == kbs["wiki"]
     assert get(f"{url}/healthz").status_code == get(f"{url}/readyz").status_code == 200
     page = get(url)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import Cassette
@@ -116,7 +117,7 @@ def test_a_tool_of_ones_own_is_asked_in_words() -> None:
         def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
             return [[Passage(id="1", title="", text=query.upper())] for query in queries]
 
-    (call,) = run_to_end(calls_of_all({"words": Words()}, [("words", QUERY, 1)], 5.0))
+    (call,) = run_to_end(calls_of_all({"words": Words()}, [Request("words", QUERY, 1)], 5.0))
     assert (call.query, call.passages[0].text) == ("tower village", "TOWER VILLAGE")
 
 

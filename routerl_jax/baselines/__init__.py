@@ -1,0 +1,1 @@
+"""What the papers compare themselves with: agents of a screenful each, by name."""

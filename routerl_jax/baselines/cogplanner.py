@@ -1,0 +1,121 @@
+"""CogPlanner: a query, a knowledge base, and so on until nothing is missing (Yu et al., arXiv 2501.15470)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.baselines.baseline import Asked, Found, answered
+from routerl_jax.baselines.forms import last_line, short
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.universal_rag import chosen, described
+from routerl_jax.baselines.vanilla_rag import VanillaRAG
+from routerl_jax.core.types import Action, Call, Episode, Example, Turn
+
+QUERY = (
+    "A question is to be answered with the help of searches. Given what was found so far, write the query that should be "
+    f'searched for next, alone, on one line; it asks for one thing. Write "{NO_TOOL}" where nothing is missing.'
+)
+CHOICE = (
+    "A question is to be answered with the help of searches. Say which knowledge base should be searched for the query, by its "
+    f'name alone, or "{NO_TOOL}" where no search is needed. They are:\n{{names}}'
+)
+BOTH = (
+    "A question is to be answered with the help of searches. Given what was found so far, write two lines: "
+    f'"Query:" with what should be searched for next, one thing, and "Knowledge base:" with the name of one, or "{NO_TOOL}" '
+    "where nothing is missing. They are:\n{names}"
+)
+
+
+@baseline(
+    "cogplanner",
+    paper="2501.15470",
+    about="plans the next query and its knowledge base, round by round",
+    searches="chosen",
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CogPlanner(VanillaRAG):
+    """A round writes the next query and chooses a knowledge base for it, or decides that nothing is missing; what is found
+    joins the documents of the rounds before. Then the question is answered from all documents.
+
+    Sequential modelling asks for the query first and for the knowledge base in a second chat with this query; parallel
+    modelling asks for both at once (the paper has both). A choice that can't be read is invalid and ends the planning. The
+    paper's strategies are image search, text search and none; here they are the run's knowledge bases. Its code was not had
+    when this was written: the flow is that of its abstract and of R1-Router's description (appendix A.5).
+
+    Attributes:
+      rounds: most of them; 3, R1-Router's number for such loops (the paper leaves it to the model).
+      about: what is in the knowledge bases, by name.
+    """
+
+    modelling: Literal["sequential", "parallel"] = "sequential"
+    rounds: int = 3
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        calls: list[Call] = []
+        names = self.tools or tuple(tools)
+        for _ in range(self.rounds):
+            plan = self.sequential if self.modelling == "sequential" else self.parallel
+            action = await plan(example, llm, names, Found(tuple(calls)))
+            if action is None:
+                break
+            calls.append(await tools[action.tool].search(action.query, self.k))
+        return await self.read(example, llm, Found(tuple(calls)))
+
+    async def sequential(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
+        """The next search: a query, then its knowledge base; None: there is none."""
+        asked = self.planning(example, llm, found, QUERY, "Query:")
+        stop = () if self.chats(llm) else ("\n",)
+        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        query = short(text, "Query:")
+        if query is None:
+            answered(turn, None, "there is no query in it")
+            return None
+        turn.well_formed, turn.asked = True, "query"
+        if chosen(query, ()) == NO_TOOL and len(query.split()) == 1:
+            turn.action = Action(kind="search", tool=NO_TOOL, query=NO_TOOL)
+            return None
+        task = CHOICE.format(names=described(names, self.about))
+        text = f"Question: {self.question(example, llm)}\nQuery: {llm.tokenizer.plain(query)}"
+        _, turn, text = await self.ask(
+            *(example, llm, Asked(task=task, text=text, cue="Knowledge base:")),
+            stop=stop,
+            max_tokens=self.answer_tokens,
+        )
+        return self.decided(turn, query, chosen(text, names), names)
+
+    async def parallel(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
+        """The next search, query and knowledge base in one reply; None: there is none."""
+        asked = self.planning(example, llm, found, BOTH.format(names=described(names, self.about)), "")
+        _, turn, text = await self.ask(example, llm, asked, max_tokens=2 * self.answer_tokens)
+        query, name = last_line(text, "Query:") or "", chosen(last_line(text, "Knowledge base:") or "", names)
+        return self.decided(turn, query, name if query or name == NO_TOOL else None, names)
+
+    def decided(self, turn: Turn, query: str, name: str | None, names: Sequence[str]) -> Action | None:
+        """Notes a choice on its turn; the search that it asks for, if it does."""
+        turn.asked = "route"
+        if name is None:
+            answered(turn, None, f"there is no query, or it names none of {', '.join(names)} and {NO_TOOL}")
+            return None
+        turn.action, turn.well_formed = Action(kind="search", tool=name, query=query or NO_TOOL), True
+        return None if name == NO_TOOL else turn.action
+
+    def planning(self, example: Example, llm: LLM, found: Found, task: str, cue: str) -> Asked:
+        """What is asked about the next search."""
+        question = f"Question: {self.question(example, llm)}"
+
+        def asking(shown: str) -> Asked:
+            return Asked(task=task, text=f"Found so far:\n{shown}\n\n{question}", cue=cue)
+
+        if not found.calls:
+            return Asked(task=task, text=question, cue=cue)
+        return self.fitted(example, llm, found.passages, asking, found.trouble, 2 * self.answer_tokens)
+
+    @property
+    def search_budget(self) -> int:
+        """One a round."""
+        return self.rounds

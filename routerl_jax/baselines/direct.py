@@ -1,0 +1,56 @@
+"""A direct answer, without a search, and chain of thought (arXiv 2201.11903; zero-shot 2205.11916)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.baselines.baseline import Asked, Baseline
+from routerl_jax.baselines.forms import CONCLUSION
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.worked import chains
+from routerl_jax.core.types import Episode, Example
+
+DIRECT = "Answer the question with the answer alone, in a few words, without an explanation."
+THINK = (
+    "Think about the question step by step, one fact per sentence. End with a sentence that begins with "
+    f'"{CONCLUSION}" and has the answer alone, in a few words.'
+)
+
+
+@baseline("direct", paper="", about="answers at once, without a search", searches="nothing")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Direct(Baseline):
+    """One turn: the answer."""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        asked = Asked(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        return await self.answer(example, llm, asked)
+
+    @property
+    def search_budget(self) -> int:
+        """None."""
+        return 0
+
+
+@baseline("cot", paper="2201.11903", about="thinks step by step, then answers, without a search", searches="nothing")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChainOfThought(Baseline):
+    """Thinks, and ends with "So the answer is:"; a policy that does not is asked once more, as in the second stage of
+    zero-shot chain of thought (2205.11916), whose prompts have no worked questions (`shots=0`).
+
+    Attributes:
+      shots: worked questions in the task, of at most 8 (`worked`).
+    """
+
+    shots: int = 4
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        text = f"Question: {self.question(example, llm)}"
+        chat = self.begin(example, llm, Asked(task=f"{THINK}{chains(self.shots)}", text=text, cue="Answer:"))
+        return await self.think(chat, llm)
+
+    @property
+    def search_budget(self) -> int:
+        """None."""
+        return 0

@@ -1,0 +1,26 @@
+"""All baselines that come with the package; importing this registers them."""
+
+from __future__ import annotations
+
+from routerl_jax.baselines import (  # noqa: F401 - they register themselves
+    cogplanner,
+    compression,
+    direct,
+    few_shot,
+    hipporag_reader,
+    ircot,
+    iter_retgen,
+    omnisearch,
+    react,
+    recomp,
+    replug,
+    search_o1,
+    self_ask,
+    skr,
+    sure,
+    universal_rag,
+    vanilla_rag,
+)
+from routerl_jax.baselines.registry import BASELINES
+
+__all__ = ["BASELINES"]

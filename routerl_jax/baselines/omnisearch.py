@@ -1,0 +1,89 @@
+"""OmniSearch: a planner that asks sub-questions and names a retriever for each (Li et al., arXiv 2411.02937)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import NO_TOOL, one_line
+from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.forms import last_line, tidied
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.universal_rag import chosen, described
+from routerl_jax.core.types import Action, Episode, Example, Query
+from routerl_jax.knowledge.query import with_picture
+
+TASK = (
+    'Solve the question by sub-questions, one at a time. A step is three lines: "Thought:" with what is known and what is '
+    'missing; "Sub-question:" with what to find out next; "Search:" with where to look it up, written NAME: query, or '
+    f'"{NO_TOOL}". What is found follows in a line "Found:". When all is known, write a line "Final answer:" with the answer '
+    "alone, in a few words. These can be searched:\n{names}"
+)
+
+
+@baseline("omnisearch", paper="2411.02937", about="plans sub-questions and a retriever for each", searches="chosen")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OmniSearch(Baseline):
+    """In one growing text the policy writes a thought, a sub-question and a retriever with a query; what is found follows, and
+    it goes on from there, until it writes a final answer. "none" as retriever has it answer the sub-question itself. A turn
+    without either is invalid and costs a step; after the last step the answer is begun.
+
+    The paper's retrievers are a web search by text, by text for pictures, and by the question's picture; here they are the
+    run's knowledge bases, of which those in `sees` are asked with the picture too. What is found comes as text. The paper's
+    model is fine-tuned for its form; any policy runs here.
+
+    Attributes:
+      max_steps: most turns; the paper leaves it to the model, R1-Router has a limit and does not say which.
+      about: what is in the knowledge bases, by name.
+      sees: those that are asked with the question's picture beside the query.
+    """
+
+    max_steps: int = 5
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sees: tuple[str, ...] = ()
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        names = self.tools or tuple(tools)
+        task = TASK.format(names=described(names, self.about))
+        chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
+        turn = None
+        for _ in range(self.max_steps):
+            turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
+            text = said(turn, llm).split("\nQuestion:")[0]
+            if answer := tidied(last_line(text, "Final answer:") or ""):
+                return chat.episode(answer=answered(turn, answer))
+            turn.action = action = parse(text, names)
+            turn.well_formed = action.kind == "search" and "Thought:" in text and "Sub-question:" in text
+            if action.kind == "invalid":
+                told = f"That step can't be done: {action.error}."
+            elif action.tool == NO_TOOL:
+                told = "Nothing was searched for."
+            else:
+                query: Query = action.query
+                if action.tool in self.sees and example.images:
+                    query = with_picture(action.query, example.images)
+                found = Found((await tools[action.tool].search(query, self.k),))
+                told = found.trouble or " ".join(f"({n}) {p.title}: {p.text}" for n, p in enumerate(found.passages, 1))
+            mark = " " if text.endswith("Found:") else "\nFound: "
+            if not self.tell(chat, llm, turn, f"{mark}{one_line(told, ())}\n"):
+                break
+        assert turn is not None
+        return await self.conclude(chat, llm, turn, opening="Final answer:")
+
+    @property
+    def search_budget(self) -> int:
+        """One a step."""
+        return self.max_steps
+
+
+def parse(text: str, names: tuple[str, ...]) -> Action:
+    """The search that a step asks for; its query is what stands behind the name, or else the sub-question."""
+    where = last_line(text, "Search:")
+    name = None if where is None else chosen(where, names)
+    if where is None or name is None:
+        return Action(kind="invalid", error=f'after "Search:" it names none of {", ".join(names)} and {NO_TOOL}')
+    query = where.partition(":")[2].strip() or last_line(text, "Sub-question:") or ""
+    if name != NO_TOOL and not query:
+        return Action(kind="invalid", error="there is no query")
+    return Action(kind="search", tool=name, query=query or NO_TOOL, thought=last_line(text, "Thought:") or "")

@@ -1,0 +1,109 @@
+"""ReAct: thoughts, actions and observations in turn (Yao et al., arXiv 2210.03629)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import one_line
+from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.forms import tidied
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.worked import WORKED, Worked, examples
+from routerl_jax.core.types import Episode, Example
+
+TASK = (
+    'Answer the question in steps. A step is a line "Thought:" and a line "Action:"; a line "Observation:" with what came of '
+    "it follows. There are three actions: search[query] looks for documents; lookup[words] shows the next sentence with these "
+    "words in what the last search found; finish[answer] ends with the answer alone, in a few words."
+)
+_ACTION = re.compile(r"Action(?: \d+)?:[ \t]*(search|lookup|finish)\[(.*)\]", re.IGNORECASE)
+LAST = "Thought: I have to answer now.\nAction: finish["
+INVALID = "That is no action. Write search[query], lookup[words] or finish[answer]."
+
+
+@baseline("react", paper="2210.03629", about="thinks, searches or looks up, and observes, step by step")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReAct(Baseline):
+    """In one growing text the policy writes a thought and an action, and an observation follows: search[query], lookup[words]
+    (the next sentence with these words among what the last search found) or finish[answer]. A turn without an action is
+    observed as invalid and costs a step (the authors' code asks once more for the action alone).
+
+    The paper's search opens the Wikipedia page of a name and shows its first five sentences, or names five similar pages; here
+    it shows the k best documents of each knowledge base. Without finish[] in its steps the paper ends without an answer, or
+    falls back on chain of thought; here one is begun for the policy.
+
+    Attributes:
+      max_steps: 7 for HotpotQA in the paper.
+      shots: worked questions in the task: 6 in the paper.
+    """
+
+    max_steps: int = 7
+    shots: int = 4
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
+        chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
+        sentences: list[str] = []  # of what the last search found
+        looked: dict[str, int] = {}  # sentences with these words that have been shown
+        turn = None
+        for _ in range(self.max_steps):
+            turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"), opening=LAST)
+            kind, argument = parse(said(turn, llm))
+            if kind == "finish":
+                return chat.episode(answer=answered(turn, tidied(argument) or None, "finish[] has nothing in it"))
+            if kind == "search":
+                turn.action, turn.well_formed = self.searching(argument), True
+                found = await self.search(tools, argument)
+                sentences, looked = sentences_of(found), {}
+                observation = found_text(found)
+            elif kind == "lookup":
+                turn.well_formed = True
+                matches = [one for one in sentences if argument.lower() in one.lower()]
+                shown = looked.get(argument, 0)
+                looked[argument] = shown + 1
+                more = shown < len(matches)
+                observation = f"({shown + 1} of {len(matches)}) {matches[shown]}" if more else "There is no more of it."
+            else:
+                answered(turn, None, INVALID)
+                observation = INVALID
+            begun = turn.text.rstrip().endswith("Observation")
+            mark = ": " if begun else ("" if turn.text.endswith("\n") else "\n") + "Observation: "
+            if not self.tell(chat, llm, turn, f"{mark}{one_line(observation, ())}\n"):
+                break
+        assert turn is not None
+        return await self.conclude(chat, llm, turn, opening=LAST, closing="]")
+
+    @property
+    def search_budget(self) -> int:
+        """A search a step, of each knowledge base."""
+        return self.max_steps * max(1, len(self.tools))
+
+
+def parse(text: str) -> tuple[str, str]:
+    """(action, argument) of the first action; ("", "") without one, or where nothing stands in it."""
+    found = _ACTION.search(text)
+    kind, argument = (found[1].lower(), " ".join(found[2].split())) if found else ("", "")
+    return (kind, argument) if argument or kind == "finish" else ("", "")
+
+
+def sentences_of(found: Found) -> list[str]:
+    """The sentences of what was found, in order."""
+    return [one for passage in found.passages for one in re.split(r"(?<=[.?!])\s+", passage.text.strip()) if one]
+
+
+def found_text(found: Found) -> str:
+    """What a search is observed as."""
+    if not found.passages:
+        return found.trouble or "Nothing was found."
+    return " ".join(f"({number}) {one.title}: {one.text}" for number, one in enumerate(found.passages, 1))
+
+
+def worked(one: Worked) -> str:
+    """A worked question in ReAct's form."""
+    steps = [f"Question: {one.question}"]
+    for hop in one.hops:
+        steps += [f"Thought: {hop.question}", f"Action: search[{hop.question.rstrip('?')}]"]
+        steps.append(f"Observation: (1) {hop.title}: {hop.text}")
+    return "\n".join([*steps, f"Thought: {one.hops[-1].fact}", f"Action: finish[{one.answer}]"])

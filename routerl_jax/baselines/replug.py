@@ -1,0 +1,92 @@
+"""REPLUG: one document per prompt, and the answers' probabilities averaged (Shi et al., arXiv 2301.12652)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.baselines.baseline import Asked, answered
+from routerl_jax.baselines.forms import concluded, short
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
+from routerl_jax.core.types import Episode, Example, Passage, Turn
+
+
+@baseline(
+    "replug",
+    paper="2301.12652",
+    about="one document per prompt; answers by their probability over all of them",
+    scores=True,
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class REPLUG(VanillaRAG):
+    """Searches for the question and reads each document in a chat of its own. The answer is the one that is most probable in
+    the mixture of these chats, weighted with the softmax of the retriever's scores.
+
+    The paper mixes the distributions of every next token while it decodes, which takes a policy that gives these. Here each
+    chat writes its answer, each of these answers, with its end, is scored in every chat, and the mixture decides between them:
+    the mixture's probabilities, of fewer answers. It needs an engine: an endpoint tells no log-probabilities. Scores of
+    different knowledge bases are compared as they are.
+
+    Attributes:
+      k: 10 in the paper.
+    """
+
+    k: int = 10
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        found = await self.search(tools, example.question)
+        if not found.passages:
+            return await self.read(example, llm, found)
+        chats = [self.one(example, llm, passage) for passage in found.passages]
+        stop = () if self.chats(llm) else ("\n",)
+        turns: list[Turn] = []
+        for asked in chats:
+            chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+            answered(turn, concluded(text) or short(text))
+            turns.append(turn)
+        end = "\n" if not self.chats(llm) else next(filter(None, (mark(turn, llm) for turn in turns)), "")
+        answers = list(dict.fromkeys(turn.action.answer for turn in turns if turn.action and turn.action.answer))
+        if not answers:
+            return chat.episode(answer=None)
+        scores = np.empty((len(chats), len(answers)))
+        for row, asked in enumerate(chats):
+            for column, answer in enumerate(answers):
+                chat = self.begin(example, llm, asked)
+                written = llm.tokenizer.plain(answer if self.chats(llm) else f" {answer}") + end
+                scores[row, column] = (
+                    sum(await chat.score([written])) if chat.tokens_of(written) <= chat.room else -np.inf
+                )
+                chat.close()
+        return chat.episode(answer=answers[mixed(scores, [passage.score for passage in found.passages])])
+
+    def one(self, example: Example, llm: LLM, passage: Passage) -> Asked:
+        """The question with one document."""
+        question = self.question(example, llm)
+
+        def asking(documents: str) -> Asked:
+            return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
+
+        return self.fitted(example, llm, [passage], asking, tokens=self.answer_tokens)
+
+
+def mark(turn: Turn, llm: LLM) -> str:
+    """The mark that ends a turn; "" for none."""
+    return next(
+        (one for one in map(llm.tokenizer.decode, ([i] for i in llm.tokenizer.eos_ids)) if turn.text.endswith(one)), ""
+    )
+
+
+def mixed(scores: np.ndarray, weights: Sequence[float]) -> int:
+    """The answer that is most probable in the mixture.
+
+    Args:
+      scores: log-probability of each answer with each document, [documents, answers].
+      weights: the retriever's scores of the documents.
+    """
+    logits = np.asarray(weights) - np.max(weights)
+    prior = logits - np.log(np.exp(logits).sum())
+    return int(np.logaddexp.reduce(scores + prior[:, None], axis=0).argmax())

@@ -1,0 +1,149 @@
+"""Search-o1: a reasoning model that searches while it thinks, and reads in a chat of its own (arXiv 2501.05366)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import between, one_line
+from routerl_jax.baselines.baseline import Asked, Baseline, answered
+from routerl_jax.baselines.forms import tidied
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.core.types import Episode, Example
+
+BEGIN_QUERY, END_QUERY = "<|begin_search_query|>", "<|end_search_query|>"
+BEGIN_RESULT, END_RESULT = "<|begin_search_result|>", "<|end_search_result|>"
+TAGS = (BEGIN_QUERY, END_QUERY, BEGIN_RESULT, END_RESULT)
+
+INFORMATION = "Final Information:"
+BOXED = "\n\\boxed{"
+NOTHING = "No helpful information was found."
+REPEATED = "This was searched for before; see what was found then."
+SPENT = "There are no searches left. Go on with what is known."
+
+TASK = (
+    "Reason step by step about the question. You can search: whenever a fact is missing or uncertain, write a query between "
+    f"{BEGIN_QUERY} and {END_QUERY}. What a search finds is read for you, and what helps comes back between {BEGIN_RESULT} and "
+    f"{END_RESULT}; then go on reasoning. You may search up to {{searches}} times. At the end write the answer alone, in a few "
+    "words, as \\boxed{{answer}}."
+)
+READ = (
+    "Somebody reasons about a question and has searched. Read the documents with the query and the reasoning so far in mind, "
+    f'pick out what helps to go on, and write it after "{INFORMATION}", so that it can stand in the reasoning as it is. Where '
+    f'no document helps, write "{INFORMATION} {NOTHING}"'
+)
+
+
+@baseline("search_o1", paper="2501.05366", about="searches while it reasons; a chat of its own reads what was found")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchO1(Baseline):
+    """In one growing text the policy reasons and writes queries between marks. What a search finds is read in another chat
+    (reason-in-documents), with the reasoning before it and the query; what that chat ends with stands between the result marks.
+    A query that was searched for before, or beyond the limit, is told so and costs a turn. A turn without a query is the last.
+
+    As in the released code (RUC-NLPIR/Search-o1, read in copies of it) the reading chat sees the reasoning line by line: all of
+    up to five lines, else the first, the last four, and those with marks, with "..." for each other one; without its closing
+    mark, the reading counts as nothing found. The code reads web pages around their snippets, of 3000 letters at most, and
+    also where nothing was found (here that is said without a reading). An answer that was not boxed is begun for the policy
+    (the paper takes the direct answer of another run). R1-Router runs it with k=5 and max_searches=3.
+
+    Attributes:
+      k: documents per search: 10 in the paper.
+      max_searches: 10 of questions that take several hops in the code, 5 of others.
+      max_turns: 15 in the code.
+      reading_tokens: most tokens of a reading.
+    """
+
+    k: int = 10
+    max_searches: int = 10
+    max_turns: int = 15
+    reading_tokens: int = 512
+    max_turn_tokens: int = 2048
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        task = TASK.format(searches=self.max_searches)
+        chat = self.begin(
+            example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        )
+        reasoning, queries = "", []
+        turn = None
+        for _ in range(self.max_turns):
+            turn = await self.generate(chat, (END_QUERY,), opening=BOXED)
+            reasoning += turn.text
+            query = between(turn.text, BEGIN_QUERY, END_QUERY)
+            if not query or not turn.text.rstrip().endswith(END_QUERY):
+                break
+            query = " ".join(query.split())
+            turn.action, turn.well_formed = self.searching(query), True
+            if query in queries or len(queries) >= self.max_searches:
+                result = REPEATED if query in queries else SPENT
+                turn.action = dataclasses.replace(turn.action, kind="invalid", error=result)
+            else:
+                result = await self.look_up(query, reasoning, example, llm, tools)
+                queries.append(query)
+            told = f"\n\n{BEGIN_RESULT}{result}{END_RESULT}\n\n"
+            if not self.tell(chat, llm, turn, told):
+                break
+            reasoning += told
+        assert turn is not None
+        if answer := boxed(turn.text):
+            return chat.episode(answer=answered(turn, answer))
+        if turn.action is None:
+            answered(turn, None, "there is neither a query between its marks nor a boxed answer")
+        return await self.conclude(chat, llm, turn, opening=BOXED, closing="}")
+
+    async def look_up(self, query: str, reasoning: str, example: Example, llm: LLM, tools: Tools) -> str:
+        """What a search gives the reasoning."""
+        found = await self.search(tools, query)
+        if not found.passages:
+            return f"{NOTHING} {found.trouble}" if any(call.error for call in found.calls) else NOTHING
+
+        def asking(documents: str) -> Asked:
+            before = llm.tokenizer.plain(shortened(reasoning))
+            text = f"Reasoning so far:\n{before}\n\nQuery: {llm.tokenizer.plain(query)}\n\nDocuments:\n{documents}"
+            return Asked(task=READ, text=text, cue=INFORMATION)
+
+        asked = self.fitted(example, llm, found.passages, asking, tokens=self.reading_tokens)
+        _, turn, text = await self.ask(example, llm, asked, max_tokens=self.reading_tokens)
+        turn.asked = "read"
+        if self.chats(llm):
+            _, mark, text = text.replace("*", "").rpartition(INFORMATION)
+            turn.well_formed = bool(mark)
+            text = text if mark else ""
+        return one_line(text, TAGS) or NOTHING
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return TAGS
+
+    @property
+    def search_budget(self) -> int:
+        """`max_searches`, of each knowledge base."""
+        return self.max_searches * max(1, len(self.tools))
+
+
+def shortened(reasoning: str) -> str:
+    """Reasoning, numbered by lines, as the reading chat sees it."""
+    lines = [line for line in reasoning.split("\n") if line.strip()]
+    kept = []
+    for number, line in enumerate(lines, 1):
+        if len(lines) <= 5 or number == 1 or number > len(lines) - 4 or any(tag in line for tag in TAGS):
+            kept.append(f"Step {number}: {line}")
+        elif kept[-1] != "...":
+            kept.append("...")
+    return "\n".join(kept)
+
+
+def boxed(text: str) -> str | None:
+    r"""What stands in the last \boxed{}, braces within it included; None without one."""
+    begin = text.rfind("\\boxed{")
+    if begin < 0:
+        return None
+    depth = 0
+    for at in range(begin + 6, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            content = re.sub(r"\\text\{(.*)\}", r"\1", text[begin + 7 : at])
+            return tidied(content) or None
+    return None

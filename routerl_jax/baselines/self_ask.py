@@ -1,0 +1,103 @@
+"""Self-Ask with a search engine (Press et al., arXiv 2210.03350)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.forms import last_line, tidied
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.worked import WORKED, Worked, examples
+from routerl_jax.core.types import Episode, Example
+
+# The paper's marks, which its loop stops at and looks for.
+NEEDED = "Are follow up questions needed here:"
+FOLLOW_UP = "Follow up:"
+INTERMEDIATE = "Intermediate answer:"
+FINAL = "So the final answer is:"
+
+TASK = (
+    f'Answer the question by asking simpler ones first. After "{NEEDED}" write Yes or No. Then, for each simpler question, a '
+    f'line "{FOLLOW_UP}" with the question; a line "{INTERMEDIATE}" with what a search engine finds for it follows. When '
+    f'nothing is missing, write a line "{FINAL}" with the answer alone, in a few words.'
+)
+
+
+@baseline("self_ask", paper="2210.03350", about="asks itself follow-up questions, which a search answers")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfAsk(Baseline):
+    """In one growing text the policy writes follow-up questions; each is searched for, and what is found stands as its
+    intermediate answer. Where nothing is found, or the search fails, the policy writes the intermediate answer itself, as in
+    the authors' code. A turn without a follow-up question and without a final answer has the final answer begun for it, so has
+    the end of the budget.
+
+    The paper's search engine gives a short answer (Google's answer box or snippet); a knowledge base gives passages, so the k
+    best of each, on one line, stand in its place. The paper has no limit of follow-up questions, FlashRAG 5. FlashRAG
+    (and so R1-Searcher) shows passages above the question, those of the latest follow-up alone, and lets the model write all
+    intermediate answers: `above=True`.
+
+    Attributes:
+      k: passages per follow-up question.
+      max_follow_ups: most of them.
+      above: FlashRAG's form.
+      shots: worked questions in the task: 4 in the paper.
+    """
+
+    k: int = 1
+    max_follow_ups: int = 5
+    above: bool = False
+    shots: int = 4
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        found = await self.search(tools, example.question) if self.above else Found()
+        chat, written, turn = self.begin(example, llm, self.asking(example, llm, found, "")), "", None
+        for follow_up in range(self.max_follow_ups + 1):
+            turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
+            text = said(turn, llm).split("\nQuestion:")[0]
+            if answer := tidied(last_line(text, FINAL) or ""):
+                return chat.episode(answer=answered(turn, answer))
+            query = last_line(text.removesuffix(INTERMEDIATE), FOLLOW_UP)
+            if not query or follow_up == self.max_follow_ups:
+                break
+            turn.action, turn.well_formed = self.searching(query), text.endswith(INTERMEDIATE)
+            found = await self.search(tools, query)
+            if self.above:
+                written += text.removesuffix(INTERMEDIATE).rstrip() + f"\n{INTERMEDIATE}"
+                chat.close()
+                chat = self.begin(example, llm, self.asking(example, llm, found, written))
+            elif (told := self.intermediate(text, found)) and not self.tell(chat, llm, turn, told):
+                break
+        assert turn is not None
+        if turn.action is None:
+            answered(turn, None, f'there is neither "{FOLLOW_UP}" nor "{FINAL}"')
+        return await self.conclude(chat, llm, turn, opening=f"\n{FINAL}")
+
+    def intermediate(self, text: str, found: Found) -> str:
+        """What follows a follow-up question: what was found, or nothing but the mark, after which the policy goes on."""
+        mark = "" if text.endswith(INTERMEDIATE) else f"\n{INTERMEDIATE}"
+        passages = " ".join(" ".join(passage.text.split()) for passage in found.passages)
+        return f"{mark} {passages}\n" if passages else mark
+
+    def asking(self, example: Example, llm: LLM, found: Found, written: str) -> Asked:
+        """The question, below the passages found where they stand above it, and what has been written."""
+        question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
+        task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
+        if not self.above:
+            return Asked(task=task, text=question, begun=begun)
+
+        def asking(documents: str) -> Asked:
+            return Asked(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
+
+        return self.fitted(example, llm, found.passages, asking, found.trouble)
+
+    @property
+    def search_budget(self) -> int:
+        """One search a follow-up question, of each knowledge base; the form with passages above searches for the question."""
+        return (self.max_follow_ups + self.above) * max(1, len(self.tools))
+
+
+def worked(one: Worked) -> str:
+    """A worked question in Self-Ask's form."""
+    steps = "".join(f"{FOLLOW_UP} {hop.question}\n{INTERMEDIATE} {hop.answer}\n" for hop in one.hops)
+    return f"Question: {one.question}\n{NEEDED} Yes.\n{steps}{FINAL} {one.answer}"

@@ -1,0 +1,48 @@
+"""SKR: the policy says itself whether it must search (Wang et al., arXiv 2310.05002)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.baselines.baseline import Asked, answered
+from routerl_jax.baselines.direct import DIRECT
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.vanilla_rag import VanillaRAG
+from routerl_jax.core.types import Action, Episode, Example
+
+TASK = (
+    "Say whether more information is needed to answer the question for certain: Yes or No. Do not answer the question."
+)
+NEEDED = "Is more information needed to answer this?"
+
+
+@baseline(
+    "skr", paper="2310.05002", about="asks the policy whether it must search; then vanilla RAG or a direct answer"
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SKR(VanillaRAG):
+    """The paper's direct prompting (section 3.2): asked whether it needs more information, the policy says yes, and vanilla RAG
+    follows, or no, and it answers directly. A reply that is neither is invalid and counts as yes.
+
+    The paper's best variant, which R1-Searcher's row is (by FlashRAG), decides by the nearest training questions of which it is
+    known whether a search helped; that takes a training set, and is not here.
+    """
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        question = self.question(example, llm)
+        asked = Asked(task=TASK, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
+        stop = () if self.chats(llm) else ("\n",)
+        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        turn.asked = "route"
+        said = re.search(r"\b(yes|no)\b", text, re.IGNORECASE)
+        if said is None:
+            answered(turn, None, "it says neither Yes nor No")
+        elif said[1].lower() == "no":
+            turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
+            return await self.answer(example, llm, Asked(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
+        else:
+            turn.action, turn.well_formed = self.searching(example.question), True
+        return await super().run(example, llm, tools)

@@ -1,0 +1,71 @@
+"""UniversalRAG: the knowledge base is chosen first, or none (Yeo et al., arXiv 2504.20734)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.baselines.baseline import Asked, Found, answered
+from routerl_jax.baselines.direct import DIRECT
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.vanilla_rag import VanillaRAG
+from routerl_jax.core.types import Action, Episode, Example
+
+TASK = (
+    "Knowledge bases can be searched for what answers a question. Say which one of them should be, by its name alone, or "
+    f'"{NO_TOOL}" where the question can be answered without a search. They are:\n{{names}}'
+)
+
+
+@baseline(
+    "universal_rag", paper="2504.20734", about="chooses a knowledge base, or none; reads and answers", searches="chosen"
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UniversalRAG(VanillaRAG):
+    """One turn routes the question to a knowledge base or to none; then vanilla RAG over this one with the question as its
+    query, or a direct answer. A reply that names none is invalid, and the first knowledge base is asked.
+
+    This is the paper's router without training; its trained routers, and the examples of its prompt, are not here (R1-Router's
+    row has 8 examples).
+
+    Attributes:
+      about: what is in the knowledge bases, by name, for the task; a name alone where it says nothing.
+    """
+
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        names, question = self.tools or tuple(tools), f"Question: {self.question(example, llm)}"
+        asked = Asked(task=TASK.format(names=described(names, self.about)), text=question, cue="Knowledge base:")
+        stop = () if self.chats(llm) else ("\n",)
+        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        turn.asked = "route"
+        name = chosen(text, names)
+        if name is None:
+            answered(turn, None, f"it names none of {', '.join(names)} and {NO_TOOL}")
+        else:
+            turn.action, turn.well_formed = Action(kind="search", tool=name, query=example.question), True
+        if name == NO_TOOL:
+            return await self.answer(example, llm, Asked(task=DIRECT, text=question, cue="Answer:"))
+        call = await tools[name or names[0]].search(example.question, self.k)
+        return await self.read(example, llm, Found((call,)))
+
+    @property
+    def search_budget(self) -> int:
+        """One."""
+        return 1
+
+
+def described(names: Sequence[str], about: Mapping[str, str]) -> str:
+    """Knowledge bases as a list, with what is in them."""
+    return "\n".join(f"- {name}: {about[name]}" if about.get(name) else f"- {name}" for name in names)
+
+
+def chosen(text: str, names: Sequence[str]) -> str | None:
+    """The knowledge base, or "none", that is named first in a text; the longest where several begin there."""
+    pattern = "|".join(re.escape(name) for name in sorted((*names, NO_TOOL), key=len, reverse=True))
+    found = re.search(rf"(?<!\w)({pattern})(?!\w)", text, re.IGNORECASE)
+    return None if found is None else next(name for name in (*names, NO_TOOL) if name.lower() == found[1].lower())

@@ -1,0 +1,41 @@
+"""Vanilla RAG: retrieve, then read (arXiv 2005.11401 without its training; R1-Router, 2505.22095, appendix A.5)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.baselines.baseline import Asked, Baseline, Found
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.core.types import Episode, Example
+
+READ = (
+    "Answer the question. The documents may help: use what is true and fits, and leave the rest. Write the answer alone, in a "
+    "few words, without an explanation."
+)
+
+
+@baseline("vanilla_rag", paper="2005.11401", about="one search, for the question itself; reads and answers")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VanillaRAG(Baseline):
+    """Searches for the question and answers with the k documents of each knowledge base in the prompt: over several, k of
+    each, put together as R1-Router does (five of each), by turns and not knowledge base by knowledge base."""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        found = await self.search(tools, example.question)
+        return await self.read(example, llm, found)
+
+    async def read(self, example: Example, llm: LLM, found: Found) -> Episode:
+        """Answers from documents, in a chat of its own."""
+        question = self.question(example, llm)
+
+        def asking(documents: str) -> Asked:
+            return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
+
+        asked = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
+        return await self.answer(example, llm, asked)
+
+    @property
+    def search_budget(self) -> int:
+        """One of each knowledge base."""
+        return max(1, len(self.tools))

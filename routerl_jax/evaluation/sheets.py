@@ -1,0 +1,159 @@
+"""What a policy looked at, as one picture: the pages, boxes on them where it looked closer, and what it saw there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import pathlib
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from routerl_jax.core.files import write_whole
+from routerl_jax.evaluation.records import picture_place
+from routerl_jax.models.images import decode_image
+
+_PAGE = (640, 640)  # pixels that a page may take on the sheet
+_CROP = (360, 240)
+_ZOOM = 6  # at most, of a crop
+_GAP, _LINE, _FONT = 12, 22, 16
+_COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf")
+_WORDS = 110  # letters in a line
+
+
+@dataclasses.dataclass
+class _Page:
+    """A whole picture and what was cut from it: (number, box on it in its own pixels, crop)."""
+
+    number: str
+    picture: Image.Image | str
+    crops: list[tuple[int, tuple[float, ...], Image.Image | str]]
+
+
+def pictures_shown(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the policy of an episode record saw after its prompt, pages and crops in order: they are numbered from 1 on."""
+    return [item for turn in record["turns"] for item in turn.get("shown", ()) if item["digest"] and item["image"]]
+
+
+def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: pathlib.Path) -> pathlib.Path | None:
+    """Draws the sheet of an episode record as a PNG named by its content, and gives its path; None where no picture was shown.
+
+    Args:
+      directory: of the record, beside which its pictures are (records.PictureFiles).
+      sheets: the directory to write to.
+    """
+    if not pictures_shown(record):
+        return None
+    buffer = io.BytesIO()
+    sheet(record, directory).save(buffer, "PNG", optimize=True)
+    content = buffer.getvalue()
+    path = sheets / f"{hashlib.sha256(content).hexdigest()[:24]}.png"
+    if not path.is_file():
+        write_whole(path, content, shared=True)
+    return path
+
+
+def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
+    """Question, a row per page with its numbered boxes and their crops, answer. A box lies on the raw page, however many crops
+    there were between (agents.viewer). What can't be read any more is a line that says so."""
+    rows = [_row(page) for page in _pages(record, directory)]
+    answer = record["prediction"] if record["prediction"] is not None else "(no answer)"
+    parts = [_text(record["question"]), *rows, _text(f"Answer: {answer}")]
+    size = (max(part.width for part in parts) + 2 * _GAP, sum(part.height + _GAP for part in parts) + _GAP)
+    whole = Image.new("RGB", size, "white")
+    top = _GAP
+    for part in parts:
+        whole.paste(part, (_GAP, top))
+        top += part.height + _GAP
+    return whole
+
+
+def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
+    asked = [_Page("question", _picture(directory, image), []) for image in record["images"] if image]
+    pages: dict[str, _Page] = {}
+    for number, item in enumerate(pictures_shown(record), 1):
+        picture = _picture(directory, item["image"])
+        if not item["box"]:
+            pages.setdefault(item["digest"], _Page(str(number), picture, []))
+        elif item["parent"] in pages:
+            pages[item["parent"]].crops.append((number, tuple(item["box"]), picture))
+        elif len(asked) == 1:  # a look at the question's own picture
+            asked[0].crops.append((number, tuple(item["box"]), picture))
+        else:
+            pages[f"{number}"] = _Page(str(number), picture, [])
+    return [*asked, *pages.values()]
+
+
+def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
+    try:
+        return decode_image(picture_place(directory, image))
+    except ValueError as error:
+        return f"a picture that can't be drawn: {error}"
+
+
+def _row(page: _Page) -> Image.Image:
+    """A page with its boxes, and beside it what was seen in them."""
+    if isinstance(page.picture, str):
+        left = _text(page.picture)
+    else:
+        scale = min(1.0, *(most / side for most, side in zip(_PAGE, page.picture.size)))
+        left = _sized(page.picture, scale)
+        draw = ImageDraw.Draw(left)
+        _label(draw, (0, 0), page.number, "black")
+        for number, box, _ in page.crops:
+            colour = _colour(number)
+            corners = [side * scale for side in box]
+            draw.rectangle(corners, outline=colour, width=3)
+            _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(number), colour)
+    crops = [_crop(number, crop) for number, _, crop in page.crops]
+    if not crops:
+        return left
+    right = max(crop.width for crop in crops)
+    high = max(left.height, sum(crop.height + _GAP for crop in crops) - _GAP)
+    row = Image.new("RGB", (left.width + _GAP + right, high), "white")
+    row.paste(left, (0, 0))
+    top = 0
+    for crop in crops:
+        row.paste(crop, (left.width + _GAP, top))
+        top += crop.height + _GAP
+    return row
+
+
+def _crop(number: int, crop: Image.Image | str) -> Image.Image:
+    if isinstance(crop, str):
+        return _text(f"{number}: {crop}", _WORDS // 2)
+    inner = _sized(crop, min(_ZOOM, *(most / side for most, side in zip(_CROP, crop.size))))
+    framed = Image.new("RGB", (inner.width + 6, inner.height + 6), _colour(number))
+    framed.paste(inner, (3, 3))
+    _label(ImageDraw.Draw(framed), (0, 0), str(number), _colour(number))
+    return framed
+
+
+def _sized(picture: Image.Image, scale: float) -> Image.Image:
+    wide, high = (max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((wide, high), Image.Resampling.LANCZOS)
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[(number - 2) % len(_COLOURS)]  # the first crop is the second picture
+
+
+def _label(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, colour: str) -> None:
+    font = ImageFont.load_default(_FONT)
+    left, top = place
+    draw.rectangle((left, top, left + draw.textlength(text, font) + 6, top + _LINE), fill=colour)
+    draw.text((left + 3, top + 1), text, fill="white", font=font)
+
+
+def _text(text: str, letters: int = _WORDS) -> Image.Image:
+    lines = textwrap.wrap(" ".join(text.split()), letters) or [""]
+    font = ImageFont.load_default(_FONT)
+    wide = max(round(font.getlength(line)) for line in lines)
+    image = Image.new("RGB", (max(wide, 1) + 2, _LINE * len(lines)), "white")
+    draw = ImageDraw.Draw(image)
+    for number, line in enumerate(lines):
+        draw.text((0, number * _LINE), line, fill="black", font=font)
+    return image

@@ -1,0 +1,37 @@
+"""What kinds of failure there are between a question to a chat model and its reply."""
+
+from __future__ import annotations
+
+import re
+
+BUDGET = "budget"  # the money that the run may cost is spent: it was not asked
+CONTEXT_LENGTH = "context_length"  # the conversation is longer than the endpoint takes
+RATE_LIMIT = "rate_limit"  # the endpoint, or the configured rate, let no request through in time
+NOT_ALLOWED = "not_allowed"  # the key is missing, wrong, or not good for this model (401, 403)
+REQUEST = "request"  # the endpoint does not take it (other 4xx): no such model, say
+SERVER = "server"  # 5xx at every attempt
+NO_REPLY = "no_reply"  # no connection, or no whole reply in time
+HALF_REPLY = "half_reply"  # a reply that is not of the protocol, or ends early
+EMPTY = "empty"  # a reply without text
+REFUSED = "refused"  # the model refused, as the protocol has it
+FILTERED = "filtered"  # the endpoint's filter withheld the reply
+PICTURE = "picture"  # a picture can't be read
+OTHER = "other"  # none of these
+
+_TOO_LONG = re.compile(
+    r"(?i)context[ _](length|window|size)|maximum context|too many (input )?tokens|prompt is too long|input is too long"
+    r"|exceeds? the (model's )?(max|limit|available)[^.]*(token|context|length)"
+)
+
+
+def of_status(status: int, message: str) -> str:
+    """The kind of a reply with such a status, which says this; status 0: there was none."""
+    if status in (400, 413, 422, 500) and _TOO_LONG.search(message):  # llama.cpp's server gave 500
+        return CONTEXT_LENGTH
+    if status == 429 or (status == 0 and "rate limit" in message):
+        return RATE_LIMIT
+    if status in (401, 403):
+        return NOT_ALLOWED
+    if status == 0 or status == 408:
+        return NO_REPLY
+    return SERVER if status >= 500 else REQUEST

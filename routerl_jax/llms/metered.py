@@ -1,0 +1,115 @@
+"""Money and tokens: what replies cost, a budget that is not overdrawn, a limit of tokens per minute."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.core.types import Message
+from routerl_jax.llms import faults
+from routerl_jax.llms.base import ChatModel, Completion
+from routerl_jax.remote.limits import RateLimiter
+
+_LETTERS = 3  # of a prompt per token, at least: estimates are to be on the safe side
+_PICTURE = 1500  # tokens of a picture
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """Money per million tokens."""
+
+    read: float = 0.0
+    written: float = 0.0
+
+    def of(self, prompt_tokens: int, tokens: int) -> float:
+        """What a reply costs."""
+        return (self.read * prompt_tokens + self.written * tokens) / 1e6
+
+
+class Budget:
+    """Money that is spent, or set aside for requests under way; safe to use from several threads.
+
+    Args:
+      most: that may be spent; 0: any.
+    """
+
+    def __init__(self, most: float = 0.0) -> None:
+        self.most = most if most else math.inf
+        self.spent = 0.0
+        self._aside = 0.0
+        self._lock = threading.Lock()
+
+    def set_aside(self, cost: float) -> bool:
+        """Whether so much is left; it is set aside then, until `spend`."""
+        with self._lock:
+            if self.spent + self._aside + cost > self.most:
+                return False
+            self._aside += cost
+            return True
+
+    def spend(self, cost: float, aside: float = 0.0) -> None:
+        """Books what was spent, in the place of what was set aside for it."""
+        with self._lock:
+            self.spent += cost
+            self._aside -= aside
+
+
+class MeteredModel:
+    """A chat model that is asked within a budget and a rate of tokens, with the seconds of its replies.
+
+    Before a request the most that it can cost is set aside (its prompt, by a careful estimate, and `max_tokens`); where not so
+    much is left it is not asked, and the reply is an error of the kind `faults.BUDGET`. What the endpoint counts is spent;
+    where it counts nothing, the estimate is. A request without a reply is taken to cost nothing.
+
+    Args:
+      tokens: limit of tokens, read and written; reserved by the same estimate.
+    """
+
+    def __init__(self, model: ChatModel, price: Price, budget: Budget, tokens: RateLimiter | None = None) -> None:
+        self.name, self.settings = model.name, model.settings
+        self._model, self._price, self._budget, self._tokens = model, price, budget, tokens
+
+    def complete(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
+        **more: Any,
+    ) -> list[Completion]:
+        """One answer per conversation, in order, asked one after the other; what fails has `error` set."""
+        options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
+        return [self._one(one, **options, sample=sample, **more) for one in conversations]
+
+    def _one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
+        read = sum(len(one.content) // _LETTERS + _PICTURE * len(one.images) + 8 for one in conversation)
+        most = self._price.of(read, max_tokens)
+        if not self._budget.set_aside(most):
+            return Completion(
+                error=f"{self.name}: of the budget of {self._budget.most:g}, {self._budget.spent:.4g} are spent, and this "
+                f"request may cost {most:.2g}: it was not asked; raise the budget and run again, what was answered is kept",
+                finish="error",
+                fault=faults.BUDGET,
+            )
+        cost = 0.0
+        try:
+            if self._tokens is not None:
+                self._tokens.acquire("tokens", read + max_tokens)
+            started = time.perf_counter()
+            [answer] = self._model.complete([conversation], max_tokens=max_tokens, **options)
+            if answer.error is None and not (answer.prompt_tokens or answer.tokens):
+                answer = dataclasses.replace(answer, prompt_tokens=read, tokens=1 + len(answer.text) // _LETTERS)
+            cost = self._price.of(answer.prompt_tokens, answer.tokens)
+            return dataclasses.replace(answer, seconds=time.perf_counter() - started)
+        finally:
+            self._budget.spend(cost, most)
+
+    def close(self) -> None:
+        """Closes the model's connections."""
+        getattr(self._model, "close", lambda: None)()

@@ -1,0 +1,287 @@
+"""A chat model behind an OpenAI-compatible endpoint as the policy of agents: in the engine's place, with no token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.text import whole_letters
+from routerl_jax.core.types import Failure, Usage
+from routerl_jax.generation.policy import Endpoint, TurnFailed
+from routerl_jax.generation.sampling import GREEDY, Sampling
+from routerl_jax.generation.streams import DoesNotFit, Generated, PromptTooLong, Stream
+from routerl_jax.llms import faults
+from routerl_jax.llms.base import Completion
+from routerl_jax.llms.cached import CachedModel
+from routerl_jax.llms.config import PolicyModelConfig
+from routerl_jax.llms.load import endpoint_model
+from routerl_jax.llms.metered import Budget, MeteredModel, Price
+from routerl_jax.llms.sent_pictures import SentPictures
+from routerl_jax.llms.stop_strings import ended, gone_on, to_send
+from routerl_jax.llms.transcript import PICTURE, Asked, Transcript, asked
+from routerl_jax.models.images import ImageProcessor, ImageSource
+from routerl_jax.remote.cache import Cache
+from routerl_jax.remote.limits import LocalRateLimiter
+
+_MOST_SEED = 2**31 - 1  # servers keep seeds in 32 bits with a sign
+
+
+class ChatModel(Endpoint):
+    """A `generation.policy.Policy`: `rj.run(agent, examples, rj.ChatModel("gpt-4o-mini", base_url=..), tools)`.
+
+    Agents, conversations and tools are the same as with an `Engine`. What is different: episodes have no `sequences`, and so
+    nothing can be learnt from them; they have `usage`; room and lengths are counted in tokens of no particular vocabulary; an
+    episode whose endpoint gives no reply ends there, with `failure` set, and the run goes on. Replies are kept, each as soon
+    as it comes, under the model, its settings, the messages and the decoding: what was answered once is not asked again, in any
+    run. A conversation's replies depend on (example id, sample, turn) and the seed, as an engine's do, as far as the endpoint
+    honours `seed`.
+
+    Args:
+      model: its name on the server, or a whole configuration.
+      cache: of replies; default: as of `CachedModel`.
+      settings: fields of `PolicyModelConfig`: `base_url`, `api_key_env`, `concurrency`, `form`, `budget`, ..
+
+    Raises:
+      ValueError: a setting that can't be, no model, or a variable is not set.
+    """
+
+    def __init__(self, model: str | PolicyModelConfig, *, cache: Cache | None = None, **settings: Any) -> None:
+        config = model if isinstance(model, PolicyModelConfig) else PolicyModelConfig(model=model, **settings)
+        if isinstance(model, PolicyModelConfig) and settings:
+            raise ValueError(f"{next(iter(settings))}=..: set it in the configuration that is given")
+        if not config.model:
+            raise ValueError("`model` is not set: give its name on the server")
+        self.config = config
+        self.seed = 0
+        self.max_length = config.max_length
+        self.transcript = Transcript()
+        self.budget = Budget(config.budget)
+        self.price = Price(read=config.price_read, written=config.price_written)
+        limiter = None
+        if config.token_rate:
+            limiter = LocalRateLimiter(config.token_rate / 60, burst=config.token_rate)
+        metered = MeteredModel(endpoint_model(config), self.price, self.budget, limiter)
+        self.model = CachedModel(metered, cache)
+        processor = ImageProcessor(min_pixels=config.min_pixels, max_pixels=config.max_pixels)
+        self._pictures = SentPictures(processor, PICTURE) if config.pictures else None
+        self._under_way: dict[int, tuple[Stream, _Request]] = {}
+        self._jobs: queue.SimpleQueue[tuple[_Request, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[_Request, Completion]] = queue.SimpleQueue()
+        self._workers: list[
+            threading.Thread
+        ] = []  # as many as have been needed at once; a cache has a connection for each
+
+    @property
+    def name(self) -> str:
+        """Of the model, on the server."""
+        return self.config.model
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What replies depend on beside messages and sampling; JSON-serialisable."""
+        config = self.config
+        pixels = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels} if config.pictures else {}
+        return {"model": config.model, "form": config.form, "max_length": config.max_length, **pixels, **config.extra}
+
+    @property
+    def tokenizer(self) -> Transcript:
+        """Of no model: a `Transcript`."""
+        return self.transcript
+
+    @property
+    def images(self) -> SentPictures | None:
+        """How pictures are sent; None if it sees none."""
+        return self._pictures
+
+    @property
+    def rows(self) -> int:
+        """Conversations that go on at once."""
+        return self.config.concurrency
+
+    @property
+    def busy(self) -> bool:
+        """True if a reply is awaited."""
+        return bool(self._under_way)
+
+    # --- conversations ---
+
+    def open(
+        self, prompt: Sequence[int], example_id: str = "", sample: int = 0, *, images: Sequence[ImageSource] = ()
+    ) -> Stream:
+        """Starts a conversation.
+
+        Raises:
+          PromptTooLong: the prompt leaves no room.
+          TurnFailed: a picture can't be read.
+          ValueError: it is empty, there are pictures, and the model sees none, or not a mark for each.
+        """
+        if not prompt:
+            raise ValueError(f"the prompt of example {example_id!r} is empty")
+        stream = Stream(
+            identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger(), example_id=example_id, usage=Usage()
+        )
+        try:
+            fed = self._fed(prompt, images)
+        except TurnFailed:
+            raise
+        except ValueError as error:
+            raise ValueError(f"the prompt of example {example_id!r}: {error}") from error
+        if len(fed["tokens"]) >= self.max_length:
+            raise PromptTooLong(
+                f"the prompt of example {example_id!r} has about {len(fed['tokens'])} tokens, but a conversation may hold "
+                f"{self.max_length}: shorten it or raise config.chat_model.max_length"
+            )
+        stream.ledger.feed(**fed)
+        return stream
+
+    def room(self, stream: Stream) -> int:
+        """Tokens that the conversation may still take, about."""
+        return self.max_length - len(stream.ledger)
+
+    def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
+        """Appends what the policy did not write. Raises DoesNotFit, or ValueError as `open`."""
+        fed = self._fed(tokens, images)
+        if len(fed["tokens"]) > self.room(stream):
+            raise DoesNotFit(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
+        stream.ledger.feed(**fed)
+
+    def _fed(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
+        if not images:
+            return {"tokens": tokens}
+        if self._pictures is None:
+            raise ValueError(f"{self.name} sees no pictures, as config.chat_model.pictures says")
+        return self._pictures.fed(tokens, images)
+
+    def request(
+        self,
+        stream: Stream,
+        *,
+        stops: Sequence[str] = (),
+        max_tokens: int | None = None,
+        sampling: Sampling = GREEDY,
+        given: Sequence[int] = (),
+        begun: Sequence[int] = (),
+    ) -> None:
+        """Asks for the next turn, at once; `step` gives it.
+
+        Raises:
+          DoesNotFit: the conversation is full.
+          ValueError: a turn is under way, `max_tokens` is below 1, or tokens are given, which no endpoint takes.
+        """
+        if given or begun:
+            raise ValueError("an endpoint can't be given the ids that a turn begins with")
+        if id(stream) in self._under_way:
+            raise ValueError(f"{stream.name} has a turn under way already")
+        room = self.room(stream)
+        if room < 1:
+            raise DoesNotFit(f"{stream.name} is full; check `room` before asking for a turn")
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+        what = asked(stream.ledger, stream.forced, self.transcript, self.config.form)
+        request = _Request(what=what, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
+        self._under_way[id(stream)] = (stream, request)
+        if len(self._workers) < min(self.rows, len(self._under_way)):
+            self._workers.append(threading.Thread(target=self._work, daemon=True, name="chat-model"))
+            self._workers[-1].start()
+        self._jobs.put((request, self._fields(stream, request)))
+
+    def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
+        """Nothing: an endpoint is asked with the whole conversation."""
+
+    def close(self, stream: Stream) -> None:
+        """Ends a conversation; a reply that is still to come is kept, and nobody's."""
+        self._under_way.pop(id(stream), None)
+
+    def step(self) -> list[tuple[Stream, Generated | TurnFailed]]:
+        """Waits for a reply, and returns all that have come."""
+        finished: list[tuple[Stream, Generated | TurnFailed]] = []
+        while self._under_way and not finished:
+            came = [self._replies.get()]
+            while not self._replies.empty():
+                came.append(self._replies.get())
+            streams = {id(request): stream for stream, request in self._under_way.values()}
+            for request, reply in came:
+                if (stream := streams.get(id(request))) is not None:
+                    del self._under_way[id(stream)]
+                    finished.append((stream, self._turn(stream, request, reply)))
+        return finished
+
+    def end(self) -> None:
+        """Closes the cache and the connections, after the requests that are under way."""
+        for _ in self._workers:
+            self._jobs.put(None)
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
+        self.model.close()
+
+    # --- requests ---
+
+    def _fields(self, stream: Stream, request: _Request) -> dict[str, Any]:
+        """Fields of a request beside messages, `max_tokens` and `temperature`."""
+        sampling, fields = request.sampling, {}
+        if stops := to_send(request.stops):
+            fields["stop"] = stops
+        if request.what.continued:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        if sampling.temperature > 0:
+            key = f"{self.seed}/{stream.example_id}/{stream.identity[1]}/{stream.turn}"
+            fields["seed"] = zlib.crc32(key.encode()) & _MOST_SEED
+            fields |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+            fields |= {"top_k": sampling.top_k} if sampling.top_k else {}
+        return fields
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._replies.put((job[0], self._ask(*job)))
+
+    def _ask(self, request: _Request, fields: dict[str, Any]) -> Completion:
+        try:
+            return self.model.complete(
+                [request.what.messages],
+                max_tokens=request.max_tokens,
+                temperature=request.sampling.temperature,
+                fields=fields,
+            )[0]
+        except Exception as error:  # whoever waits must hear of it
+            return Completion(error=f"{type(error).__name__}: {error}", finish="error", fault=faults.OTHER)
+
+    def _turn(self, stream: Stream, request: _Request, reply: Completion) -> Generated | TurnFailed:
+        """Books a reply."""
+        cost = self.price.of(reply.prompt_tokens, reply.tokens)
+        if reply.kept:
+            self.budget.spend(cost)
+        assert stream.usage is not None
+        stream.usage += Usage(
+            replies=1,
+            kept=int(reply.kept),
+            prompt_tokens=reply.prompt_tokens,
+            tokens=reply.tokens,
+            seconds=reply.seconds,
+            cost=cost,
+        )
+        if reply.error is not None:
+            return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
+        text = reply.text if request.what.continued else gone_on(reply.text, request.what.begun)
+        if not text.strip():
+            said = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
+            return TurnFailed(Failure(kind=faults.EMPTY, message=said))
+        text, reason = ended(reply, whole_letters(text), request.stops, request.what.begun)
+        ids = self.transcript.encode_written(text)
+        stream.ledger.sample(ids, [0.0] * len(ids), -1)
+        stream.turn += 1
+        stop = next((stop for stop in request.stops if text.endswith(stop)), None) if reason == "stop" else None
+        return Generated(tokens=ids, stop_reason=reason, stop=stop)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Request:
+    what: Asked
+    stops: tuple[str, ...]
+    max_tokens: int
+    sampling: Sampling

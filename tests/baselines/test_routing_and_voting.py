@@ -1,0 +1,219 @@
+"""Baselines that choose a knowledge base, or decide between candidates, call by call, with scripted policies."""
+
+from typing import Any
+
+import pytest
+
+from routerl_jax.baselines.cogplanner import CogPlanner
+from routerl_jax.baselines.few_shot import demonstration, few_shot
+from routerl_jax.baselines.hipporag_reader import HippoRAGReader
+from routerl_jax.baselines.omnisearch import OmniSearch
+from routerl_jax.baselines.registry import baseline_agents
+from routerl_jax.baselines.skr import SKR
+from routerl_jax.baselines.sure import SuRe, listed
+from routerl_jax.baselines.universal_rag import UniversalRAG, chosen
+from routerl_jax.baselines.worked import WORKED
+from tests.baselines.playing import EXAMPLE, played, with_template
+
+Q = EXAMPLE.question
+BARE: dict[str, Any] = {"instruct": False}
+BOTH = ("text", "table")
+
+
+def kinds(episode):
+    return [turn.action and turn.action.kind for turn in episode.turns]
+
+
+# --- HippoRAG 2's reader ---
+
+
+def test_the_reader_thinks_and_answers():
+    found = played(HippoRAGReader(k=2, **BARE), " It says so.\nAnswer: Mary.\nQuestion: more")
+    assert found.asked == [("text", Q, 2)]
+    assert found.chats[0].startswith(f"Documents:\n[1] text1: <text1 on {Q}>\n[2] text2: ")
+    assert f"\n\nQuestion: {Q}\nThought: It says so.\nAnswer: Mary." in found.chats[0]
+    assert found.episode.answer == "Mary"
+    without = played(HippoRAGReader(k=1, **BARE), " It does not say.", " Mary\n")
+    assert (without.episode.answer, without.episode.turns[1].forced) == ("Mary", "\nAnswer:")
+
+
+def test_the_readers_worked_question_has_documents():
+    text = played(HippoRAGReader(k=1), " x\nAnswer: Mary", chats=True).chats[0]
+    assert text.count("Documents:\n[1]") == 2
+    assert "[2] Mary Wollstonecraft: " in text.split("[user]")[0]
+
+
+# --- SKR ---
+
+
+@pytest.mark.parametrize(("said", "searches"), [("No, I know it.\n", 0), (" Yes\n", 1), ("Perhaps\n", 1)])
+def test_skr_searches_where_the_policy_needs_it(said, searches):
+    found = played(SKR(k=2, **BARE), said, "Mary\n")
+    assert found.asked == [("text", Q, 2)] * searches
+    assert ("Documents:" in found.chats[1]) == bool(searches)
+    assert found.episode.answer == "Mary"
+    assert kinds(found.episode) == ["invalid" if said == "Perhaps\n" else "search", "answer"]
+
+
+# --- UniversalRAG ---
+
+
+def test_universal_rag_asks_the_knowledge_base_that_it_names():
+    agent = UniversalRAG(k=2, about={"table": "tables of countries"})
+    found = played(agent, "The Table, I think.\n", "Mary\n", tools=BOTH)
+    assert found.asked == [("table", Q, 2)]
+    assert "- text\n- table: tables of countries" in found.chats[0]
+    assert found.episode.answer == "Mary"
+    assert [turn.action and turn.action.tool for turn in found.episode.turns] == ["table", ""]
+
+
+def test_universal_rag_answers_directly_or_asks_the_first():
+    none = played(UniversalRAG(**BARE), " none\n", "Mary\n", tools=BOTH)
+    assert (none.asked, none.episode.answer) == ([], "Mary")
+    assert none.chats[1] == f"Question: {Q}\nAnswer:Mary\n"
+    odd = played(UniversalRAG(k=1, **BARE), " what?\n", "Mary\n", tools=BOTH)
+    assert (odd.asked, kinds(odd.episode)) == ([("text", Q, 1)], ["invalid", "answer"])
+
+
+def test_names_are_read_whole():
+    assert chosen("text_image.", ("text", "text_image")) == "text_image"
+    assert chosen("context or tables", ("text", "table")) is None
+    assert chosen("None of them", ("text",)) == "none"
+
+
+# --- CogPlanner ---
+
+
+def test_cogplanner_plans_until_nothing_is_missing():
+    turns = ("who wrote it\n", " table\n", "her mother\n", " text\n", "none\n", "Mary\n")
+    found = played(CogPlanner(k=1, **BARE), *turns, tools=BOTH)
+    assert found.asked == [("table", "who wrote it", 1), ("text", "her mother", 1)]
+    assert found.chats[0] == f"Question: {Q}\nQuery:who wrote it\n"
+    assert found.chats[1] == f"Question: {Q}\nQuery: who wrote it\nKnowledge base: table\n"
+    assert found.chats[2].startswith("Found so far:\n[1] table1: <table1 on who wrote it>\n\nQuestion: ")
+    everything = "[1] table1: <table1 on who wrote it>\n[2] text1: <text1 on her mother>"
+    assert found.chats[5] == f"Documents:\n{everything}\n\nQuestion: {Q}\nAnswer:Mary\n"
+    assert [turn.asked for turn in found.episode.turns] == ["query", "route", "query", "route", "query", ""]
+    assert found.episode.answer == "Mary"
+
+
+def test_cogplanner_stops_at_its_limit_and_where_a_choice_is_unread():
+    spent = played(CogPlanner(k=1, rounds=1, **BARE), "a\n", "text\n", "Mary\n", tools=BOTH)
+    assert (len(spent.asked), spent.episode.answer) == (1, "Mary")
+    odd = played(CogPlanner(k=1, **BARE), "a\n", "nowhere\n", "Mary\n", tools=BOTH)
+    assert (odd.asked, kinds(odd.episode)) == ([], [None, "invalid", "answer"])
+
+
+def test_cogplanner_in_parallel_takes_both_from_one_reply():
+    turns = ("Query: a\nKnowledge base: table", "Query: b\nKnowledge base: none", "Mary\n")
+    found = played(CogPlanner(k=1, modelling="parallel", **BARE), *turns, tools=BOTH)
+    assert found.asked == [("table", "a", 1)]
+    assert found.episode.answer == "Mary"
+
+
+# --- OmniSearch ---
+
+STEP = "Thought: hm\nSub-question: Who wrote it?\nSearch: {}\nFound:"
+
+
+def test_omnisearch_searches_where_it_says_and_answers():
+    turns = (STEP.format("table: the author"), STEP.format("text"), STEP.format("none"), "Final answer: Mary.\n")
+    found = played(OmniSearch(k=1, **BARE), *turns, tools=BOTH)
+    assert found.asked == [
+        ("table", "the author", 1),
+        ("text", "Who wrote it?", 1),
+    ]  # without a query, the sub-question
+    assert [turn.observation for turn in found.episode.turns] == [
+        " (1) table1: <table1 on the author>\n",
+        " (1) text1: <text1 on Who wrote it?>\n",
+        " Nothing was searched for.\n",
+        "",
+    ]
+    assert (found.episode.answer, kinds(found.episode)) == ("Mary", ["search", "search", "search", "answer"])
+
+
+def test_omnisearch_is_told_of_a_step_that_cant_be_done():
+    found = played(
+        OmniSearch(k=1, max_steps=2, **BARE), "Search: the web\nFound:", STEP.format("text: broken"), " Mary\n"
+    )
+    assert "it names none of text and none" in found.episode.turns[0].observation
+    assert "The search failed: ConnectionError" in found.episode.turns[1].observation
+    assert (found.episode.answer, found.episode.turns[-1].forced) == ("Mary", "Final answer:")
+
+
+# --- SuRe ---
+
+
+def test_sure_votes_between_summaries():
+    found = played(
+        SuRe(k=2, **BARE),
+        " Jane, (b) Mary\n",
+        " For Jane.\n",
+        " True",
+        " For Mary.\n",
+        " True",
+        " 2",  # Jane's before Mary's
+        " 1",  # Mary's before Jane's
+    )
+    assert found.asked == [("text", Q, 2)]
+    shown = f"Documents:\n[1] text1: <text1 on {Q}>\n[2] text2: <text2 on {Q}>\n\nQuestion: {Q}\n"
+    assert found.chats[0].startswith(f"{shown}Answers: (a) Jane")
+    assert [
+        chat.startswith(f"{shown}Given answer: {name}\nPassage:")
+        for chat, name in zip(found.chats[1:4:2], ("Jane", "Mary"))
+    ]
+    assert found.chats[2].startswith(f"Question: {Q}\nGiven answer: Jane\nPassage: For Jane.\nTrue or False:")
+    assert found.chats[5].startswith(f"Passage 1: For Jane.\nPassage 2: For Mary.\nQuestion: {Q}\nBetter: Passage 2")
+    assert found.chats[6].startswith(f"Passage 1: For Mary.\nPassage 2: For Jane.\nQuestion: {Q}\nBetter: Passage 1")
+    assert found.episode.answer == "Mary"
+
+
+@pytest.mark.parametrize(("valid", "answer"), [(("False", "True"), "Mary"), (("True", "True"), "Jane")])
+def test_sure_counts_validity_and_takes_the_first_of_equals(valid, answer):
+    turns = ("Jane (b) Mary", "x\n", valid[0], "y\n", valid[1], "neither", "neither")
+    assert played(SuRe(k=1, **BARE), *turns).episode.answer == answer
+
+
+def test_sure_with_one_candidate_and_with_none():
+    one = played(SuRe(k=1, **BARE), "Mary, (b) Mary", "x\n", "False")
+    assert one.episode.answer == "Mary"
+    none = played(SuRe(k=1), "I can't say.", chats=True)
+    assert (none.episode.answer, kinds(none.episode)) == (None, ["invalid"])
+    assert listed("(a) Jane Doe, (b) **Mary**\n(c)") == ["Jane Doe", "Mary"]
+
+
+# --- few-shot prompting of a recipe ---
+
+
+def test_few_shot_shows_eight_worked_chats_in_the_recipes_form():
+    agent = few_shot(tools=("text",), recipe="search_r1")
+    chat = agent.opening(EXAMPLE, with_template())
+    text = with_template().decode(chat)
+    assert text.count("[user] ") == text.count("[assistant] ") == 9
+    assert text.endswith(f"[user] {Q}\n[assistant] ")
+    first = text.split("[user] ")[1]
+    assert first.startswith("Which philosopher was the mother of the author of Frankenstein?\n[assistant] <think>")
+    assert (
+        "<search>Who wrote Frankenstein?</search>\n\n<information>Doc 1(Title: Frankenstein) Frankenstein is" in first
+    )
+    assert first.rstrip().endswith("<answer>Mary Wollstonecraft</answer>")
+    for one in WORKED:  # every turn of them is one that the protocol takes
+        turns = [piece for piece, written in agent.pieces(demonstration(one, "text")) if written]
+        assert len(turns) == 3
+        assert all(isinstance(turn, str) and agent.grammar.well_formed(turn) for turn in turns)
+
+
+def test_few_shot_runs_as_the_recipes_agent():
+    turns = ("<think>a</think><search>who</search>", "<think>b</think><answer>Mary</answer>")
+    agent: Any = next(
+        iter(baseline_agents("few_shot", ("text",), {"recipe": "search_r1", "shots": 2, "k": 1}).values())
+    )
+    found = played(agent, *turns)
+    assert (found.asked, found.episode.answer) == ([("text", "who", 1)], "Mary")
+    assert found.chats[0].count("<answer>") == 2 + 1 + agent.grammar.instructions().count("<answer>")
+
+
+def test_few_shot_is_of_recipes_with_a_search_agent():
+    with pytest.raises(ValueError, match="recipe 'r1_router' has a StepwiseAgent, which works in chats of its own"):
+        few_shot(tools=("text",), recipe="r1_router")
+    assert few_shot(tools=BOTH).grammar.tools == BOTH  # recipe "search": any number of knowledge bases
