@@ -228,11 +228,13 @@ def documents(passages: Sequence[Passage], llm: LLM) -> str:
 
 def said(turn: Turn, llm: LLM) -> str:
     """What a turn says, without the mark that ends it and what a reasoning model thought before."""
-    text = turn.text
-    if turn.stop_reason == "eos":
-        for mark in (llm.tokenizer.decode([one]) for one in llm.tokenizer.eos_ids):
-            text = text.removesuffix(mark)
-    return without_thinking(text)
+    return without_thinking(turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text)
+
+
+def end_mark(turn: Turn, llm: LLM) -> str:
+    """The mark with which a turn ends; "" for none."""
+    marks = (llm.tokenizer.decode([one]) for one in llm.tokenizer.eos_ids)
+    return next((mark for mark in marks if turn.text.endswith(mark)), "")
 
 
 def answered(turn: Turn, answer: str | None, error: str = "there is no answer in it") -> str | None:

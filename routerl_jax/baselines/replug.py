@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, answered
+from routerl_jax.baselines.baseline import Asked, answered, end_mark
 from routerl_jax.baselines.forms import concluded, short
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
@@ -48,7 +48,7 @@ class REPLUG(VanillaRAG):
             chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
             answered(turn, concluded(text) or short(text))
             turns.append(turn)
-        end = "\n" if not self.chats(llm) else next(filter(None, (mark(turn, llm) for turn in turns)), "")
+        end = "\n" if not self.chats(llm) else next(filter(None, (end_mark(turn, llm) for turn in turns)), "")
         answers = list(dict.fromkeys(turn.action.answer for turn in turns if turn.action and turn.action.answer))
         if not answers:
             return chat.episode(answer=None)
@@ -71,13 +71,6 @@ class REPLUG(VanillaRAG):
             return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
         return self.fitted(example, llm, [passage], asking, tokens=self.answer_tokens)
-
-
-def mark(turn: Turn, llm: LLM) -> str:
-    """The mark that ends a turn; "" for none."""
-    return next(
-        (one for one in map(llm.tokenizer.decode, ([i] for i in llm.tokenizer.eos_ids)) if turn.text.endswith(one)), ""
-    )
 
 
 def mixed(scores: np.ndarray, weights: Sequence[float]) -> int:

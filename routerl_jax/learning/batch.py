@@ -84,7 +84,9 @@ class BatchLayout:
         self.buckets = tuple(sorted(set(buckets)))
         self.shards = batch_shards(mesh)
         self.width = max(micro_tokens // self.shards, self.buckets[-1])
-        self._capacity = 1  # micro-batches per compiled batch; only grows, in powers of two
+        # Micro-batches per compiled batch; only grows, in powers of two. Programs of other sizes round otherwise, so that a
+        # run that goes on begins with the size that it had.
+        self.capacity = 1
 
     def rows(self, bucket: int) -> int:
         """Rows per shard of a micro-batch of this bucket."""
@@ -111,9 +113,9 @@ class BatchLayout:
         parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _alone(sequences)
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
         places = _places(parts, starts, len(sequences))
-        while self._capacity < len(chunk_buckets):
-            self._capacity *= 2
-        shape = (self._capacity, self.shards, self.width)
+        while self.capacity < len(chunk_buckets):
+            self.capacity *= 2
+        shape = (self.capacity, self.shards, self.width)
         arrays: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in _INTEGERS}
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
         if self._vision is not None:
@@ -136,7 +138,7 @@ class BatchLayout:
             if ref_logprobs is not None:
                 arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][says]
         self._number(parts, starts, arrays)
-        bucket_ids = np.zeros(self._capacity, np.int32)
+        bucket_ids = np.zeros(self.capacity, np.int32)
         bucket_ids[: len(chunk_buckets)] = chunk_buckets
         images = None
         if any(sequence.images for sequence in sequences):

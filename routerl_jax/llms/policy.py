@@ -72,9 +72,8 @@ class ChatModel(Endpoint):
         self._under_way: dict[int, tuple[Stream, _Request]] = {}
         self._jobs: queue.SimpleQueue[tuple[_Request, dict[str, Any]] | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[tuple[_Request, Completion]] = queue.SimpleQueue()
-        self._workers: list[
-            threading.Thread
-        ] = []  # as many as have been needed at once; a cache has a connection for each
+        # As many as have been needed at once; a cache has a connection for each.
+        self._workers: list[threading.Thread] = []
 
     @property
     def name(self) -> str:

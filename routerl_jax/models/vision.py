@@ -22,9 +22,9 @@ from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision,
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.rope import inverse_frequencies, rotate
 
-# Logits of full attention that may exist at one time: queries x keys (268 MB in float32 with 16 heads). Where there would be
-# more, it goes in blocks of so many queries and keys.
-_LOGITS, _BLOCK = 2**22, 1024
+# Patches of a block: full attention of more of them goes in blocks of so many queries and keys, whose logits are 67 MB in
+# float32 with 16 heads.
+_BLOCK = 1024
 
 _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -225,7 +225,7 @@ def full_attention(
     if attention is not None and attention.kind == "splash":
         return self_attention(q, k, v, segments, causal=False, attention=attention)
     batch, patches, heads, width = q.shape
-    if patches**2 <= _LOGITS:
+    if patches <= _BLOCK:
         return _attend(q, k, v, segments, segments)
     blocks = -(-patches // _BLOCK)
     spare = ((0, 0), (0, blocks * _BLOCK - patches))

@@ -111,6 +111,7 @@ class Run:
         """
         self._check_weights()
         extra["model"] = model_fields(self.model.config)
+        extra["micro_batches"] = self.layout.capacity
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
@@ -133,6 +134,7 @@ class Run:
         learner.state, learner.reference, self.restored = self.checkpoints.restore(
             latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
         )
+        self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
         self.policy()
         return latest
 

@@ -223,9 +223,8 @@ def test_blocks_equal_one_product(monkeypatch):
     logits = np.where((segments[:, :, None] == segments[:, None])[:, None], logits, -np.inf)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = np.einsum("bnqs,bsnh->bqnh", weights / weights.sum(-1, keepdims=True), v)
-    monkeypatch.setattr(vision, "_BLOCK", 80)
-    for budget, blocks in ((2**22, 1), (80 * 80, 3)):  # the last of three blocks is padded
-        monkeypatch.setattr(vision, "_LOGITS", budget)
+    for block, blocks in ((200, 1), (80, 3)):  # the last of three blocks is padded
+        monkeypatch.setattr(vision, "_BLOCK", block)
         text = str(jax.make_jaxpr(lambda *args: full_attention(*args))(q, k, v, segments))
         assert ("200,200" in text) == (blocks == 1)  # no product of all with all
         np.testing.assert_allclose(full_attention(q, k, v, segments), expected, atol=1e-5)
@@ -239,7 +238,6 @@ def test_blocks_equal_one_product(monkeypatch):
 def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
     """What is not computed can't be spoilt: a product with another picture's numbers, masked or not, would carry their nan on.
     In another row of the batch the same blocks belong together, and padding lies among a picture's patches."""
-    monkeypatch.setattr(vision, "_LOGITS", 16 * 16)
     monkeypatch.setattr(vision, "_BLOCK", 16)
     q, k, v = np.random.default_rng(2).normal(size=(3, 1, 96, 2, 4)).astype(np.float32)
     segments = np.repeat([[1, 2, 3]], 32, axis=1)

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
+from routerl_jax.core.types import Shown
 from routerl_jax.data.messages import read_messages
 from routerl_jax.models.images import image_size, smart_resize
 from routerl_jax.models.regions import RegionRule, View, read_box, reframed, region
@@ -64,6 +66,31 @@ def test_a_box_is_written_in_the_models_own_frame(tmp_path: pathlib.Path) -> Non
     assert learnt(path, scaled) == ["".join(TURNS).replace("[182, 133, 364, 399]", "[250, 250, 500, 750]")]
     kept = dataclasses.replace(AGENT, recorded_pixels=())
     assert learnt(path, kept) == ["".join(TURNS)]
+
+
+def test_a_row_may_say_in_which_frame_its_boxes_are(tmp_path: pathlib.Path) -> None:
+    """Its own bounds come before the agent's: at most 256 x 28 x 28 pixels show the page at 504 x 364."""
+    assert smart_resize(768, 1024, 28, 784, 256 * 784) == (364, 504)
+    path = write_row(
+        tmp_path / "sft.jsonl", TURNS[0], TURNS[1].replace("[182, 133, 364, 399]", "[126, 91, 252, 273]"), TURNS[2]
+    )
+    (_, row), *_ = read_rows(path)
+    for pixels, box in (([784, 256 * 784], "[10, 8, 20, 24]"), ([], "[126, 91, 252, 273]")):
+        write_json_lines(path, [{**row, "frame_pixels": pixels}])
+        assert learnt(path) == ["".join(TURNS).replace("[182, 133, 364, 399]", box)]
+
+
+def test_a_box_in_the_models_own_frame_stays_as_it_is_if_it_may_be_looked_at() -> None:
+    images = seeing.image_tokens(1024)
+    viewer = Viewer(images)
+    page = Image.new("RGB", (1024, 768), "white")
+    viewer.see([Shown(image=page)])
+    assert viewer.frame == (40, 32)
+    rule = RegionRule(least=4)
+    assert viewer.reframed((3, 5, 9, 10), (40, 32), rule) == (3, 5, 9, 10)
+    left, top, right, bottom = viewer.reframed((3, 5, 4, 6), (40, 32), rule)
+    assert right - left >= 4
+    assert bottom - top >= 4
 
 
 def test_the_models_that_rows_were_made_with_learn_them_as_they_are() -> None:

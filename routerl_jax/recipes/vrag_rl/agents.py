@@ -34,9 +34,8 @@ from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
 
-_FACTOR = (
-    28  # of the sides of the copies in which the boxes of recorded conversations are: an image token of Qwen2.5-VL
-)
+# Of the sides of the copies in which the boxes of recorded conversations are: an image token of Qwen2.5-VL.
+_FACTOR = 28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,9 +86,8 @@ class VRAGAgent(Agent):
         if self.recorded_pixels and not (
             len(self.recorded_pixels) == 2 and 0 < self.recorded_pixels[0] <= self.recorded_pixels[1]
         ):
-            raise ValueError(
-                f"recorded_pixels={self.recorded_pixels} must be a least and a most number of pixels, or ()"
-            )
+            given = f"recorded_pixels={self.recorded_pixels}"
+            raise ValueError(f"{given} must be a least and a most number of pixels, or ()")
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
