@@ -13,7 +13,7 @@ from routerl_jax.core.config import to_config_dict
 from routerl_jax.core.types import Demonstration, Example
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.known import known_questions, strength
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Plan, Planned, planned, renamed
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
 from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, sight_demonstrations
@@ -36,6 +36,7 @@ QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 32, 16, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=5e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
+LEANING = 0.4  # share of demonstrations with the plan that their question needs; the others' are by chance
 KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
 
 
@@ -66,8 +67,13 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     """Plans by chance, whatever is known, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
     questions = known_questions("train", DEMONSTRATIONS, 2 * QUESTIONS)
-    plans = [planned(one, PLANS[int(rng.integers(len(PLANS)))]) for one in questions]
+    plans = [planned(one, _plan(one, rng)) for one in questions]
     return _demonstrations(config, [_renamed(one, rng) for one in _searched(config, plans)], agent)
+
+
+def _plan(example: Example, rng: np.random.Generator) -> Plan:
+    """Sometimes what is needed, else one by chance."""
+    return NEEDED[example.metadata["kind"]] if rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
 
 
 def _renamed(demonstration: Demonstration, rng: np.random.Generator) -> Demonstration:

@@ -27,11 +27,11 @@ def test_sixty_countries_are_known_and_none_of_another_split() -> None:
 
 def test_unknown_countries_are_apart() -> None:
     unknown = {split: set(known.unknown_countries(split)) for split in SPLITS}
-    assert {split: len(names) for split, names in unknown.items()} == {
-        "train": 40 + recoloured.COUNTRIES,
-        "validation": 14,
-        "test": 46,
-    }
+    real = {"train": 40, "validation": 14, "test": 46}
+    for split, names in unknown.items():
+        assert len(names & set(known.countries())) == real[split]
+        assert len(names) == real[split] + recoloured.COUNTRIES[split]
+        assert {known.searched_countries()[name].split for name in names} == {split}
     assert not any(names & set(known.known_countries()) for names in unknown.values())
     assert not any(one & other for one, other in itertools.combinations(unknown.values(), 2))
     assert all({"income", "population"} <= set(known.facts(name)) for names in unknown.values() for name in names)
@@ -73,6 +73,8 @@ def test_kinds_are_equal_and_need_what_they_say(questions: dict[str, list[known.
         for one in asked:
             country, relation, kind = (one.metadata[key] for key in ("country", "relation", "kind"))
             assert (country in known.known_countries()) == (kind in ("search_free", "text"))
+            made_up = country not in known.countries()
+            assert one.metadata["type"] == f"{kind}_{'made_up' if made_up else known.strength(country)}"
             assert kind in ("search_free", "text") or country in known.unknown_countries(split)
             assert one.metadata["strength"] == known.strength(country)
             assert (kind == "search_free") <= (relation in ("", *known.KNOWN_RELATIONS))

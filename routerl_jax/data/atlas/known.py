@@ -9,9 +9,9 @@ question and the picture decide together what must be looked up:
     image        a flag never seen: whose                           an image search
     mixed        a flag never seen: any of the six facts            an image search, then a text search
 
-The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas, and in
-training made-up ones besides (`recoloured`). So training, validation and test share the known countries and no other, and no
-two questions share a picture.
+The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas, and made-up
+ones besides (`recoloured`). So training, validation and test share the known countries and no other, and no two questions share
+a picture.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def countries() -> dict[str, world.Entity]:
 
 @functools.cache
 def searched_countries() -> dict[str, world.Entity]:
-    """What there is to search for, by name: the real countries, and made-up ones of the training split."""
+    """What there is to search for, by name: the real countries, and the made-up ones."""
     return countries() | {name: entity for name, (entity, _) in recoloured(NEAR).items()}
 
 
@@ -113,9 +113,9 @@ def known_countries() -> dict[str, Strength]:
 
 @functools.cache
 def unknown_countries(split: world.Split) -> tuple[str, ...]:
-    """The others of a split of Atlas whose flag is near no other country's: the policy doesn't take them for one that it
-    knows, and a search tells them apart. The training split has the made-up ones, too: its few real ones would be learnt by
-    heart."""
+    """The others of a split of Atlas whose flag is near no other country's (the policy doesn't take them for one that it
+    knows, and a search tells them apart), and the split's made-up ones: the few real ones of training would be learnt by heart.
+    """
     real = tuple(
         name
         for name, entity in countries().items()
@@ -123,7 +123,7 @@ def unknown_countries(split: world.Split) -> tuple[str, ...]:
         and name not in known_countries()
         and all(distance(name, other) >= NEAR for other in countries() if other != name)
     )
-    return real + (tuple(recoloured(NEAR)) if split == "train" else ())
+    return real + tuple(name for name, (entity, _) in recoloured(NEAR).items() if entity.split == split)
 
 
 def strength(country: str) -> Strength:
@@ -152,7 +152,7 @@ def known_questions(split: world.Split, count: int, start: int = 0) -> list[Exam
     `start` is the place of the first one: others have other pictures.
 
     `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`,
-    both the kind and the strength as `type`, and, as other questions of Atlas, `entities`.
+    both the kind and the strength (of a made-up country "made_up") as `type`, and, as other questions of Atlas, `entities`.
 
     Raises:
       ValueError: the count, or the first one's place, is no multiple of four.
@@ -188,7 +188,7 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
             "country": country,
             "relation": relation,
             "strength": strength(country),
-            "type": f"{kind}_{strength(country)}",
+            "type": f"{kind}_{strength(country) if country in countries() else 'made_up'}",
             "entities": [country],
         },
     )

@@ -18,7 +18,7 @@ from PIL import Image
 from routerl_jax.data.atlas import flags, world
 from routerl_jax.data.atlas.invented import invented_world
 
-COUNTRIES = 600  # that are made up
+COUNTRIES: dict[world.Split, int] = {"train": 600, "validation": 42, "test": 138}  # that are made up
 _COLOURS = np.array(list(flags.COLOURS.values()), np.float32)
 _OFTEN = np.array([flags.OFTEN[name] for name in flags.COLOURS], float)
 _SHADE = 12  # most that a colour is off the standard one, of 255
@@ -43,10 +43,11 @@ def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
 
 @functools.cache
 def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
-    """`COUNTRIES` made-up countries by name, each with its flag, no two of which are nearer than `far`; the same every time."""
+    """Made-up countries by name, `COUNTRIES` of each split, each with its flag, no two of which are nearer than `far`; the same
+    every time."""
     rng, others, entities = np.random.default_rng(11), _real(), _entities()
     found: dict[str, tuple[world.Entity, bytes]] = {}
-    while len(found) < COUNTRIES:
+    while len(found) < sum(COUNTRIES.values()):
         flag = recoloured_flag(rng, far)
         blocks = _blocks(flag)
         if _distance(others, blocks) >= far:
@@ -82,12 +83,17 @@ def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
 
 
 def _entities() -> Iterator[world.Entity]:
-    """Invented countries of the training split, each with a name of its own."""
-    names = {name for name, _ in _countries()}
+    """Invented countries, `COUNTRIES` of each split, each with a name of its own."""
+    taken = {name for name, _ in _countries()}
+    for split, count in COUNTRIES.items():
+        yield from itertools.islice(_invented(split, taken), count)
+
+
+def _invented(split: world.Split, taken: set[str]) -> Iterator[world.Entity]:
     for seed in itertools.count(1000):
         (entity,) = invented_world(seed, countries=1, elements=0)
-        if entity.name not in names and entity.split == "train":
-            names.add(entity.name)
+        if entity.name not in taken and entity.split == split:
+            taken.add(entity.name)
             yield entity
 
 
