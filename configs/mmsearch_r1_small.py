@@ -35,8 +35,8 @@ K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures
 DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 32, 16, 8, 4
-OPTIMIZER = schema.OptimizerConfig(lr=5e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
-LEANING = 0.4  # share of demonstrations with the plan that their question needs; the others' are by chance
+OPTIMIZER = schema.OptimizerConfig(lr=3e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
+LEANING = 0.4  # of demonstrations that need a search, the share with the plan that they need; all others' are by chance
 KEPT_SIGHT = 5  # every so many-th demonstration is one of what the packaged policy was taught
 
 
@@ -54,17 +54,17 @@ def search_required() -> list[Example]:
 
 
 def validation_questions() -> list[Example]:
-    """The known countries in other pictures, and fourteen others."""
+    """The known countries in other pictures, and 56 others."""
     return known_questions("validation", 80)
 
 
 def test_questions() -> list[Example]:
-    """The known countries in other pictures, and 46 others."""
+    """The known countries in other pictures, and 184 others, a quarter of them real."""
     return known_questions("test", 400)
 
 
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
-    """Plans by chance, whatever is known, to learn from, and others that are held out."""
+    """Worked examples that search too often and too rarely, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
     questions = known_questions("train", DEMONSTRATIONS, 2 * QUESTIONS)
     plans = [planned(one, _plan(one, rng)) for one in questions]
@@ -72,8 +72,11 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
 
 
 def _plan(example: Example, rng: np.random.Generator) -> Plan:
-    """Sometimes what is needed, else one by chance."""
-    return NEEDED[example.metadata["kind"]] if rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
+    """Of questions that need a search, what they need in some; else one by chance. So the start searches too much, and less where
+    it knows, as large models do. Where plans don't depend on what is known at all, what GRPO learns of one kind of question
+    moves all kinds alike."""
+    kind = example.metadata["kind"]
+    return NEEDED[kind] if kind != "search_free" and rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
 
 
 def _renamed(demonstration: Demonstration, rng: np.random.Generator) -> Demonstration:
@@ -108,7 +111,7 @@ def _demonstrations(
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """The packaged policy that sees is shown plans drawn by chance, then learns by GRPO what pays.
+    """The packaged policy that sees is shown plans, most of them drawn by chance, then learns by GRPO what pays.
 
     python -m launch.train --config=configs/mmsearch_r1_small.py --workdir=runs/mmsearch_r1_small
 
@@ -147,7 +150,8 @@ def _run() -> schema.TrainConfig:
             test="configs.mmsearch_r1_small:test_questions",
             overlap="ignore",
         ),
-        rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES),
+        # At temperature 1 misread names cost more than a search does.
+        rollout=schema.RolloutConfig(examples=EXAMPLES, samples=SAMPLES, temperature=0.6),
         stages={"main": schema.StageConfig(reward=dict(REWARD))},
         controls={
             "no_penalty": schema.ControlConfig(stages={"free": schema.StageConfig(reward=reward(0.0))}),
@@ -181,7 +185,7 @@ def _run() -> schema.TrainConfig:
         checkpoint=schema.CheckpointConfig(every=8),
         warm_start=schema.WarmStartConfig(
             demonstrations="made:configs.mmsearch_r1_small:shown",
-            steps=400,
+            steps=600,
             optimizer=schema.OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
             examples=32,
             drills=0.1,

@@ -209,7 +209,7 @@ def test_a_start_from_which_no_price_could_teach_anything_is_refused(
 
 
 def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of question with each plan, about as often as another; what was taught in between; reproducible."""
+    """Each kind of question with each plan, and oftenest with the searches that it needs; what was taught in between; reproducible."""
     monkeypatch.setattr(mmsearch_r1_small, "DEMONSTRATIONS", 160)
     monkeypatch.setattr(mmsearch_r1_small, "QUESTIONS", 40)
     agent = build_recipe(config).agent
@@ -221,6 +221,9 @@ def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: 
         (one.example.metadata["kind"], len(one.pieces)) for one in worked if not one.bare
     )  # three pieces a search, and the answer
     assert all(plans[kind, count] > 0 for kind in ("search_free", "text", "image", "mixed") for count in (1, 3, 5))
+    alone = {kind: [count for (one, count), n in plans.items() if one == kind for _ in range(n)] for kind, _ in plans}
+    assert 0.1 < np.mean([count == 1 for count in alone["search_free"]]) < 0.45  # 0.25 are meant to be
+    assert 0.35 < np.mean([count == 5 for count in alone["mixed"]]) < 0.8  # 0.55
     # those of an epoch whose places others take come in another epoch
     over_epochs = [training[i] for i in range(8 * 152)]
     assert len({one.example.id for one in over_epochs if not one.bare}) == 152
