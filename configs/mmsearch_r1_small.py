@@ -72,9 +72,11 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
 
 
 def _plan(example: Example, rng: np.random.Generator) -> Plan:
-    """Of questions that need a search, what they need in some; else one by chance. So the start searches too much, and less where
-    it knows, as large models do. Where plans don't depend on what is known at all, what GRPO learns of one kind of question
-    moves all kinds alike."""
+    """Of questions that need a search, what they need in some; else one by chance.
+
+    So the start searches too much, and less where it knows, as large models do. Where plans don't depend on what is known at
+    all, what GRPO learns of one kind of question moves all kinds alike.
+    """
     kind = example.metadata["kind"]
     return NEEDED[kind] if kind != "search_free" and rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
 

@@ -209,7 +209,7 @@ def test_a_start_from_which_no_price_could_teach_anything_is_refused(
 
 
 def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of question with each plan, and oftenest with the searches that it needs; what was taught in between; reproducible."""
+    """Each kind of question with each plan, oftenest with the searches that it needs; what was taught between; reproducible."""
     monkeypatch.setattr(mmsearch_r1_small, "DEMONSTRATIONS", 160)
     monkeypatch.setattr(mmsearch_r1_small, "QUESTIONS", 40)
     agent = build_recipe(config).agent
