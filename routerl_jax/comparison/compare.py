@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import card, policies
 from routerl_jax.comparison.agents import Entrant, entrants, file_name
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
@@ -72,7 +73,7 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
     runs = dict.fromkeys(row.run for field in fields for row in field.rows)
     judge = _judge(config)
     known: dict[str, dict[str, Any]] = {}
-    tools = {}
+    tools: dict[str, Mapping[str, SearchTool]] = {}  # of benchmarks with the same ones, once
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in runs:
             with policies.opened(run, config) as (engine, about):
@@ -82,15 +83,16 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
                 check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
                 for field in fields:
                     rows = [row for row in field.rows if row.run == run]
-                    if rows and field.name not in tools:
+                    bases = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
+                    if rows and bases not in tools:
                         with naming(f"benchmark {field.name!r}"):
-                            tools[field.name] = open_knowledge_bases(field.knowledge, progress=progress)
+                            tools[bases] = open_knowledge_bases(field.knowledge, progress=progress)
                     for row in rows:
                         attempt_all(
                             row.agent,
                             field.examples,
                             engine,
-                            tools[field.name],
+                            tools[bases],
                             field.path(row, output),
                             sampling=Sampling(temperature=config.temperature),
                             seed=config.seed,

@@ -23,8 +23,10 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
         searches, tokens = axes[2 * i : 2 * i + 2]
         for agent, row in found["rows"].items():
             number, cost = agents.index(agent), row["cost"]
-            low, high = row[f"{metric}_interval"]
-            bar = [[max(row[metric] - low, 0)], [max(high - row[metric], 0)]]
+            low, value, high = (
+                100 * part for part in (row[f"{metric}_interval"][0], row[metric], row[f"{metric}_interval"][1])
+            )
+            bar = [[max(value - low, 0)], [max(high - value, 0)]]
             style = {
                 "fmt": _MARKS[(number // 6) % len(_MARKS)],
                 "color": color_of(number),
@@ -33,13 +35,13 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
                 "capsize": 2,
                 "alpha": 0.9,
             }
-            searches.errorbar([sum(cost["searches"].values())], [row[metric]], yerr=bar, label=agent, **style)
-            tokens.errorbar([max(cost["read"] + cost["written"], 1)], [row[metric]], yerr=bar, **style)
+            searches.errorbar([sum(cost["searches"].values())], [value], yerr=bar, label=agent, **style)
+            tokens.errorbar([max(cost["read"] + cost["written"], 1)], [value], yerr=bar, **style)
         tokens.set_xscale("log")
-        searches.set(title=name, ylabel=heading(metric).removesuffix(" %"), xlabel="searches of a question")
+        searches.set(title=name, ylabel=heading(metric), xlabel="searches of a question")
         tokens.set(title=name, xlabel="tokens of a question, read and written")
         for axis in (searches, tokens):
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()[1], 1))  # marks at 0 are seen whole
     marks = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
     shown = [agent for agent in agents if agent in marks]
     figure.legend([marks[a] for a in shown], shown, loc="outside right upper", frameon=False, fontsize=8, ncols=columns)

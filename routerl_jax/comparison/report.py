@@ -18,7 +18,7 @@ from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.report import heading
 
 TITLE = "Agents on benchmarks"
-_MOST_TESTS = 60  # rows of a table of tests; of more, those that are told apart
+_MOST_TESTS = 15  # of a table; of more, those that tell agents apart
 _LEVEL = 0.05
 
 # (key of a row, heading) of shares that say how an agent worked
@@ -199,19 +199,21 @@ def _tests_about(card: Mapping[str, Any]) -> str:
     who = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
     return (
         f"Paired tests of {who}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random flips "
-        "of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired "
-        "bootstrap). p is corrected by Holm's method for the number of tests of a metric on a benchmark; below 0.05 it stands out."
+        "of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired bootstrap); "
+        "p is corrected by Holm's method for the number of tests of a metric on a benchmark."
     )
 
 
 def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[Block]:
     if not tests:
         return []
-    shown = tests if len(tests) <= _MOST_TESTS else [test for test in tests if test["holm"] < _LEVEL]
-    title = Heading(f"{_title(metric)}, {name}: {len(tests)} test{'s' if len(tests) > 1 else ''}", 3)
-    left = len(tests) - len(shown)
-    said = [Paragraph(f"{left} more tell no agents apart; results.json has them.")] if left else []
-    return [title, *([tests_table(shown)] if shown else []), *said]
+    apart = [test for test in tests if test["holm"] < _LEVEL]
+    title = Heading(f"{_title(metric)}, {name}", 3)
+    count = f"{len(apart)} of {len(tests)}" if apart else f"None of {len(tests)}"
+    said = Paragraph(f"{count} pairs of agents can be told apart (corrected p below {_LEVEL:g}).")
+    if len(tests) <= _MOST_TESTS:
+        return [title, said, tests_table(tests)]
+    return [title, said, *([tests_table(apart), Paragraph("results.json has the others.")] if apart else [])]
 
 
 def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
