@@ -13,8 +13,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 72rem; m
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.4rem; } h3 { font-size: 1.05rem; margin-top: 1.6rem; }
 div.table { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { padding: .28rem .7rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top; white-space: nowrap; }
-th { border-bottom: 2px solid #8c959f; } tbody tr:hover { background: #f3f6f9; }
+th, td { padding: .28rem .6rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top; white-space: nowrap; }
+th { border-bottom: 2px solid #8c959f; white-space: normal; vertical-align: bottom; } tbody tr:hover { background: #f3f6f9; }
 th:first-child, td:first-child { text-align: left; }
 table.words td, table.words th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 img { max-width: 100%; }

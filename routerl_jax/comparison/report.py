@@ -198,9 +198,9 @@ def _chance(value: float) -> str:
 def _tests_about(card: Mapping[str, Any]) -> str:
     who = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
     return (
-        f"Paired tests of {who}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random flips "
-        "of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired bootstrap); "
-        "p is corrected by Holm's method for the number of tests of a metric on a benchmark."
+        f"Paired tests of {who}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random "
+        "flips of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired "
+        "bootstrap); p is corrected by Holm's method for the number of tests of a metric on a benchmark."
     )
 
 

@@ -44,7 +44,7 @@ def config(directory: pathlib.Path, url: str = "http://127.0.0.1:1/v1", **change
         knowledge={"text": KnowledgeConfig(source="corpus.*", kind="bm25")},
         licence="ours",
     )
-    price = {"price_read": 1000.0, "price_written": 1000.0}
+    price: dict[str, Any] = {"price_read": 1000.0, "price_written": 1000.0}
     fields: dict[str, Any] = {
         "agents": ("direct", "vanilla_rag", "cot"),
         "benchmarks": ("things",),
