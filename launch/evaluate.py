@@ -3,8 +3,10 @@ r"""Compares agents on benchmarks; or evaluates one policy on one, beside routin
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --agents=direct,ircot_all,runs/quickstart \
         --benchmarks=atlas,hotpotqa --config.data=DATA
+    python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --report=r1_searcher.table2 --config.data=DATA
     python -m launch.evaluate --agents=help
     python -m launch.evaluate --benchmarks=help
+    python -m launch.evaluate --report=help
 
 Every agent (baselines, recipes, directories of runs) answers the questions of every benchmark over that benchmark's knowledge
 bases. Writes report.html, report.md, results.json, figures/ and episodes/BENCHMARK/AGENT.jsonl. The same command again goes on
@@ -63,6 +65,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_list("agents", [], "Agents to run, or help; default: the configuration's, or all that make sense.")
     flags.DEFINE_list("benchmarks", [], "Of a comparison, or help; default: the configuration's.")
+    flags.DEFINE_string(
+        "report", None, "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; or help."
+    )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     flags.DEFINE_integer(
         "limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.", lower_bound=0
@@ -79,7 +84,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    if "help" in (*FLAGS.agents, *FLAGS.benchmarks):
+    if "help" in (*FLAGS.agents, *FLAGS.benchmarks, FLAGS.report):
         _help()
     elif FLAGS.config is not None and "benchmarks" in read_config_dict():
         _compare()
@@ -88,7 +93,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _help() -> None:
-    """Prints what --agents, --benchmarks or both can be."""
+    """Prints what --agents, --benchmarks and --report can be."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -96,20 +101,23 @@ def _help() -> None:
 
     from routerl_jax.comparison import agents
     from routerl_jax.comparison.benchmarks import benchmark, known  # noqa: F401 - they register themselves
+    from routerl_jax.comparison.papers import known as tables  # noqa: F401 - likewise
+    from routerl_jax.comparison.papers import table
 
-    tables = {
+    listings = {
         "agents": (("name", "paper", "needs", ""), agents.listing()),
         "benchmarks": (("name", "paper", "knowledge bases", "", "where the data are had"), benchmark.listing()),
+        "report": (("name", "paper", "benchmarks", ""), table.listing()),
     }
     console = Console(width=None if sys.stdout.isatty() else 200)
-    for name, (headings, rows) in tables.items():
-        if "help" in getattr(FLAGS, name):
-            table = Table(title=name, box=box.SIMPLE_HEAD, title_justify="left")
+    for name, (headings, rows) in listings.items():
+        if "help" in (getattr(FLAGS, name) or ()):
+            printed = Table(title=name, box=box.SIMPLE_HEAD, title_justify="left")
             for heading in headings:
-                table.add_column(heading, overflow="fold")
+                printed.add_column(heading, overflow="fold")
             for row in rows:
-                table.add_row(*map(Text, row))
-            console.print(table)
+                printed.add_row(*map(Text, row))
+            console.print(printed)
 
 
 def _compare() -> None:
@@ -117,6 +125,7 @@ def _compare() -> None:
     from routerl_jax.comparison.compare import compare
     from routerl_jax.comparison.config import ComparisonConfig
     from routerl_jax.comparison.report import print_metrics
+    from routerl_jax.core.config import naming
 
     for name in ("workdir", "model", "benchmark", "snapshot", "by", "temperature", "seed"):
         if FLAGS[name].present:
@@ -125,6 +134,9 @@ def _compare() -> None:
     if FLAGS.output is None:
         raise ValueError("a comparison needs --output, the directory of its results")
     config = read_config_as(ComparisonConfig)
+    if FLAGS.report:
+        with naming("--report"):
+            config = config.of_paper(FLAGS.report)
     changes: dict[str, Any] = {
         name: tuple(given) for name in ("agents", "benchmarks") if (given := getattr(FLAGS, name))
     }
@@ -182,9 +194,9 @@ def _evaluate() -> None:
     from routerl_jax.training.snapshots import check_snapshot
     from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
-    if FLAGS.benchmarks:
+    if FLAGS.benchmarks or FLAGS.report:
         raise ValueError(
-            "--benchmarks is for a comparison: give its --config (configs/eval), and name the run in --agents"
+            "--benchmarks and --report are for a comparison: give its --config (configs/eval), and name the run in --agents"
         )
     chats = not FLAGS.workdir and FLAGS.config is not None and bool(read_config().chat_model.model)
     if bool(FLAGS.workdir) + bool(FLAGS.model) + chats != 1:

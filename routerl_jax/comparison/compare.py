@@ -25,6 +25,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.llms.judge import ModelJudge, open_judge, settings_that_count
+from routerl_jax.parallel.workdir import alone
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
 from routerl_jax.training.setup import take_examples
@@ -66,9 +67,15 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
       and `card`.
 
     Raises:
-      ValueError: an agent or a benchmark is unknown, or lacks what it needs; what is in `output` was made with other settings.
+      ValueError: an agent or a benchmark is unknown, or lacks what it needs; what is in `output` was made with other
+        settings, or another process works there.
     """
     fields = prepared(config)
+    with alone(output):
+        return _compared(fields, config, output, progress)
+
+
+def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Path, progress: bool) -> dict[str, Any]:
     _check_settings(fields, config, output)
     runs = dict.fromkeys(row.run for field in fields for row in field.rows)
     judge = _judge(config)
@@ -205,6 +212,7 @@ def _card(fields: list[Field], config: ComparisonConfig, known: Mapping[str, Any
         "metrics": list(config.metrics),
         "normalizer": config.normalizer,
         "reference": config.reference,
+        "papers": list(config.papers),
         "definitions": card.metric_definitions(config.metrics, config.normalizer),
         **({"judge": dict(settings_that_count(config.judge))} if config.judge.model else {}),
         "versions": card.versions(),

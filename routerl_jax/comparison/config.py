@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark
+from routerl_jax.comparison.papers.known import PAPER_TABLES
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.patience import USUAL
@@ -38,6 +39,7 @@ class ComparisonConfig:
     )  # of evaluation.metrics.ANSWER, or judge: what is told with intervals and tested
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every two of them
+    papers: tuple[str, ...] = ()  # tables of papers that the report has (comparison.papers), such as r1_searcher.table2
     temperature: NonNegative = 0.0  # of the sampling; 0 is greedy
     seed: Seed = 0  # of the sampling
     tool_timeout: Positive = USUAL  # seconds
@@ -53,9 +55,21 @@ class ComparisonConfig:
     chat_model: PolicyModelConfig = PolicyModelConfig()
     judge: JudgeConfig = JudgeConfig()  # with a `model`, it is asked about every answer
 
+    def of_paper(self, name: str) -> ComparisonConfig:
+        """With the agents, benchmarks and metrics of a paper's table, as far as they are ours and measured. Raises ValueError
+        for a table that there is not."""
+        table = PAPER_TABLES.get(name)
+        metrics = tuple(metric for metric in table.metrics if metric != JUDGE or self.judge.model)
+        return dataclasses.replace(
+            self, agents=table.agents, benchmarks=table.benchmarks, metrics=metrics, papers=(*self.papers, name)
+        )
+
     def __post_init__(self) -> None:
         with naming("config.normalizer"):
             NORMALIZERS.get(self.normalizer)
+        for table in self.papers:
+            with naming("config.papers"):
+                PAPER_TABLES.get(table)
         for section in ("agents", "benchmarks", "metrics"):
             names = getattr(self, section)
             if not names:

@@ -22,6 +22,8 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
     for i, (name, found) in enumerate(benchmarks.items()):
         searches, tokens = axes[2 * i : 2 * i + 2]
         for agent, row in found["rows"].items():
+            if metric not in row:  # no verdict of a judge counts
+                continue
             number, cost = agents.index(agent), row["cost"]
             low, value, high = (
                 100 * part for part in (row[f"{metric}_interval"][0], row[metric], row[f"{metric}_interval"][1])

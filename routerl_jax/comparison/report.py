@@ -14,6 +14,8 @@ from rich.text import Text
 
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
 from routerl_jax.comparison.figure import cost_figure
+from routerl_jax.comparison.papers.known import PAPER_TABLES
+from routerl_jax.comparison.papers.table import paper_blocks
 from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.report import heading
 
@@ -63,6 +65,8 @@ def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
     blocks: list[Block] = [Heading(TITLE, 1), Paragraph(_introduction(benchmarks, card))]
     for metric in card["metrics"]:
         blocks += [Heading(_title(metric)), Paragraph(_means(metric)), metric_table(benchmarks, metric)]
+    for name in card["papers"]:
+        blocks += paper_blocks(PAPER_TABLES.get(name), results)
     blocks += [Heading("Quality and cost"), Picture(picture, "Quality against searches and tokens of a question")]
     for name, found in benchmarks.items():
         blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(found["rows"])]
@@ -224,20 +228,17 @@ def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
             counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
             counts["cut short by a limit"] = row["truncated_rate"]
-            unanswered = 1 - row["answered_rate"]
-            counts["no answer, these included"] = unanswered
-            lines += [
-                [name, agent, said, str(round(share * row["n"]))]
-                for said, share in counts.items()
-                if round(share * row["n"])
-            ]
+            counts["no answer, these included"] = 1 - row["answered_rate"]
+            counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
+            numbers = {said: round(share * row["n"]) for said, share in counts.items()}
+            lines += [[name, agent, said, str(number)] for said, number in numbers.items() if number]
     if not lines:
-        return [Heading("What went wrong"), Paragraph("Every question was answered.")]
-    about = "Questions that these befell; without an answer they count as wrong in all metrics."
+        return [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+    about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
     return [
         Heading("What went wrong"),
         Paragraph(about),
-        Table(["benchmark", "agent", "what", "questions"], lines, words=True),
+        Table(["benchmark", "agent", "what", "how many"], lines, words=True),
     ]
 
 
