@@ -211,6 +211,7 @@ def test_a_papers_table(chats: Any, tmp_path: pathlib.Path) -> None:
     assert "| here: m | IRCoT |  |  |" in report
     assert "| GPT | IRCoT | 0.434 | 0.308 | 0.492 | 0.114 | 0.272 | 0.184 | 0.192 | 0.214 |" in report
     assert "| Qwen | R1-Searcher | 0.654 | 0.750 | 0.636 | 0.650 | 0.528 | 0.544 | 0.282 | 0.314 |" in report
+    assert (report.count("| GPT | "), report.count("| Llama | "), report.count("| Qwen | ")) == (13, 16, 1)
     assert "| retriever | BGE-large-en-v1.5 | bm25 | differs |" in report
     assert "not run: 2wikimultihopqa, bamboogle, musique" in report
     told = refusal("evaluate", given(chats, tmp_path), f"--output={tmp_path / 'o'}", "--report=r1_searcher.table9")
