@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.comparison import card, policies
+from routerl_jax.comparison import captions, card, policies
 from routerl_jax.comparison.agents import Entrant, entrants, file_name
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.comparison.captions import captioned
 from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.comparison.report import write_report
 from routerl_jax.comparison.results import paired_tests, row_results, row_scores
@@ -76,6 +77,9 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
 
 
 def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Path, progress: bool) -> dict[str, Any]:
+    if config.captions.model:
+        with naming("config.captions"):
+            fields = [_captioned(field, config, progress) for field in fields]
     _check_settings(fields, config, output)
     runs = dict.fromkeys(row.run for field in fields for row in field.rows)
     judge = _judge(config)
@@ -162,6 +166,15 @@ def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig
     return dataclasses.replace(spec, **changes) if changes else spec
 
 
+def _captioned(field: Field, config: ComparisonConfig, progress: bool) -> Field:
+    said = f"{field.name}: captions" if progress else ""
+    return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=said))
+
+
+def _captions_card(config: ComparisonConfig) -> dict[str, Any]:
+    return {"captions": dict(captions.settings_that_count(config.captions))} if config.captions.model else {}
+
+
 def _judge(config: ComparisonConfig) -> ModelJudge | None:
     with naming("config.judge"):
         return open_judge(config.judge, config.normalizer) if config.judge.model else None
@@ -169,7 +182,7 @@ def _judge(config: ComparisonConfig) -> ModelJudge | None:
 
 def _check_settings(fields: list[Field], config: ComparisonConfig, output: pathlib.Path) -> None:
     """Raises ValueError that names the first setting in which episodes that are there were made otherwise."""
-    common = {"temperature": config.temperature, "seed": config.seed}
+    common = {"temperature": config.temperature, "seed": config.seed, **_captions_card(config)}
     for field in fields:
         knowledge = {name: card.knowledge_settings(name, spec) for name, spec in field.knowledge.items()}
         asked = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
@@ -214,6 +227,7 @@ def _card(fields: list[Field], config: ComparisonConfig, known: Mapping[str, Any
         "reference": config.reference,
         "papers": list(config.papers),
         "definitions": card.metric_definitions(config.metrics, config.normalizer),
+        **_captions_card(config),
         **({"judge": dict(settings_that_count(config.judge))} if config.judge.model else {}),
         "versions": card.versions(),
     }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark
+from routerl_jax.comparison.captions import CaptionConfig
 from routerl_jax.comparison.papers.known import PAPER_TABLES
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
@@ -53,6 +54,9 @@ class ComparisonConfig:
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
     chat_model: PolicyModelConfig = PolicyModelConfig()
+    captions: CaptionConfig = (
+        CaptionConfig()
+    )  # with a `model`, pictures of questions become words, for policies that see none
     judge: JudgeConfig = JudgeConfig()  # with a `model`, it is asked about every answer
 
     def of_paper(self, name: str) -> ComparisonConfig:

@@ -265,7 +265,7 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
         Paragraph(about),
         Table(["benchmark", "agent", "prompts digest", "made of"], agents, words=True),
     ]
-    alike = ("k", "searches", "instruct", "decoding", "normalizer", "judge")
+    alike = ("k", "searches", "instruct", "decoding", "normalizer", "captions", "judge")
     facts = {key: card[key] for key in alike if key in card} | {
         f"policy {key}": value for key, value in card["policies"].items()
     }

@@ -17,16 +17,19 @@ from routerl_jax.comparison import agents
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.comparison.captions import CaptionConfig, captioned
 from routerl_jax.comparison.compare import compare, prepared
 from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.comparison.results import paired_tests
 from routerl_jax.core.types import Episode, Example, Verdict
+from routerl_jax.data.atlas import flags
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.generation.sampling import GREEDY
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import AgentConfig, EngineConfig, KnowledgeConfig, ModelConfig, TrainConfig
 from tests.agents.scripted import AGENT, ANSWER, ScriptedEngine, knowledge
 from tests.comparison.world import config, write_world
+from tests.web_servers import Chats, serving
 
 LOCAL = ComparisonConfig(model=ModelConfig(path="atlas-warm-start"), k=4, searches=2)
 
@@ -178,6 +181,34 @@ def whole(episode: Episode) -> tuple[str | None, Any]:
     return episode.answer, episode.example.metadata
 
 
+def test_pictures_become_words(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that sees describes them once; the policy reads the captions, and no picture is sent to it."""
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
+    flag = tmp_path / "flag.png"
+    flag.write_bytes(flags.flag("Mali"))
+    examples = [
+        Example(id="a", question="Whose?", answers=("Mali",), images=(str(flag),)),
+        Example(id="b", question="Why?", answers=("x",)),
+    ]
+
+    def seen(messages: list[dict[str, Any]]) -> str:
+        assert [part["type"] for part in messages[0]["content"]] == ["image_url", "text"]
+        return "Three bars,\n green, yellow and red."
+
+    with serving(handler := Chats(seen)) as server:
+        given = CaptionConfig(model="sees", base_url=f"{server.url}/v1", retries=0)
+        for _ in range(2):
+            found = captioned(examples, given)
+            assert found[0].question == "Picture: Three bars, green, yellow and red.\nWhose?"
+            assert (found[0].id, found[0].images, found[1]) == ("a", (), examples[1])
+        assert len(handler.bodies) == 1
+        handler.reply = lambda _: " "
+        with pytest.raises(
+            ValueError, match="1 of 1 pictures have no caption; that of question 'a': the reply is empty"
+        ):
+            captioned(examples, dataclasses.replace(given, model="blind"))
+
+
 def test_files_of_a_benchmark(tmp_path: pathlib.Path) -> None:
     write_world(tmp_path / "b")
     bases = {"text": KnowledgeConfig(source="b/corpus.*"), "web": KnowledgeConfig(source="http://127.0.0.1:1/kb")}
@@ -194,7 +225,7 @@ def test_files_of_a_benchmark(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "wikitablequestions", "tabfact", "atlas", "atlas_multi"]
+    "name", ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "wikitablequestions", "tabfact", "atlas", "atlas_flags"]
 )
 def test_real_data_are_read(name: str, shared_data: Any) -> None:
     """As they lie in the directory of real data; whatever form their files have there."""
