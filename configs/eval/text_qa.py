@@ -23,18 +23,16 @@ def get_config() -> ml_collections.ConfigDict:
             agents=(
                 "search",
                 "search:random_kb",
+                "search:only_table",
                 "search:no_search",
                 "direct",
-                "cot",
                 "vanilla_rag_all",
                 "ircot_all",
                 "iter_retgen_all",
-                "self_ask_all",
-                "react_all",
                 "universal_rag",
             ),
             benchmarks=("atlas_single", "atlas_multi"),
-            questions=100,
+            questions=64,
             k=2,
             searches=2,
             turn_tokens=64,
@@ -42,6 +40,6 @@ def get_config() -> ml_collections.ConfigDict:
             settings={"search": {"grammar": "r1_router", "answer_tokens": 24}},
             model=ModelConfig(path="atlas-warm-start"),
             mesh=MeshConfig(cpu_devices=2),
-            engine=EngineConfig(rows=64, max_length=512),
+            engine=EngineConfig(rows=32, max_length=512),
         )
     )

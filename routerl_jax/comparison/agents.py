@@ -38,14 +38,14 @@ class Entrant:
       name: of the row.
       run: the directory of the run whose policy it is; "" for the configuration's.
       about: what it is made of, JSON-serialisable; two of which that are equal work alike.
-      scores: it asks for log-probabilities, which no endpoint tells.
+      tools: names of the benchmark's knowledge bases that there are for it: of a run's policy those that it was trained with.
     """
 
     name: str
     agent: Agent
     run: str
     about: Mapping[str, Any]
-    scores: bool = False
+    tools: tuple[str, ...]
 
 
 def listing() -> list[tuple[str, str, str, str]]:
@@ -97,8 +97,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
     """The rows of a baseline, or the one that is called `row`."""
     settings = dict(config.settings.get(name, {}))
     entry = BASELINES.get(name)
-    scores = isinstance(entry, Entry) and entry.scores
-    if scores and config.chat_model.model:
+    if isinstance(entry, Entry) and entry.scores and config.chat_model.model:
         raise ValueError(
             f"agent {name!r} asks for log-probabilities, which no endpoint tells (config.chat_model.model="
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
@@ -116,7 +115,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
         about = {"baseline": name, "settings": settings, **_plain(agent)}
-        found.append(Entrant(name=key, agent=agent, run="", about=about, scores=scores))
+        found.append(Entrant(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
     return found
 
 
@@ -128,7 +127,7 @@ def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: 
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
     agent = in_common(agent, config, settings)
     about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_plain(agent)}
-    return Entrant(name=name, agent=_routed(agent, name, routing, tools), run="", about=about)
+    return Entrant(name=name, agent=_routed(agent, name, routing, tools), run="", about=about, tools=tuple(tools))
 
 
 def _run(
@@ -144,7 +143,8 @@ def _run(
     bases = list(run.knowledge)
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
     made = _routed(agent, name, routing, bases)
-    return Entrant(name=name.rstrip("/"), agent=made, run=directory, about={**about, **_plain(agent)})
+    about |= _plain(agent)
+    return Entrant(name=name.rstrip("/"), agent=made, run=directory, about=about, tools=tuple(bases))
 
 
 def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) -> Agent:
@@ -170,6 +170,13 @@ def _plain(agent: Agent) -> dict[str, Any]:
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     kept = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
     return {"agent": type(agent).__name__, "fields": kept}
+
+
+def check_settings(config: ComparisonConfig) -> None:
+    """Raises ValueError for settings of an agent that there is not."""
+    for name in config.settings:
+        if name not in BASELINES and name not in RECIPES and ":" not in name:
+            raise ValueError(f"config.settings.{name}: no agent is called so; {_near(name, (*BASELINES, *RECIPES))}")
 
 
 def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:

@@ -11,7 +11,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import captions, card, policies
-from routerl_jax.comparison.agents import Entrant, entrants, file_name
+from routerl_jax.comparison.agents import Entrant, check_settings, entrants, file_name
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
@@ -81,35 +81,13 @@ def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Pat
         with naming("config.captions"):
             fields = [_captioned(field, config, progress) for field in fields]
     _check_settings(fields, config, output)
-    runs = dict.fromkeys(row.run for field in fields for row in field.rows)
     judge = _judge(config)
     known: dict[str, dict[str, Any]] = {}
-    tools: dict[str, Mapping[str, SearchTool]] = {}  # of benchmarks with the same ones, once
+    tools: dict[str, Mapping[str, SearchTool]] = {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
-        for run in runs:
-            with policies.opened(run, config) as (engine, about):
-                called = file_name(run) if run else "policy"
-                known[called] = about
-                weights = {key: value for key, value in about.items() if key != "name"}
-                check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
-                for field in fields:
-                    rows = [row for row in field.rows if row.run == run]
-                    bases = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
-                    if rows and bases not in tools:
-                        with naming(f"benchmark {field.name!r}"):
-                            tools[bases] = open_knowledge_bases(field.knowledge, progress=progress)
-                    for row in rows:
-                        attempt_all(
-                            row.agent,
-                            field.examples,
-                            engine,
-                            tools[bases],
-                            field.path(row, output),
-                            sampling=Sampling(temperature=config.temperature),
-                            seed=config.seed,
-                            tool_timeout=config.tool_timeout,
-                            progress=f"{field.name}: {row.name}" if progress else "",
-                        )
+        for run in dict.fromkeys(row.run for field in fields for row in field.rows):
+            called = f"run-{file_name(run)}" if run else "policy"
+            known[called] = _attempted(run, called, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
     results = {"benchmarks": benchmarks, "card": _card(fields, config, known)}
     write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
@@ -117,8 +95,46 @@ def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Pat
     return results
 
 
+def _attempted(
+    run: str,
+    called: str,
+    fields: list[Field],
+    config: ComparisonConfig,
+    output: pathlib.Path,
+    tools: dict[str, Mapping[str, SearchTool]],
+    progress: bool,
+) -> dict[str, Any]:
+    """All attempts of the agents with one policy; what there is to say of it. A policy goes before the next one comes.
+
+    Args:
+      tools: knowledge bases that are open, by what they are made of; of benchmarks with the same ones, once.
+    """
+    with policies.opened(run, config) as (engine, about):
+        weights = {key: value for key, value in about.items() if key != "name"}
+        check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
+        for field in fields:
+            made_of = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
+            for row in (row for row in field.rows if row.run == run):
+                if made_of not in tools:
+                    with naming(f"benchmark {field.name!r}"):
+                        tools[made_of] = open_knowledge_bases(field.knowledge, progress=progress)
+                attempt_all(
+                    row.agent,
+                    field.examples,
+                    engine,
+                    {name: tools[made_of][name] for name in row.tools},
+                    field.path(row, output),
+                    sampling=Sampling(temperature=config.temperature),
+                    seed=config.seed,
+                    tool_timeout=config.tool_timeout,
+                    progress=f"{field.name}: {row.name}" if progress else "",
+                )
+    return about
+
+
 def prepared(config: ComparisonConfig) -> list[Field]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare`, before anything takes long."""
+    check_settings(config)
     fields = []
     for name in config.benchmarks:
         benchmark = located(name, _benchmark(name, config), config.data)
@@ -187,8 +203,10 @@ def _check_settings(fields: list[Field], config: ComparisonConfig, output: pathl
         knowledge = {name: card.knowledge_settings(name, spec) for name, spec in field.knowledge.items()}
         asked = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
         for row in field.rows:
-            made_of = {**common, "agent": row.about, **asked, "knowledge": knowledge}
-            check_same(made_of, field.path(row, output).with_suffix(".json"), _REMEDY)
+            path, made_of = field.path(row, output), {**common, "agent": row.about, **asked, "knowledge": knowledge}
+            if not path.is_file():  # nothing was asked yet
+                path.with_suffix(".json").unlink(missing_ok=True)
+            check_same(made_of, path.with_suffix(".json"), _REMEDY)
 
 
 def _results(field: Field, config: ComparisonConfig, output: pathlib.Path, judge: ModelJudge | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from routerl_jax.comparison.captions import CaptionConfig
+from routerl_jax.data.atlas import flags
 from tests.comparison.world import QUESTIONS, config, reply, write_world
 from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.web_servers import Chats, http_error, refused_by_openai, serving
@@ -140,6 +142,28 @@ def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path)
     assert "Every question was answered, and no search failed." in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_captions(chats: Any, tmp_path: pathlib.Path) -> None:
+    """A question's picture is described by one model; the policy reads that, and is sent no picture."""
+    questions = tmp_path / "data" / "questions.jsonl"
+    (tmp_path / "data" / "flag.png").write_bytes(flags.flag("Mali"))
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows[0]["image"] = "flag.png"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chats.reply = lambda messages: "Three bars." if isinstance(messages[0]["content"], list) else reply(messages)
+    given_captions = CaptionConfig(model="sees", base_url=chats.url, retries=0)
+    wanted = given(chats, tmp_path, agents=("direct",), captions=given_captions)
+    results = compared(wanted, f"--output={tmp_path / 'out'}")
+    asked = [
+        (body["model"], "Picture: Three bars." in str(body["messages"]), "image_url" in str(body))
+        for body in chats.bodies
+    ]
+    assert asked[:2] == [("sees", False, True), ("m", True, False)]
+    assert asked[2:] == [("m", False, False)] * (QUESTIONS - 1)
+    assert results["card"]["captions"]["model"] == "sees"
+    without = refusal("evaluate", given(chats, tmp_path, agents=("direct",)), f"--output={tmp_path / 'out'}")
+    assert "direct.json was made with other settings (questions digest differs" in without
+
+
 def test_other_settings_are_refused(chats: Any, tmp_path: pathlib.Path) -> None:
     output = f"--output={tmp_path / 'out'}"
     compared(given(chats, tmp_path, agents=("vanilla_rag",)), output)
@@ -180,6 +204,7 @@ def test_what_is_refused_before_anything_is_asked(chats: Any, tmp_path: pathlib.
         ): "config.reference='cott' is no agent of this comparison: cot, direct, vanilla_rag",
         ("--config.metrics=('emm',)",): "config.metrics: 'emm' is none of em",
         ("--config.settings={}", "--workdir=runs/x"): "--workdir is not for a comparison",
+        ("--config.settings={'ircott': {}}",): "config.settings.ircott: no agent is called so; did you mean ircot",
         ("--benchmark=questions.jsonl",): "--benchmark is not for a comparison",
         ("--config.chat_model.model=",): "the agents need a policy: give config.model.path",
     }

@@ -225,7 +225,7 @@ def test_files_of_a_benchmark(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "wikitablequestions", "tabfact", "atlas", "atlas_flags"]
+    "name", ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "wikitablequestions", "atlas", "atlas_flags"]
 )
 def test_real_data_are_read(name: str, shared_data: Any) -> None:
     """As they lie in the directory of real data; whatever form their files have there."""
