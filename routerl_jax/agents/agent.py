@@ -82,15 +82,10 @@ class Agent(abc.ABC):
 
     def with_searches(self, count: int) -> Agent:
         """The same agent with at most `count` searches on a question; of one that asks several knowledge bases at once, so many
-        rounds. One whose number is fixed, such as one search or none, stays as it is.
-
-        Raises:
-          ValueError: it has no field `searches_field`, and does not say how often it searches.
+        rounds. One without a field `searches_field`, such as one that searches once or never, stays as it is.
         """
         if dataclasses.is_dataclass(self) and self.searches_field in self.__dataclass_fields__:
             return dataclasses.replace(self, **{self.searches_field: count})
-        if self.search_budget is None:
-            raise ValueError(f"{type(self).__name__} has no number of searches, {self.searches_field}, to change")
         return self
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:

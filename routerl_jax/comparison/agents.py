@@ -151,7 +151,7 @@ def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) ->
     """The agent with what all agents of a comparison have in common, but for its `own` settings.
 
     Raises:
-      ValueError: it has no number of documents or searches to set.
+      ValueError: it has no number of documents to set.
     """
     agent = agent if "k" in own else agent.with_passages(config.k)
     agent = agent if agent.searches_field in own else agent.with_searches(config.searches)

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import html
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 72rem; margin: 2rem auto; padding: 0 1.2rem; }
@@ -15,8 +15,8 @@ div.table { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .28rem .6rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top; white-space: nowrap; }
 th { border-bottom: 2px solid #8c959f; white-space: normal; vertical-align: bottom; } tbody tr:hover { background: #f3f6f9; }
-th:first-child, td:first-child { text-align: left; }
-table.words td, table.words th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th.text, td.text { text-align: left; }
+table.words td { white-space: normal; overflow-wrap: break-word; max-width: 48rem; }
 img { max-width: 100%; }
 """
 
@@ -42,13 +42,13 @@ class Table:
 
     Attributes:
       bold: (row, column) of cells that stand out.
-      words: cells are texts, not numbers.
+      texts: so many of the first columns hold texts, the others numbers.
     """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     bold: frozenset[tuple[int, int]] = frozenset()
-    words: bool = False
+    texts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _markdown(block: Block, directory: pathlib.Path) -> str:
         return block.text
     if isinstance(block, Picture):
         return f"![{block.text}]({block.path.relative_to(directory).as_posix()})"
-    sides = ["---"] + ["---" if block.words else "---:"] * (len(block.headings) - 1)
+    sides = ["---" if i < block.texts else "---:" for i in range(len(block.headings))]
     lines = [list(block.headings), sides]
     for i, row in enumerate(block.rows):
         lines.append([f"**{_cell(text)}**" if (i, j) in block.bold else _cell(text) for j, text in enumerate(row)])
@@ -100,14 +100,18 @@ def _html(block: Block) -> str:
     if isinstance(block, Picture):
         data = base64.b64encode(block.path.read_bytes()).decode()
         return f'<p><img src="data:image/png;base64,{data}" alt="{html.escape(block.text, quote=True)}"></p>'
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in block.headings)
-    rows = []
+    cells = [_html_row("th", block.headings, block.texts)]
     for i, row in enumerate(block.rows):
-        cells = [
-            f"<strong>{html.escape(text)}</strong>" if (i, j) in block.bold else html.escape(text)
-            for j, text in enumerate(row)
-        ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    kind = ' class="words"' if block.words else ""
-    body = "\n".join(rows)
-    return f'<div class="table"><table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+        cells.append(_html_row("td", row, block.texts, {j for j in range(len(row)) if (i, j) in block.bold}))
+    kind = ' class="words"' if block.texts >= len(block.headings) else ""
+    head, *body = cells
+    rows = "\n".join(body)
+    return f'<div class="table"><table{kind}><thead>{head}</thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _html_row(tag: str, cells: Sequence[str], texts: int, bold: Collection[int] = ()) -> str:
+    made = []
+    for i, cell in enumerate(cells):
+        text = f"<strong>{html.escape(cell)}</strong>" if i in bold else html.escape(cell)
+        made.append(f'<{tag} class="text">{text}</{tag}>' if i < texts else f"<{tag}>{text}</{tag}>")
+    return f"<tr>{''.join(made)}</tr>"

@@ -155,7 +155,7 @@ def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
             [test["first"], test["second"], difference, _chance(test["p"]), _chance(test["holm"]), str(test["n"])]
         )
         bold |= {(i, 4)} if test["holm"] < _LEVEL else set()
-    return Table(["agent", "against", "difference", "p", "p, corrected", "n"], cells, frozenset(bold))
+    return Table(["agent", "against", "difference", "p", "p, corrected", "n"], cells, frozenset(bold), texts=2)
 
 
 _COST = (
@@ -238,7 +238,7 @@ def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
     return [
         Heading("What went wrong"),
         Paragraph(about),
-        Table(["benchmark", "agent", "what", "how many"], lines, words=True),
+        Table(["benchmark", "agent", "what", "how many"], lines, texts=3),
     ]
 
 
@@ -263,7 +263,7 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
     blocks += [
         Heading("Agents", 3),
         Paragraph(about),
-        Table(["benchmark", "agent", "prompts digest", "made of"], agents, words=True),
+        Table(["benchmark", "agent", "prompts digest", "made of"], agents, texts=4),
     ]
     alike = ("k", "searches", "instruct", "decoding", "normalizer", "captions", "judge")
     facts = {key: card[key] for key in alike if key in card} | {
@@ -275,7 +275,7 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:
-    return Table(["", ""], [[key, _said(value)] for key, value in facts.items()], words=True)
+    return Table(["", ""], [[key, _said(value)] for key, value in facts.items()], texts=2)
 
 
 def _said(value: Any) -> str:

@@ -73,7 +73,7 @@ def test_numbers_by_hand(chats: Any, tmp_path: pathlib.Path, capsys: pytest.Capt
     report, page = (output / "report.md").read_text(), (output / "report.html").read_text()
     assert "| **vanilla_rag** | " not in report
     assert "| vanilla_rag | **83.3 (50.0-100.0)** |" in report
-    assert "<td>vanilla_rag</td><td><strong>83.3 (50.0-100.0)</strong></td>" in page
+    assert '<td class="text">vanilla_rag</td><td><strong>83.3 (50.0-100.0)</strong></td>' in page
     assert "| vanilla_rag | cot | +66.7 (" in report
     assert "None of 3 pairs of agents can be told apart" in report
     assert "| vanilla_rag | 1.00 | 1.00 | 1 | 7 | 1 | " in report

@@ -97,9 +97,9 @@ def paper_blocks(table: PaperTable, results: Mapping[str, Any]) -> list[Block]:
             said = method if not name or name in (agent, f"{agent}_all") else f"{method}, {name}"
             rows.append([f"here: {here}", said, *(_value(_found(name, column, results)) for column in table.columns)])
     rows += [[row.group, row.method, *map(_value, row.published)] for row in table.rows]
-    differs = Table(["", "the paper", "here", ""], _differences(table, results, here), words=True)
+    differs = Table(["", "the paper", "here", ""], _differences(table, results, here), texts=4)
     said = "Our numbers are in the first rows; what was not run is blank. Below is what they differ in."
-    return [Heading(f"{table.title} (arXiv {table.paper})"), Paragraph(said), Table(headings, rows), differs]
+    return [Heading(f"{table.title} (arXiv {table.paper})"), Paragraph(said), Table(headings, rows, texts=2), differs]
 
 
 def _ours(agent: str, results: Mapping[str, Any]) -> list[str]:
