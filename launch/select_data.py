@@ -45,7 +45,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.curation.job import check_same
+    from routerl_jax.core.journal import check_same
     from routerl_jax.curation.questions import counts_of
     from routerl_jax.curation.rollouts import policy_attempts
     from routerl_jax.curation.selection import SelectionConfig, select

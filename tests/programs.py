@@ -17,7 +17,6 @@ from absl import flags, logging
 
 from launch.command import start as start_program
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -100,17 +99,18 @@ def refusal(program: str, *arguments: Any) -> str:
     return message
 
 
-def write_config(config: TrainConfig, path: pathlib.Path) -> pathlib.Path:
-    """A file for --config that holds this configuration."""
-    path.write_text(_CONFIG.format(text=json.dumps(to_config_dict(config).to_dict())))
+def write_config(config: Any, path: pathlib.Path) -> pathlib.Path:
+    """A file for --config that holds this configuration, of a run or of whatever a program takes."""
+    schema, text = type(config), json.dumps(to_config_dict(config).to_dict())
+    path.write_text(_CONFIG.format(text=text, module=schema.__module__, schema=schema.__name__))
     return path
 
 
 _CONFIG = """
 import json
 from routerl_jax.core.config import from_config_dict, to_config_dict
-from routerl_jax.training.config import TrainConfig
+from {module} import {schema}
 
 def get_config():
-    return to_config_dict(from_config_dict(TrainConfig, json.loads({text!r})))
+    return to_config_dict(from_config_dict({schema}, json.loads({text!r})))
 """

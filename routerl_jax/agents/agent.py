@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import difflib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
@@ -39,7 +39,12 @@ class Agent(abc.ABC):
     `run` is all that must be written. What else a run asks of an agent is below, with defaults: how its attempts can be forked,
     what it is compared with, how it is shown what to write. The fields of an agent that is a dataclass can be set in a
     configuration (`config.agent.settings`).
+
+    Attributes:
+      searches_field: the field that bounds how often it searches, where it has one.
     """
+
+    searches_field: ClassVar[str] = "max_searches"
 
     @abc.abstractmethod
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -74,6 +79,14 @@ class Agent(abc.ABC):
         if not dataclasses.is_dataclass(self) or "k" not in self.__dataclass_fields__:
             raise ValueError(f"{type(self).__name__} has no number of passages, k, to change (config.evaluation.k)")
         return dataclasses.replace(self, k=k)
+
+    def with_searches(self, count: int) -> Agent:
+        """The same agent with at most `count` searches on a question; of one that asks several knowledge bases at once, so many
+        rounds. One without a field `searches_field`, such as one that searches once or never, stays as it is.
+        """
+        if dataclasses.is_dataclass(self) and self.searches_field in self.__dataclass_fields__:
+            return dataclasses.replace(self, **{self.searches_field: count})
+        return self
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
         """The same policy with choices taken away, by name, for the run's final table.

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,7 @@ def run(
     progress: str = "",
     stats: DriverStats | None = None,
     forks: int = 0,
+    finished: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Runs an agent `samples` times on every example.
 
@@ -68,6 +69,7 @@ def run(
       stats: filled in if given.
       forks: routing decisions of an attempt at which it goes every way (agents/forks.py): the first so many on each way. An
         attempt then has several episodes, one after the other (`Episode.branches`).
+      finished: called with every episode as soon as it has ended, in the order in which they do.
 
     Returns:
       Episodes, example by example, samples in order. One in which a prompt, or what the agent feeds later on, does not fit
@@ -98,7 +100,7 @@ def run(
     engine.seed = seed
     jobs = [(example, sample) for example in examples for sample in range(samples)]
     stats = stats or DriverStats()
-    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks)
+    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks, finished)
 
     with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
         episodes = run_to_end(driver.run_all(jobs, bar))
@@ -128,6 +130,7 @@ class _Driver:
         tool_timeout: float,
         stats: DriverStats,
         forks: int,
+        finished: Callable[[Episode], None] | None,
     ) -> None:
         self.agent = agent
         self.engine = engine
@@ -137,6 +140,7 @@ class _Driver:
         self.tool_timeout = tool_timeout
         self.stats = stats
         self.forks = forks
+        self.finished = finished
         self.unfit: list[str] = []  # what did not fit a conversation
         self._choices = agent.choices if forks else None
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
@@ -169,7 +173,10 @@ class _Driver:
                 for task in done:
                     rollout = self._active.pop(task)
                     rollout.close()
-                    episodes.setdefault(index_of[task], []).append(self._result(task, rollout))
+                    episode = self._result(task, rollout)
+                    episodes.setdefault(index_of[task], []).append(episode)
+                    if self.finished is not None:
+                        self.finished(episode)
                     bar.update()
                 if done and queue:  # the next segment decodes with the freed rows
                     continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
@@ -52,6 +52,8 @@ class CogPlanner(VanillaRAG):
     """
 
     modelling: Literal["sequential", "parallel"] = "sequential"
+    searches_field: ClassVar[str] = "rounds"
+
     rounds: int = 3
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.baselines.baseline import Asked, Baseline, answered
@@ -39,6 +39,8 @@ class IRCoT(Baseline):
       sentence_tokens: most tokens of a sentence.
       shots: worked questions in the task, of at most 8.
     """
+
+    searches_field: ClassVar[str] = "max_steps"
 
     max_steps: int = 8
     max_documents: int = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.baselines.baseline import Asked, Baseline
@@ -28,6 +29,8 @@ class IterRetGen(Baseline):
       rounds: 2 is what the paper recommends; it goes up to 7.
       shots: worked questions in the task, of at most 8.
     """
+
+    searches_field: ClassVar[str] = "rounds"
 
     rounds: int = 2
     shots: int = 4

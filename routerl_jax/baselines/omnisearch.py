@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL, one_line
@@ -38,6 +39,8 @@ class OmniSearch(Baseline):
       about: what is in the knowledge bases, by name.
       sees: those that are asked with the question's picture beside the query.
     """
+
+    searches_field: ClassVar[str] = "max_steps"
 
     max_steps: int = 5
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)

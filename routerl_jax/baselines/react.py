@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import one_line
@@ -38,6 +39,8 @@ class ReAct(Baseline):
       max_steps: 7 for HotpotQA in the paper.
       shots: worked questions in the task: 6 in the paper.
     """
+
+    searches_field: ClassVar[str] = "max_steps"
 
     max_steps: int = 7
     shots: int = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
@@ -45,6 +46,8 @@ class SelfAsk(Baseline):
     """
 
     k: int = 1
+    searches_field: ClassVar[str] = "max_follow_ups"
+
     max_follow_ups: int = 5
     above: bool = False
     shots: int = 4

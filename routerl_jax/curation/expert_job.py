@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.curation import experts
 from routerl_jax.curation.attempts import FAILED
@@ -29,7 +30,7 @@ from routerl_jax.curation.expert_attempt import Experts, Tried
 from routerl_jax.curation.expert_config import ExpertsConfig
 from routerl_jax.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
 from routerl_jax.curation.golden_balance import within_share
-from routerl_jax.curation.job import Journal, begin, book_all, unfinished
+from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.curation.replies import ReplyFile
 from routerl_jax.curation.services import Batches, Services

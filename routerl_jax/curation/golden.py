@@ -21,6 +21,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.curation.annotations import Annotations
@@ -28,7 +29,7 @@ from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
 from routerl_jax.curation.golden_balance import balanced, split
 from routerl_jax.curation.golden_config import ConstructConfig
 from routerl_jax.curation.golden_report import ConstructReport, make_report
-from routerl_jax.curation.job import Journal, begin, work_through
+from routerl_jax.curation.job import begin, work_through
 from routerl_jax.curation.questions import IMAGES, Question, all_questions, digest_of, save_picture, within
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import Kind, shots

@@ -7,7 +7,7 @@ import pathlib
 import threading
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.curation.job import Journal
+from routerl_jax.core.journal import Journal
 from routerl_jax.remote.cache import Cache, Entry
 
 

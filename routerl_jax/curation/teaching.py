@@ -26,10 +26,11 @@ from routerl_jax.agents.observation import rendered
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
-from routerl_jax.curation.job import Journal, begin, book_all, unfinished
+from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services

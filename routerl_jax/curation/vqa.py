@@ -25,10 +25,11 @@ import numpy as np
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
-from routerl_jax.curation.job import Journal, begin, book_all, unfinished
+from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import IMAGES, save_picture
 from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services

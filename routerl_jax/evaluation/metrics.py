@@ -52,7 +52,7 @@ def summarize(
     Raises:
       ValueError: no episodes.
     """
-    scores = _answer_scores(episodes, normalizer)
+    scores = answer_scores(episodes, normalizer)
     intervals = bootstrap_intervals(scores)
     share = knowledge_base_shares(episodes)
     groups = by_group([episode.example.metadata for episode in episodes])
@@ -135,22 +135,23 @@ def averages(
     Raises:
       ValueError: no episodes.
     """
-    return _averages(episodes, _answer_scores(episodes, normalizer), tools)
+    return _averages(episodes, answer_scores(episodes, normalizer), tools)
 
 
-def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Share of all searches that went to each knowledge base, and of golden routes that name it; others are absent."""
-    counts = collections.Counter(tool for episode in episodes for tool in asked_knowledge_bases(episode))
-    return {name: counts[name] / counts.total() for name in sorted(counts)}
-
-
-def _answer_scores(episodes: Sequence[Episode], normalizer: str) -> Float[np.ndarray, "N 5"]:
+def answer_scores(episodes: Sequence[Episode], normalizer: str = "search_r1") -> Float[np.ndarray, "N 5"]:
+    """The metrics of `ANSWER`, in its order, of every episode. Raises ValueError without episodes."""
     if not episodes:
         raise ValueError("there are no episodes to summarise")
     golds = [accepted_answers(episode.example, episode.answer) for episode in episodes]
     return np.asarray(
         [[ANSWER_METRICS[name](e.answer, of, normalizer) for name in ANSWER] for e, of in zip(episodes, golds)]
     )
+
+
+def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Share of all searches that went to each knowledge base, and of golden routes that name it; others are absent."""
+    counts = collections.Counter(tool for episode in episodes for tool in asked_knowledge_bases(episode))
+    return {name: counts[name] / counts.total() for name in sorted(counts)}
 
 
 def _averages(

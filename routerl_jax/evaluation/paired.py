@@ -1,9 +1,9 @@
-"""Two agents on the same questions: is the one better, is it cheaper? Judged question by question, from episode records."""
+"""Two agents on the same questions: is the one better, is it cheaper? Judged question by question, of records or scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from routerl_jax.rewards.metrics import exact_match
 
 _RESAMPLES = 2000
+_FLIPS = 9999  # random ones of the permutation test, where all of them would be more
 
 Record = Mapping[str, Any]
 
@@ -95,6 +96,58 @@ def compare_seeds(
         "cost_reduction_interval": [float(low[1]), float(high[1])],
         "n": questions,
     }
+
+
+def compare_scores(ours: Float[np.ndarray, " N"], theirs: Float[np.ndarray, " N"]) -> dict[str, float | list[float]]:
+    """How a metric of one agent differs from that of another on the same questions.
+
+    Returns:
+      `difference` of the means with its `interval` (95 %, paired bootstrap over the questions), and `p`, two-sided, of the
+      hypothesis that on each question either could as well have had the other's score: by the exact sign test (McNemar's) where
+      all scores are 0 or 1, else by flipping signs at random (scipy.stats.permutation_test, samples permuted).
+
+    Raises:
+      ValueError: not as many scores, or none.
+    """
+    if len(ours) != len(theirs) or not len(ours):
+        raise ValueError(f"{len(ours)} and {len(theirs)} scores can't be paired")
+    differences = np.asarray(ours, float) - np.asarray(theirs, float)
+    rng, count = np.random.default_rng(0), len(differences)
+    means = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES) @ differences / count
+    return {
+        "difference": float(differences.mean()),
+        "interval": np.quantile(means, (0.025, 0.975)).tolist(),
+        "p": _chance(differences, bool(np.isin([ours, theirs], (0.0, 1.0)).all())),
+    }
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """The chances of several tests, corrected for their number (Holm, Scandinavian Journal of Statistics 6, 1979): that any of
+    those below 0.05 is so by accident has a chance of at most 0.05, however the tests depend on each other."""
+    corrected, worst = [0.0] * len(chances), 0.0
+    for rank, i in enumerate(np.argsort(chances, kind="stable").tolist()):
+        worst = max(worst, min(1.0, (len(chances) - rank) * chances[i]))
+        corrected[i] = worst
+    return corrected
+
+
+def _chance(differences: Float[np.ndarray, " N"], binary: bool) -> float:
+    if binary:
+        return _mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
+    if len(differences) < 2 or not differences.any():
+        return 1.0
+    from scipy import stats  # takes half a second
+
+    found = stats.permutation_test(
+        (differences,),
+        lambda values, axis: values.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=_FLIPS,
+        batch=max(1, 10**6 // len(differences)),
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
 
 
 def _pairs(ours: Mapping[str, Record], theirs: Mapping[str, Record], normalizer: str) -> list[list[float]]:

@@ -18,6 +18,9 @@ FILTERED = "filtered"  # the endpoint's filter withheld the reply
 PICTURE = "picture"  # a picture can't be read
 OTHER = "other"  # none of these
 
+# These say nothing of what was asked: another time it may be answered.
+PASSING = (BUDGET, RATE_LIMIT, NOT_ALLOWED, REQUEST, SERVER, NO_REPLY, HALF_REPLY, OTHER)
+
 _TOO_LONG = re.compile(
     r"(?i)context[ _](length|window|size)|maximum context|too many (input )?tokens|prompt is too long|input is too long"
     r"|exceeds? the (model's )?(max|limit|available)[^.]*(token|context|length)"

@@ -17,12 +17,12 @@ import PIL.Image
 import pytest
 
 from configs import r1_router_data
+from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.curation.attempts import parse_routes
 from routerl_jax.curation.golden import construct
 from routerl_jax.curation.golden_balance import balanced, split
 from routerl_jax.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
-from routerl_jax.curation.job import Journal
 from routerl_jax.curation.questions import save_picture
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.shots import shots

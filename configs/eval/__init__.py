@@ -1,0 +1,1 @@
+"""Comparisons of agents on benchmarks (launch.evaluate)."""

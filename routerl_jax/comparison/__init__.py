@@ -1,0 +1,1 @@
+"""Many agents on many benchmarks: the same questions, k, budget and metrics for all, and one report."""

@@ -1,0 +1,121 @@
+"""An agent's attempts at a benchmark's questions, kept as they end, so that whoever was killed goes on with what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.agents.driver import run
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
+from routerl_jax.generation.policy import Policy
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.llms import faults
+from routerl_jax.rewards.verdicts import Judge
+
+Record = dict[str, Any]
+
+
+def attempt_all(
+    agent: Agent,
+    examples: Sequence[Example],
+    engine: Policy,
+    tools: Mapping[str, SearchTool],
+    path: pathlib.Path,
+    *,
+    sampling: Sampling,
+    seed: int,
+    tool_timeout: float,
+    progress: str = "",
+) -> None:
+    """Runs an agent once on every example that `path` has no episode of, and appends each episode as it ends.
+
+    An episode whose policy failed in a way that says nothing of the question (faults.PASSING) is tried again; the last one of
+    an id counts. Each record has `took`: `seconds`, its share of the time (from when the one before it ended, of all that ran
+    side by side), and the tokens that were `read` and `written`: as an endpoint counts them, or each token that the engine was
+    fed, and sampled, once.
+    """
+    journal = Journal(path)
+    try:
+        kept = {record["id"] for record in journal.read() if not _passing(record)}
+        left = [example for example in examples if example.id not in kept]
+        pictures, last = PictureFiles(path.parent), time.perf_counter()
+
+        def finished(episode: Episode) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            took = {"seconds": now - last, **_tokens(episode)}
+            journal.append(episode_record(episode, pictures, took=took))
+            last = now
+
+        if left:
+            run(
+                agent,
+                left,
+                engine,
+                tools,
+                seed=seed,
+                sampling=sampling,
+                tool_timeout=tool_timeout,
+                progress=progress,
+                finished=finished,
+            )
+    finally:
+        journal.close()
+
+
+def finished_attempts(
+    path: pathlib.Path, examples: Sequence[Example], judge: Judge | None = None, judged_by: str = ""
+) -> tuple[list[Episode], list[Record]]:
+    """Episodes and records of all examples, in their order; with a `judge`, those without its verdict get one. The file is put
+    in this order, once.
+
+    Args:
+      judged_by: tells this judge from others, whose verdicts do not count.
+
+    Raises:
+      ValueError: an example has no episode, or a row is none.
+    """
+    rows = {record["id"]: record for record in read_records(path)}
+    if missing := [example.id for example in examples if example.id not in rows]:
+        raise ValueError(f"{path} has no episode of question {missing[0]!r}; run the same command again")
+    records = [rows[example.id] for example in examples]
+    episodes = [_episode(record, example, path, i) for i, (record, example) in enumerate(zip(records, examples))]
+    for episode, record in zip(episodes, records):
+        if judge is None or record.get("judge") != judged_by:
+            episode.verdict = None
+    if judge is not None:
+        asked = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
+        for episode, verdict in zip(asked, judge(asked) if asked else [], strict=True):
+            episode.verdict = verdict
+        verdicts = [dataclasses.asdict(episode.verdict) for episode in episodes if episode.verdict is not None]
+        records = [row | {"verdict": one, "judge": judged_by} for row, one in zip(records, verdicts, strict=True)]
+    if list(read_records(path)) != records:
+        write_json_lines(path, records)
+    return episodes, records
+
+
+def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
+    """The record's, of the example as the benchmark has it: records keep little of its metadata."""
+    episode = episode_of(record, Place(path, "line", index + 1))
+    episode.example = example
+    return episode
+
+
+def _passing(record: Mapping[str, Any]) -> bool:
+    failure = record.get("failure")
+    return failure is not None and failure["kind"] in faults.PASSING
+
+
+def _tokens(episode: Episode) -> dict[str, int]:
+    if episode.usage is not None:
+        return {"read": episode.usage.prompt_tokens, "written": episode.usage.tokens}
+    sampled = sum(int(sequence.loss_mask.sum()) for sequence in episode.sequences)
+    return {"read": sum(len(sequence.tokens) for sequence in episode.sequences) - sampled, "written": sampled}

@@ -1,0 +1,103 @@
+"""What a benchmark is, and how its files are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import pathlib
+from collections.abc import Mapping
+
+from routerl_jax.core.checked import checked
+from routerl_jax.core.registry import Registry
+from routerl_jax.data.formats.known import split_name
+from routerl_jax.training.config import KnowledgeConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Benchmark:
+    """Questions and the knowledge bases that they are asked over.
+
+    Attributes:
+      questions: what data.readers.open_dataset takes, of which the first that is there counts: `atlas/SPLIT`, or a pattern of
+        files in the data directory (`hotpotqa/dev.*`), with the format before it where the rows' keys don't tell.
+      knowledge: by the names that agents use; a `source` is a pattern, too, or `atlas/NAME`, or the address of a served one.
+      about: a line.
+      paper: its arXiv number, "" for none.
+      licence: of the data, as far as it is known.
+      get: where the data are had, and what is to be made of them.
+    """
+
+    questions: tuple[str, ...]
+    knowledge: Mapping[str, KnowledgeConfig]
+    about: str = ""
+    paper: str = ""
+    licence: str = ""
+    get: str = ""
+
+
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark")
+WIKIPEDIA = KnowledgeConfig(source="wikipedia/corpus.*")  # one corpus for all benchmarks that bring none along
+GET_WIKIPEDIA = (
+    "wikipedia/corpus.jsonl.gz is a corpus of Wikipedia ({id, title, text} or {id, contents} a line), such as wiki-18 of "
+    "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets."
+)
+GET_TABLES = "{id, title, header, rows} a line (docs/knowledge_bases.md)."
+
+
+def get_pool(questions: str) -> str:
+    """How a corpus is made of the passages that come with a file of questions in the data directory."""
+    corpus = f"{pathlib.PurePosixPath(questions).parent}/corpus.jsonl.gz"
+    return f"Its corpus is made of them: python -m launch.make_corpus --questions={questions} --output={corpus}"
+
+
+def listing() -> list[tuple[str, str, str, str, str]]:
+    """(name, paper, names of the knowledge bases, a line, where the data are had) of every benchmark, sorted by name."""
+    entries = [(name, BENCHMARKS.get(name)) for name in BENCHMARKS]
+    return [(name, one.paper, ", ".join(one.knowledge), one.about, one.get) for name, one in entries]
+
+
+def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
+    """The benchmark with the files that are there in the place of patterns, and one name of questions.
+
+    Args:
+      data: the directory in which patterns are looked for; "": the working directory.
+
+    Raises:
+      ValueError: questions or what a knowledge base is built from are not there; says where they were looked for and had.
+    """
+    questions = next((found for one in benchmark.questions if (found := _found(one, data))), None)
+    if questions is None:
+        raise _lacking(name, benchmark, data, "questions", benchmark.questions)
+    knowledge = {}
+    for kb, spec in benchmark.knowledge.items():
+        source = spec.source if spec.directory or spec.kind in ("tool", "hybrid") else _found(spec.source, data)
+        if source is None:
+            raise _lacking(name, benchmark, data, f"knowledge base {kb!r}", (spec.source,))
+        knowledge[kb] = dataclasses.replace(spec, source=source)
+    return dataclasses.replace(benchmark, questions=(questions,), knowledge=knowledge)
+
+
+def _found(pattern: str, data: str) -> str | None:
+    """What is there of a pattern, the first by name; what is no file's name as it is; None where nothing is there."""
+    form, files = split_name(pattern)
+    if files.startswith(("atlas/", "http://", "https://")) or (":" in files and "/" not in files):
+        return pattern
+    places = sorted(glob.glob(os.path.join(_root(data), os.path.expanduser(files))))
+    return f"{form}:{places[0]}" if places and form else next(iter(places), None)
+
+
+def _root(data: str) -> str:
+    return os.path.expanduser(data) if data else ""
+
+
+def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tuple[str, ...]) -> ValueError:
+    names = [str(pathlib.Path(_root(data)) / split_name(pattern)[1]) for pattern in patterns]
+    where = f"looked for {' and '.join(names)}"
+    if not data:
+        where += " (config.data is empty: name the directory with the files of benchmarks)"
+    had = f". {benchmark.get}" if benchmark.get else ""
+    return ValueError(
+        f"benchmark {name!r}: its {what} is not there; {where}{had}".replace("questions is", "questions are")
+    )

@@ -1,0 +1,50 @@
+"""Quality against cost, a picture: what an agent's answers are worth, and what they take."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
+from routerl_jax.evaluation.report import heading
+
+_MARKS = "osD^vP*X<>"
+
+
+def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:
+    """Writes a PNG with two panels for each benchmark: a metric, with its interval, by searches and by tokens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    columns = -(-len(agents) // 24)
+    figure = new_figure((9.2 + 2.6 * columns, 3.3 * len(benchmarks) + 0.2))
+    axes = panels_of(figure, len(benchmarks), 2)
+    for i, (name, found) in enumerate(benchmarks.items()):
+        searches, tokens = axes[2 * i : 2 * i + 2]
+        for agent, row in found["rows"].items():
+            if metric not in row:  # no verdict of a judge counts
+                continue
+            number, cost = agents.index(agent), row["cost"]
+            low, value, high = (
+                100 * part for part in (row[f"{metric}_interval"][0], row[metric], row[f"{metric}_interval"][1])
+            )
+            bar = [[max(value - low, 0)], [max(high - value, 0)]]
+            style = {
+                "fmt": _MARKS[(number // 6) % len(_MARKS)],
+                "color": color_of(number),
+                "markersize": 7,
+                "elinewidth": 1,
+                "capsize": 2,
+                "alpha": 0.9,
+            }
+            searches.errorbar([sum(cost["searches"].values())], [value], yerr=bar, label=agent, **style)
+            tokens.errorbar([max(cost["read"] + cost["written"], 1)], [value], yerr=bar, **style)
+        tokens.set_xscale("log")
+        searches.set(title=name, ylabel=heading(metric), xlabel="searches of a question")
+        tokens.set(title=name, xlabel="tokens of a question, read and written")
+        for axis in (searches, tokens):
+            axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()[1], 1))  # marks at 0 are seen whole
+    marks = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
+    shown = [agent for agent in agents if agent in marks]
+    figure.legend([marks[a] for a in shown], shown, loc="outside right upper", frameon=False, fontsize=8, ncols=columns)
+    save_figure(figure, path)

@@ -1,0 +1,58 @@
+"""The policies of a comparison: the configuration's, on devices here or behind an endpoint, and those of runs."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from flax import nnx
+
+from routerl_jax.comparison.config import ComparisonConfig
+from routerl_jax.core.config import naming
+from routerl_jax.generation.policy import Policy
+from routerl_jax.llms.policy import ChatModel
+from routerl_jax.models.lora import digest
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.load import load_config, load_policy
+from routerl_jax.training.setup import build_mesh, build_policy, make_engine
+
+
+@contextlib.contextmanager
+def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
+    """A policy, and what tells it from others: the endpoint's model, or a digest of the weights.
+
+    Args:
+      run: the directory of the run whose policy it is; "": the configuration's.
+
+    Raises:
+      ValueError: there is none, or it can't be used as the configuration says.
+    """
+    if not run and config.chat_model.model:
+        with naming("config.chat_model"):
+            endpoint = ChatModel(config.chat_model)
+        try:
+            yield endpoint, {"chat model": endpoint.about}
+        finally:
+            endpoint.end()
+        return
+    mesh = build_mesh(config.mesh)
+    if run:
+        directory = pathlib.Path(run).expanduser()
+        trained = load_config(directory)
+        model = load_policy(directory, trained, mesh)
+    else:
+        trained = TrainConfig(kind="sft", model=config.model, mesh=config.mesh, engine=config.engine)
+        model = build_policy(trained, mesh)
+    name = run or config.model.path
+    yield make_engine(trained, model), {"name": name, "weights digest": digest(nnx.state(model))}
+
+
+def check(config: ComparisonConfig) -> None:
+    """Raises ValueError where the configuration names no policy."""
+    if not (config.model.path or config.model.architecture or config.chat_model.model):
+        raise ValueError(
+            "the agents need a policy: give config.model.path (a directory, hub id or packaged model), or "
+            "config.chat_model.model of an endpoint"
+        )

@@ -1,0 +1,286 @@
+"""The report of a comparison: tables of metrics, tests, behaviour and cost, a figure, and the card."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
+from routerl_jax.comparison.figure import cost_figure
+from routerl_jax.comparison.papers.known import PAPER_TABLES
+from routerl_jax.comparison.papers.table import paper_blocks
+from routerl_jax.core.files import write_whole
+from routerl_jax.evaluation.report import heading
+
+TITLE = "Agents on benchmarks"
+_MOST_TESTS = 15  # of a table; of more, those that tell agents apart
+_LEVEL = 0.05
+
+# (key of a row, heading) of shares that say how an agent worked
+_BEHAVIOUR = (
+    ("answered_rate", "answered"),
+    ("forced_rate", "answer begun for it"),
+    ("searched_rate", "searched"),
+    ("invalid_action_rate", "invalid turns"),
+    ("truncated_rate", "cut short"),
+    ("tool_error_rate", "failed searches"),
+    ("policy_failed_rate", "no reply"),
+    ("routing_accuracy", "routed rightly"),
+    ("recall", "gold passages found"),
+)
+
+
+def write_report(results: Mapping[str, Any], output: pathlib.Path) -> None:
+    """Writes report.md, report.html and figures/quality_cost.png of what results.json holds."""
+    picture = output / "figures" / "quality_cost.png"
+    cost_figure(results["benchmarks"], results["card"]["metrics"][0], picture)
+    blocks = report(results, picture)
+    write_whole(output / "report.md", markdown(blocks, output))
+    write_whole(output / "report.html", page(blocks, TITLE))
+
+
+def print_metrics(results: Mapping[str, Any]) -> None:
+    """Prints the tables of metrics."""
+    console = Console()
+    for metric in results["card"]["metrics"]:
+        table = metric_table(results["benchmarks"], metric)
+        printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
+        for i, said in enumerate(table.headings):
+            printed.add_column(said, justify="left" if i == 0 else "right")
+        for i, row in enumerate(table.rows):
+            printed.add_row(*(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row)))
+        console.print(printed)
+
+
+def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
+    """The whole report."""
+    benchmarks, card = results["benchmarks"], results["card"]
+    blocks: list[Block] = [Heading(TITLE, 1), Paragraph(_introduction(benchmarks, card))]
+    for metric in card["metrics"]:
+        blocks += [Heading(_title(metric)), Paragraph(_means(metric)), metric_table(benchmarks, metric)]
+    for name in card["papers"]:
+        blocks += paper_blocks(PAPER_TABLES.get(name), results)
+    blocks += [Heading("Quality and cost"), Picture(picture, "Quality against searches and tokens of a question")]
+    for name, found in benchmarks.items():
+        blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(found["rows"])]
+    blocks += [Paragraph(_COST)]
+    blocks += [Heading("Which is better"), Paragraph(_tests_about(card))]
+    for name, found in benchmarks.items():
+        for metric in card["metrics"]:
+            blocks += _tests(name, metric, [test for test in found["tests"] if test["metric"] == metric])
+    blocks += [
+        Heading("How they worked"),
+        Paragraph("Percent of questions; invalid turns of turns, failed searches of searches."),
+    ]
+    for name, found in benchmarks.items():
+        blocks += [Heading(name, 3), behaviour_table(found["rows"])]
+    blocks += _trouble(benchmarks)
+    return [*blocks, *_card(results)]
+
+
+def metric_table(benchmarks: Mapping[str, Any], metric: str) -> Table:
+    """A metric of every row on every benchmark, in percent with its 95 % interval; the best of a benchmark stands out. With
+    several benchmarks, the mean over them of rows that are on all."""
+    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    several = len(benchmarks) > 1
+    headings = [
+        "agent",
+        *(f"{name} (n={found['n']})" for name, found in benchmarks.items()),
+        *(["mean"] if several else []),
+    ]
+    values = {agent: [found["rows"].get(agent, {}).get(metric) for found in benchmarks.values()] for agent in agents}
+    if several:
+        values = {agent: [*row, None if None in row else sum(row) / len(row)] for agent, row in values.items()}
+    best = [max((value for value in column if value is not None), default=None) for column in zip(*values.values())]
+    rows, bold = [], set()
+    for i, agent in enumerate(agents):
+        intervals = [found["rows"].get(agent, {}).get(f"{metric}_interval") for found in benchmarks.values()]
+        rows.append(
+            [agent, *(_with_interval(value, interval) for value, interval in zip(values[agent], [*intervals, None]))]
+        )
+        bold |= {(i, j + 1) for j, value in enumerate(values[agent]) if value is not None and value == best[j]}
+    return Table(headings, rows, frozenset(bold))
+
+
+def cost_table(rows: Mapping[str, Any]) -> Table:
+    """What a question costs with each agent."""
+    bases = list(dict.fromkeys(name for row in rows.values() for name in row["cost"]["searches"]))
+    priced = any("money" in row["cost"] for row in rows.values())
+    headings = [
+        "agent",
+        *(f"searches of {name}" for name in bases),
+        "searches",
+        "at most",
+        "tokens read",
+        "tokens written",
+    ]
+    cells = []
+    for agent, row in rows.items():
+        cost, budget = row["cost"], row["budget"]
+        asked = [cost["searches"].get(name, 0.0) for name in bases]
+        cells.append(
+            [
+                agent,
+                *(f"{count:.2f}" for count in (*asked, sum(asked))),
+                "-" if budget is None else str(budget),
+                *(f"{cost[key]:.0f}" for key in ("read", "written")),
+                f"{cost['seconds']:.3f}",
+                *([f"{cost.get('money', 0.0):.5f}"] if priced else []),
+            ]
+        )
+    return Table([*headings, "seconds", *(["money"] if priced else [])], cells)
+
+
+def behaviour_table(rows: Mapping[str, Any]) -> Table:
+    """How agents worked; columns that are nowhere known are left out."""
+    columns = [(key, said) for key, said in _BEHAVIOUR if any(key in row for row in rows.values())]
+    cells = [[agent, *(_percent(row.get(key)) for key, _ in columns)] for agent, row in rows.items()]
+    return Table(["agent", *(said for _, said in columns)], cells)
+
+
+def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
+    """Paired tests, the surest first; differences in points."""
+    cells, bold = [], set()
+    for i, test in enumerate(sorted(tests, key=lambda test: (test["holm"], test["p"]))):
+        low, high = (100 * end for end in test["interval"])
+        difference = f"{100 * test['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        cells.append(
+            [test["first"], test["second"], difference, _chance(test["p"]), _chance(test["holm"]), str(test["n"])]
+        )
+        bold |= {(i, 4)} if test["holm"] < _LEVEL else set()
+    return Table(["agent", "against", "difference", "p", "p, corrected", "n"], cells, frozenset(bold), texts=2)
+
+
+_COST = (
+    "Means of a question. A search asks one knowledge base once. Tokens are as an endpoint counts them, prompts anew at every "
+    "turn; of a model on this machine's devices each token that it was fed, and sampled, once. Seconds are those of all "
+    "questions that ran side by side, shared among them."
+)
+
+
+def _introduction(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> str:
+    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    temperature = card["decoding"]["temperature"]
+    decoding = f"at temperature {temperature:g}, seed {card['decoding']['seed']}" if temperature else "greedily"
+    return (
+        f"{len(agents)} agents on {len(benchmarks)} benchmarks ({', '.join(benchmarks)}). All show {card['k']} documents of a "
+        f"search, search in {card['searches']} rounds at most, decode {decoding}, and are scored with the normaliser "
+        f"{card['normalizer']}. The card at the end has what else the numbers depend on."
+    )
+
+
+def _title(metric: str) -> str:
+    return heading(metric).removesuffix(" %")
+
+
+def _means(metric: str) -> str:
+    shares = "Percent; in brackets the 95 % interval (bootstrap over the questions)."
+    return f"{shares} Answers whose verdict does not count are left out." if metric == "judge" else shares
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" + (f" ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})" if interval else "")
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _chance(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def _tests_about(card: Mapping[str, Any]) -> str:
+    who = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
+    return (
+        f"Paired tests of {who}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random "
+        "flips of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired "
+        "bootstrap); p is corrected by Holm's method for the number of tests of a metric on a benchmark."
+    )
+
+
+def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[Block]:
+    if not tests:
+        return []
+    apart = [test for test in tests if test["holm"] < _LEVEL]
+    title = Heading(f"{_title(metric)}, {name}", 3)
+    count = f"{len(apart)} of {len(tests)}" if apart else f"None of {len(tests)}"
+    said = Paragraph(f"{count} pairs of agents can be told apart (corrected p below {_LEVEL:g}).")
+    if len(tests) <= _MOST_TESTS:
+        return [title, said, tests_table(tests)]
+    return [title, said, *([tests_table(apart), Paragraph("results.json has the others.")] if apart else [])]
+
+
+def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
+    """What went wrong, with numbers of questions: nothing counts as wrong without being told here."""
+    lines = []
+    for name, found in benchmarks.items():
+        for agent, row in found["rows"].items():
+            kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
+            counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
+            counts["cut short by a limit"] = row["truncated_rate"]
+            counts["no answer, these included"] = 1 - row["answered_rate"]
+            counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
+            numbers = {said: round(share * row["n"]) for said, share in counts.items()}
+            lines += [[name, agent, said, str(number)] for said, number in numbers.items() if number]
+    if not lines:
+        return [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+    about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
+    return [
+        Heading("What went wrong"),
+        Paragraph(about),
+        Table(["benchmark", "agent", "what", "how many"], lines, texts=3),
+    ]
+
+
+def _card(results: Mapping[str, Any]) -> list[Block]:
+    card = results["card"]
+    blocks: list[Block] = [Heading("Card")]
+    for name, found in card["benchmarks"].items():
+        facts = {key: value for key, value in found.items() if key != "knowledge" and value not in ("", None)}
+        facts |= {f"knowledge base {kb}": value for kb, value in found["knowledge"].items()}
+        blocks += [Heading(f"Benchmark {name}", 3), _facts(facts)]
+    agents = [
+        [
+            name,
+            agent,
+            row["prompts"],
+            _said({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
+        ]
+        for name, found in results["benchmarks"].items()
+        for agent, row in found["rows"].items()
+    ]
+    about = "Digests are of what the policy was first asked at each question: task, worked examples, documents."
+    blocks += [
+        Heading("Agents", 3),
+        Paragraph(about),
+        Table(["benchmark", "agent", "prompts digest", "made of"], agents, texts=4),
+    ]
+    alike = ("k", "searches", "instruct", "decoding", "normalizer", "captions", "judge")
+    facts = {key: card[key] for key in alike if key in card} | {
+        f"policy {key}": value for key, value in card["policies"].items()
+    }
+    blocks += [Heading("In common", 3), _facts(facts)]
+    blocks += [Heading("Definitions", 3), _facts(card["definitions"]), Heading("Versions", 3), _facts(card["versions"])]
+    return blocks
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    return Table(["", ""], [[key, _said(value)] for key, value in facts.items()], texts=2)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_said(item)}" for key, item in value.items() if item not in ("", None, {}, []))
+    if isinstance(value, list):
+        return ", ".join(map(_said, value))
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,70 @@
+"""From episodes to numbers: metrics with intervals, what they cost, and which agent is better than which."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from routerl_jax.core.types import Episode
+from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answer_scores, summarize
+from routerl_jax.evaluation.paired import compare_scores, holm
+
+Scores = Mapping[str, Float[np.ndarray, " N"]]  # of a row, by metric; nan at what is left out
+
+
+def row_scores(
+    episodes: Sequence[Episode], metrics: Sequence[str], normalizer: str
+) -> dict[str, Float[np.ndarray, " N"]]:
+    """Metrics of each episode, by name; nan where a judge's verdict does not count."""
+    table = answer_scores(episodes, normalizer)
+    verdicts = [e.verdict.counts if e.verdict is not None else None for e in episodes]
+    judged = np.asarray([np.nan if counts is None else counts for counts in verdicts])
+    return {name: judged if name == JUDGE else table[:, ANSWER.index(name)] for name in metrics}
+
+
+def row_results(
+    episodes: Sequence[Episode],
+    records: Sequence[Mapping[str, Any]],
+    tools: Sequence[str],
+    normalizer: str,
+    budget: int | None,
+) -> dict[str, Any]:
+    """What an agent's episodes on a benchmark come to: `evaluation.metrics.summarize`, and under `cost`, means of a question:
+    `searches` by knowledge base, tokens `read` and `written`, `seconds` (of all that ran side by side), and `money` where there
+    is a price."""
+    summary = summarize(episodes, normalizer, tools, budget)
+    count = len(episodes)
+    asked = collections.Counter(call.tool for episode in episodes for call in episode.calls)
+    took = {key: sum(record["took"][key] for record in records) / count for key in ("read", "written", "seconds")}
+    money = sum(episode.usage.cost for episode in episodes if episode.usage is not None) / count
+    searches = {name: asked[name] / count for name in (*tools, *sorted(asked.keys() - set(tools)))}
+    return {**summary, "cost": {"searches": searches, **took, **({"money": money} if money else {})}}
+
+
+def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: str = "") -> list[dict[str, Any]]:
+    """Paired tests of a benchmark's rows, for each metric between every two of them, or each and the `reference`.
+
+    Returns:
+      For each `metric`, `first` and `second`, in the rows' order: `difference`, `interval`, `p` (paired.compare_scores) on the
+      `n` questions on which both have a score, and `holm`, the `p` corrected for the number of tests of this metric.
+    """
+    pairs = list(itertools.combinations(rows, 2))
+    if reference in rows:
+        pairs = [(name, reference) for name in rows if name != reference]
+    found: list[dict[str, Any]] = []
+    for metric in metrics:
+        of_metric = []
+        for first, second in pairs:
+            ours, theirs = rows[first][metric], rows[second][metric]
+            both = ~(np.isnan(ours) | np.isnan(theirs))
+            if both.any():
+                compared = compare_scores(ours[both], theirs[both])
+                of_metric.append({"metric": metric, "first": first, "second": second, "n": int(both.sum()), **compared})
+        corrected = holm([one["p"] for one in of_metric])
+        found += [{**one, "holm": value} for one, value in zip(of_metric, corrected)]
+    return found

@@ -1,0 +1,67 @@
+"""What a job that is killed goes on from: a file that grows by finished pieces, and what it was made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from routerl_jax.core.config import first_difference
+from routerl_jax.core.files import write_whole
+
+
+def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
+    """Writes what a job is made of, or compares it with what is there. True if there was a job already.
+
+    Args:
+      settings: JSON-serialisable.
+      remedy: what to do about other settings, for the message.
+
+    Raises:
+      ValueError: there is a job of other settings; names the first key that differs.
+    """
+    saved = json.loads(path.read_text()) if path.is_file() else None
+    current = json.loads(json.dumps(settings))
+    if saved is None:
+        write_whole(path, json.dumps(current, indent=2) + "\n")
+        return False
+    differing = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
+    if differing:
+        key, before, now = first_difference(saved.get(differing[0]), current.get(differing[0]), differing[0])
+        raise ValueError(f"{path} was made with other settings ({key} differs: {before!r}, now {now!r}); {remedy}")
+    return True
+
+
+class Journal:
+    """A file of JSON records, one per finished piece of a job, each on disk when `append` returns.
+
+    A record that a kill has torn is cut off when the file is opened again.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        self._file.truncate(sum(len(line) for line in self._file if line.endswith(b"\n")))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a record."""
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """All records. Raises ValueError that names a line that is no JSON."""
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{self.path}, line {number}: not JSON ({error}); delete the line") from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
