@@ -1,6 +1,6 @@
-"""Worked examples in which searches are planned by chance, whatever is known: no rule for when to search is in them.
+"""Worked examples of a question with a plan for its searches, whichever is asked for: when to search is no rule in them.
 
-Each follows one of four plans: answer, search by the picture, search in words, search by the picture and then in words. What a
+There are four plans: answer, search by the picture, search in words, search by the picture and then in words. What a
 plan doesn't bring to light is answered from what is known, or else by a guess, as by someone who must answer.
 """
 
