@@ -1,4 +1,4 @@
-"""The peers of `benchmarks.accelerator` on the same card: transformers' generate, and its forward with torch's backward and AdamW."""
+"""The peers of `benchmarks.accelerator` on the same card: transformers' generate, and its forward with torch's AdamW."""
 
 from __future__ import annotations
 
