@@ -141,7 +141,7 @@ def test_cudnn(name: str, cudnn: Attention) -> None:
 
 
 def test_cudnn_sees_trees(cudnn: Attention) -> None:
-    arrays, _ = inputs(CASES["packed"])
+    arrays = [jnp.asarray(array) for array in inputs(CASES["packed"])[0]]
     ids = jnp.asarray(np.repeat([[1, 2, 3], [1, 2, 0]], [80, 60, 60], axis=1), jnp.int32)
     ends = jnp.asarray(np.repeat([[4, 3, 4], [3, 3, 1]], [80, 60, 60], axis=1), jnp.int32)
     ours, theirs = (
