@@ -46,7 +46,7 @@ def policy(size: str) -> Decoder:
     )
     model = Decoder(config, jax.random.key(0))
     nnx.update(model, jax.device_put(nnx.state(model, nnx.Param), replicated(make_mesh())))
-    model.tokenizer = _tokenizer()
+    model.tokenizer = tokenizer()
     return model
 
 
@@ -92,5 +92,6 @@ def hardware() -> str:
     )
 
 
-def _tokenizer() -> Tokenizer:
+def tokenizer() -> Tokenizer:
+    """A small one of no meaning."""
     return train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 3, 300, (), context=1024)

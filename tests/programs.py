@@ -87,8 +87,15 @@ def launch_here(program: str, *arguments: Any) -> Any:
         finally:
             logging.set_verbosity(verbosity)
             for name in set(flags.FLAGS) - known:
-                delattr(flags.FLAGS, name)
+                if not _of_a_library(name):
+                    delattr(flags.FLAGS, name)
     return stopped.value.code
+
+
+def _of_a_library(name: str) -> bool:
+    """Whether a flag is of a package that a program imports: only once in a process, so that the flag must stay."""
+    module = flags.FLAGS.find_module_defining_flag(name) or ""
+    return module.partition(".")[0] not in ("launch", "ml_collections", "absl")
 
 
 def refusal(program: str, *arguments: Any) -> str:

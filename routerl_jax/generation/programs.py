@@ -27,7 +27,7 @@ from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.mesh import batch_sharding, on_cpu, replicated
+from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
 Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a program (or only its shape)
 
@@ -150,8 +150,8 @@ def decode(
 ) -> tuple[KVCache, DecodeOutputs]:
     """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running."""
     model: Decoder = nnx.merge(graph, params)
-    # A slice of stacked weights is a copy on CPUs, as large as the model: once a call, and not in every step.
-    layers = model.layer_weights() if on_cpu(mesh) else None
+    # A slice of stacked weights is a copy on CPUs and GPUs, as large as the model: once a call, and not in every step.
+    layers = None if on_tpu(mesh) else model.layer_weights()
     shards, active = inputs.rows.shape
     batch = shards * active
 

@@ -100,36 +100,33 @@ class _Extension:
 
 
 class _Segment:
-    """New keys and values go to a buffer at the same index for all rows, and to the rows' own places once, at the end."""
+    """What rows have cached is read once, with room behind it for the call's new keys and values, at the same index for all
+    rows; they go to the rows' own places once, at the end."""
 
     shared = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
-        self._cached = [(_read(k, rows, span), _read(v, rows, span)) for k, v in zip(cache.k, cache.v)]
-        config, dtype = cache.config, cache.k[0].dtype
-        buffer = jnp.zeros((rows.size, config.kv_heads, steps, config.head_dim), dtype)
-        self.state = [(buffer, buffer) for _ in range(config.layers)]
+        room = ((0, 0), (0, 0), (0, steps), (0, 0))
+        self.state = [tuple(jnp.pad(_read(x, rows, span), room) for x in layer) for layer in zip(cache.k, cache.v)]
 
     def caches(self, state: list[Any]) -> list[Any]:
-        return list(zip(self._cached, state))
+        return state
 
     def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        indices = jnp.arange(self._steps)
-        flat = self._starts.reshape(-1, 1)
-        seen_buffer = (indices <= step)[None, None]
-        seen_cached = (jnp.arange(self._span) < flat)[:, None]
+        flat, indices = self._starts.reshape(-1, 1), jnp.arange(self._span + self._steps)
+        new = indices >= self._span
+        seen = jnp.where(new, indices - self._span <= step, indices < flat)[:, None]
+        distance = jnp.where(new, self._span + step - indices, flat + step - indices)[:, None]
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            (cached_k, cached_v), (new_k, new_v) = layer
-            new_k = jax.lax.dynamic_update_slice_in_dim(new_k, k.transpose(0, 2, 1, 3), step, axis=2)
-            new_v = jax.lax.dynamic_update_slice_in_dim(new_v, v.transpose(0, 2, 1, 3), step, axis=2)
-            buffer, cached = seen_buffer, seen_cached
-            if window is not None:
-                buffer = buffer & (step - indices < window)
-                cached = cached & (flat + step - jnp.arange(self._span) < window)[:, None]
-            blocks = [(new_k, new_v, buffer), (cached_k, cached_v, cached)]
-            return blockwise_attention(q, blocks), (new_k, new_v)
+            place = self._span + step
+            keys, values = (
+                jax.lax.dynamic_update_slice_in_dim(held, x.transpose(0, 2, 1, 3), place, axis=2)
+                for held, x in zip(layer, (k, v))
+            )
+            mask = seen if window is None else seen & (distance < window)
+            return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
         return attend
 
@@ -138,7 +135,7 @@ class _Segment:
         where = jnp.where(offsets < counts[..., None], self._starts[..., None] + offsets, self._cache.length)
 
         def store(old: tuple[Array, ...], which: int) -> tuple[Array, ...]:
-            new = [pair[which].transpose(0, 2, 1, 3) for pair in state]
+            new = [pair[which][:, :, self._span :].transpose(0, 2, 1, 3) for pair in state]
             return tuple(
                 _write(layer, self._rows, where, each.reshape(*where.shape, *each.shape[2:]))
                 for layer, each in zip(old, new)

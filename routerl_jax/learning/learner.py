@@ -74,7 +74,7 @@ class Learner:
         # The same arrays in variables of their own: the model's may be given other values.
         self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
         homes = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        self._jit = functools.partial(jit_programs, model, trainable, homes, layout, remat=remat)
+        self._jit = functools.partial(jit_programs, _shapes(model), trainable, homes, layout, remat=remat)
         self._objective = optimizer, loss, temperature
         self._programs = self._jit(optimizer, loss, temperature=temperature)
         self._compiled_before = 0
@@ -193,3 +193,11 @@ def _all_finite(params: nnx.State) -> Array:
 @jax.jit
 def _copied(params: nnx.State) -> nnx.State:
     return jax.tree.map(jnp.copy, params)
+
+
+def _shapes(model: Decoder) -> Decoder:
+    """The model without its arrays: what programs are made from must not keep the initial weights alive."""
+    graph, state = nnx.split(model)
+    return nnx.merge(
+        graph, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    )

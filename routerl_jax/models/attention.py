@@ -7,6 +7,7 @@ Dimensions: B rows, T time, N query heads, K key/value heads, H head width.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -79,7 +80,7 @@ def self_attention(
       segment_ids: tokens see tokens of their own segment only; 0 is padding, whose output means nothing (but is finite).
         None: every row is one segment.
       segment_ends: makes segments a tree: a query sees the keys whose segment holds its own, id[k] <= id[q] < end[k]. None: its
-        own segment alone, as with id + 1. (Kernels know no such mask; it is computed by `xla`.)
+        own segment alone, as with id + 1. (Splash knows no such mask; it is computed by `xla`.)
       causal: a token sees itself and what lies before it; else all of its segment.
       window: a token sees only the last `window` indices of these, itself included.
       attention: what computes it.
@@ -97,17 +98,38 @@ def self_attention(
     if attention.kind == "splash" and segment_ends is None:
         return _splash(q, k, v, segment_ids, causal, window, attention)
     if attention.kind == "cudnn" and _cudnn_can(q, segment_ids):
-        # cuDNN's window leaves the query itself out.
-        size = None if window is None else (window - 1, 0)
-        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, local_window_size=size, implementation="cudnn")
+        return _cudnn(q, k, v, segment_ids, causal, window, segment_ends)
     return _xla(q, k, v, segment_ids, causal, window, segment_ends)
 
 
 def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
-    """Whether cuDNN computes exactly this: it knows no segments (a dense mask would have to pass as a trained bias)."""
+    """Whether cuDNN computes this: heads in 16 bits, of a width that it knows, with a mask only in rows of even length."""
+    masked = segment_ids is not None
     return (
-        segment_ids is None and q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+        q.dtype in (jnp.bfloat16, jnp.float16)
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= 128
+        and not (masked and q.shape[1] % 2)
     )
+
+
+def _cudnn(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array | None,
+    causal: bool,
+    window: int | None,
+    segment_ends: Array | None,
+) -> Float[Array, "B T N H"]:
+    """Flash attention. Segments are a mask [B, 1, T, T], which cuDNN adds to the scores of all heads: one of 16 bits, which
+    all layers read, and not scores of 32 bits of every head and layer."""
+    attend = functools.partial(jax.nn.dot_product_attention, q, k, v, is_causal=causal, implementation="cudnn")
+    if segment_ids is None:
+        # cuDNN's window leaves the query itself out.
+        return attend(local_window_size=None if window is None else (window - 1, 0))
+    every = (0, q.shape[1])
+    return attend(mask=_seen(segment_ids, every, every, causal, window, segment_ends)[:, None])
 
 
 def _xla(

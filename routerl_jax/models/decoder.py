@@ -227,7 +227,7 @@ class Decoder(nnx.Module):
             return self._run(tokens, positions, attend, caches, unroll, layers, shared, remat, features)
 
     def layer_weights(self) -> list[nnx.State]:
-        """The blocks' weights, layer by layer. Slices of the stacked ones: free on TPUs and GPUs, copies on CPUs."""
+        """The blocks' weights, layer by layer. Slices of the stacked ones: free on TPUs, copies on CPUs and GPUs."""
         _, stacked = nnx.split(self.blocks)
         return [jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(len(self.config.windows))]
 

@@ -97,9 +97,13 @@ def _qwen25_vl(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_QWEN25_HALF_B = _qwen2(896, 4864, 24, 14, 2, 151936, tied=True)
+_QWEN25_1_5B = _qwen2(1536, 8960, 28, 12, 2, 151936, tied=True)
 _QWEN25_3B = _qwen2(2048, 11008, 36, 16, 2, 151936, tied=True)
 _QWEN25_7B = _qwen2(3584, 18944, 28, 28, 4, 152064, tied=False)
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_HALF_B,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25_1_5B,
     "Qwen/Qwen2.5-3B": _QWEN25_3B | {"eos_token_id": 151643},
     "Qwen/Qwen2.5-3B-Instruct": _QWEN25_3B,
     "Qwen/Qwen2.5-7B": _QWEN25_7B | {"eos_token_id": 151643, "max_position_embeddings": 131072},

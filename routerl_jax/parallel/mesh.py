@@ -54,6 +54,11 @@ def on_cpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
 
 
+def on_tpu(mesh: Mesh) -> bool:
+    """Whether a mesh is of TPU devices."""
+    return mesh.devices.flat[0].platform == "tpu"
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Number of shards that a batch (or the rows of the KV cache) is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,6 +1,8 @@
 """The learner: exact masks, results that don't depend on layout, and plain references."""
 
 import dataclasses
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -200,6 +202,18 @@ def test_another_objective_on_the_way():
     assert abs(cold["loss"] - warm["loss"]) > 1e-3
     with pytest.raises(ValueError, match="the reference was not kept"):
         second.switch(LOSS, 1.0)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_initial_weights_are_kept_for_a_reference_alone(kept):
+    model = tiny.model()
+    initial = weakref.ref(nnx.to_pure_dict(nnx.state(model))["embedding"])
+    mesh = make_mesh(devices=jax.devices()[:1])
+    made = Learner(model, optax.sgd(0.1), LossConfig(), BatchLayout(mesh, (64, 128), 256), keep_reference=kept)
+    made.update(build(made)[0])
+    del model
+    gc.collect()
+    assert (initial() is not None) == kept
 
 
 def test_a_restart_is_a_new_learner_of_the_same_weights():

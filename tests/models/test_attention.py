@@ -14,6 +14,7 @@ import pytest
 import torch
 from flax import nnx
 
+from routerl_jax.models import attention as attention_module
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.huggingface import load_pretrained
@@ -117,6 +118,49 @@ def test_xla(name: str) -> None:
 def test_splash(name: str) -> None:
     """The TPU kernel in Pallas's interpreter, on one device."""
     check(name, Attention(kind="splash", mesh=single_device_mesh(), interpret=True))
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> Attention:
+    """What cuDNN is asked for, computed by XLA and in float32; on a GPU benchmarks.accelerator compares the kernel itself."""
+    real = jax.nn.dot_product_attention
+
+    def stand_in(*inputs: Any, implementation: str, **options: Any) -> jax.Array:
+        assert implementation == "cudnn"
+        return real(*inputs, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(attention_module, "_cudnn_can", lambda q, ids: True)
+    return Attention(kind="cudnn")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cudnn(name: str, cudnn: Attention) -> None:
+    """Segments and windows among them are masks."""
+    check(name, cudnn)
+
+
+def test_cudnn_sees_trees(cudnn: Attention) -> None:
+    arrays = [jnp.asarray(array) for array in inputs(CASES["packed"])[0]]
+    ids = jnp.asarray(np.repeat([[1, 2, 3], [1, 2, 0]], [80, 60, 60], axis=1), jnp.int32)
+    ends = jnp.asarray(np.repeat([[4, 3, 4], [3, 3, 1]], [80, 60, 60], axis=1), jnp.int32)
+    ours, theirs = (
+        self_attention(*arrays, ids, segment_ends=ends, attention=each) for each in (cudnn, Attention(kind="xla"))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    alone = self_attention(*arrays, ids, attention=cudnn)
+    assert np.abs(np.asarray(ours - alone)[0, 80:]).max() > 0.1  # the branches do see what they share
+
+
+def test_what_cudnn_can() -> None:
+    def can(dtype: Any, width: int, length: int, packed: bool) -> bool:
+        return attention_module._cudnn_can(jnp.zeros((1, length, 2, width), dtype), jnp.ones(1) if packed else None)
+
+    assert can(jnp.bfloat16, 128, 64, True)
+    assert can(jnp.float16, 64, 63, False)
+    assert not can(jnp.float32, 64, 64, False)
+    assert not can(jnp.bfloat16, 136, 64, False)
+    assert not can(jnp.bfloat16, 64, 63, True)
 
 
 @pytest.mark.parametrize(

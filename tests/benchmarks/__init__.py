@@ -1,0 +1,1 @@
+"""Benchmarks count and measure what they say."""
