@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import peers
 from benchmarks.accelerator_ours import Report, Shapes, conversations, report_rollout, report_update
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.families.llama import decoder_to_hf
@@ -39,23 +40,6 @@ def _peak() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
 
 
-def _generate(model: Any, batch: Any, tokens: int) -> Any:
-    import torch
-
-    return model.generate(
-        batch,
-        attention_mask=torch.ones_like(batch),
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-
-
 def decode(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
     """Seconds of a step of generate: of 33 tokens less of one, at the same live length, each after one of its kind."""
     import torch
@@ -67,7 +51,7 @@ def decode(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
             batch = torch.randint(0, config.vocab_size, (rows, shapes.live), device=device)
             _wait()
             started = time.perf_counter()
-            _generate(model, batch, tokens)
+            peers.sample(model, batch, tokens)
             _wait()
             took[tokens] = time.perf_counter() - started
         step = (took[33] - took[1]) / 32
@@ -95,7 +79,7 @@ def rollout(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
         batch = torch.randint(0, config.vocab_size, (shapes.groups, shapes.prompt), device=device)
         batch = batch.repeat_interleave(shapes.samples, 0)
         for turn in range(shapes.turns):
-            batch = _generate(model, batch, shapes.sampled)
+            batch = peers.sample(model, batch, shapes.sampled)
             if turn < shapes.turns - 1:
                 observed = torch.randint(0, config.vocab_size, (len(batch), shapes.observed), device=device)
                 batch = torch.cat([batch, observed], 1)

@@ -60,6 +60,24 @@ def torch_twin(model: Decoder) -> Any:
         return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
 
 
+def sample(model: Any, batch: Any, tokens: int) -> Any:
+    """transformers' generate: exactly so many tokens after each row of a batch [B, T], at temperature 1; [B, T + tokens]."""
+    import torch
+
+    return model.generate(
+        batch,
+        attention_mask=torch.ones_like(batch),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
 def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> tuple[list[float], list[float]]:
     """Seconds of each, A B A B ..., after one warm-up run of each: what slows the machine down slows both."""
     seconds: tuple[list[float], list[float]] = ([], [])

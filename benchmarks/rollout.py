@@ -57,18 +57,7 @@ def main() -> None:
         prompts, observations = tokens(GROUPS, PROMPT), tokens(TURNS - 1, GROUPS * SAMPLES, OBSERVED)
         batch = torch.tensor(prompts).repeat_interleave(SAMPLES, 0)
         for turn in range(TURNS):
-            batch = twin.generate(
-                batch,
-                attention_mask=torch.ones_like(batch),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=SAMPLED,
-                min_new_tokens=SAMPLED,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
+            batch = peers.sample(twin, batch, SAMPLED)
             if turn < TURNS - 1:
                 batch = torch.cat([batch, torch.tensor(observations[turn])], 1)
         assert batch.shape == (GROUPS * SAMPLES, length)

@@ -1,4 +1,4 @@
-"""Worked examples of a question with a plan for its searches, whichever is asked for: when to search is no rule in them.
+"""Worked examples of questions, for any plan of their searches: the caller chooses the plan.
 
 There are four plans: answer, search by the picture, search in words, search by the picture and then in words. What a
 plan doesn't bring to light is answered from what is known, or else by a guess, as by someone who must answer.
