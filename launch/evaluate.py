@@ -66,7 +66,9 @@ def define_flags() -> None:
     flags.DEFINE_list("agents", [], "Agents to run, or help; default: the configuration's, or all that make sense.")
     flags.DEFINE_list("benchmarks", [], "Of a comparison, or help; default: the configuration's.")
     flags.DEFINE_string(
-        "report", None, "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; or help."
+        "report",
+        None,
+        "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; help: those, and figures.",
     )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     flags.DEFINE_integer(
@@ -100,19 +102,24 @@ def _help() -> None:
     from rich.text import Text
 
     from routerl_jax.comparison import agents
-    from routerl_jax.comparison.benchmarks import benchmark, known  # noqa: F401 - they register themselves
-    from routerl_jax.comparison.papers import known as tables  # noqa: F401 - likewise
-    from routerl_jax.comparison.papers import table
+    from routerl_jax.comparison.benchmarks import benchmark
+    from routerl_jax.comparison.benchmarks.known import BENCHMARKS
+    from routerl_jax.comparison.papers import figure, table
+    from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
 
-    listings = {
-        "agents": (("name", "paper", "needs", ""), agents.listing()),
-        "benchmarks": (("name", "paper", "knowledge bases", "", "where the data are had"), benchmark.listing()),
-        "report": (("name", "paper", "benchmarks", ""), table.listing()),
-    }
+    benchmark_headings = ("name", "paper", "knowledge bases", "", "where the data are had")
+    table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
+    figure_headings = ("name", "paper", "shows", "command", "it is in")
+    listings = [
+        ("agents", "agents", ("name", "paper", "needs", ""), agents.listing()),
+        ("benchmarks", "benchmarks", benchmark_headings, benchmark.listing()),
+        ("report", "tables", table_headings, table.listing(BENCHMARKS)),
+        ("report", "figures", figure_headings, figure.listing()),
+    ]
     console = Console(width=None if sys.stdout.isatty() else 200)
-    for name, (headings, rows) in listings.items():
+    for name, title, headings, rows in listings:
         if "help" in (getattr(FLAGS, name) or ()):
-            printed = Table(title=name, box=box.SIMPLE_HEAD, title_justify="left")
+            printed = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
             for heading in headings:
                 printed.add_column(heading, overflow="fold")
             for row in rows:
@@ -140,6 +147,8 @@ def _compare() -> None:
     changes: dict[str, Any] = {
         name: tuple(given) for name in ("agents", "benchmarks") if (given := getattr(FLAGS, name))
     }
+    if FLAGS.agents:
+        changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # what is asked for by name is run or refused
     if FLAGS.limit is not None:
         changes["questions"] = FLAGS.limit
     config = dataclasses.replace(config, **changes)

@@ -30,6 +30,10 @@ _PAPERS = {
 }
 
 
+class Unfit(ValueError):
+    """An agent can't be asked a benchmark: it takes what the benchmark or the policy lacks."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entrant:
     """A row: an agent that is to be asked a benchmark's questions.
@@ -77,7 +81,8 @@ def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmar
       tools: names of the benchmark's knowledge bases.
 
     Raises:
-      ValueError: there is no such agent, or it takes what the benchmark or the policy lacks.
+      Unfit: it takes what the benchmark or the policy lacks.
+      ValueError: there is no such agent.
     """
     whole, _, routing = name.partition(":")
     if (pathlib.Path(whole).expanduser() / "config.json").is_file():
@@ -88,7 +93,7 @@ def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmar
         return _baselines(name, "", tools, config)
     if one := max((one for one in BASELINES if name.startswith(f"{one}_")), key=len, default=""):
         if (kb := name.removeprefix(f"{one}_")) not in (*tools, "all"):
-            raise ValueError(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
+            raise Unfit(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
         return _baselines(one, name, tools, config)
     raise _unknown(name)
 
@@ -98,7 +103,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
     settings = dict(config.settings.get(name, {}))
     entry = BASELINES.get(name)
     if isinstance(entry, Entry) and entry.scores and config.chat_model.model:
-        raise ValueError(
+        raise Unfit(
             f"agent {name!r} asks for log-probabilities, which no endpoint tells (config.chat_model.model="
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
         )
@@ -106,7 +111,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
     if row and len(tools) == 1 and name in made:
         made = {row: made[name]}
     elif row and row not in made:
-        raise ValueError(f"agent {row!r}: of {name!r} there is {', '.join(made)}")
+        raise Unfit(f"agent {row!r}: of {name!r} there is {', '.join(made)}")
     elif row:
         made = {row: made[row]}
     found = []
@@ -123,7 +128,10 @@ def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: 
     settings, path = dict(config.settings.get(recipe, {})), f"config.settings.{recipe}"
     usual = AgentConfig(instruct=config.instruct, max_turn_tokens=512, answer_tokens=64)  # as baselines have them
     section = override(usual, settings, path)
-    agent = RECIPES.get(recipe)(section, {}, tuple(tools), config.normalizer).agent
+    try:
+        agent = RECIPES.get(recipe)(section, {}, tuple(tools), config.normalizer).agent
+    except ValueError as error:
+        raise Unfit(f"agent {name!r}: {error}") from error
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
     agent = in_common(agent, config, settings)
     about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_plain(agent)}
@@ -135,7 +143,7 @@ def _run(
 ) -> Entrant:
     run = load_config(pathlib.Path(directory).expanduser())
     if lacking := [kb for kb in run.knowledge if kb not in tools]:
-        raise ValueError(
+        raise Unfit(
             f"agent {name!r} was trained with the knowledge bases {', '.join(run.knowledge)}, and benchmark {benchmark!r} has "
             f"{', '.join(tools)}: it lacks {', '.join(lacking)}"
         )
@@ -184,7 +192,7 @@ def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agen
         return agent
     ways = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
     if routing not in ways:
-        raise ValueError(f"agent {name!r}: there is no {routing!r}; {_near(routing, ways)}")
+        raise Unfit(f"agent {name!r}: there is no {routing!r}; {_near(routing, ways)}")
     return ways[routing]
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import captions, card, policies
-from routerl_jax.comparison.agents import Entrant, check_settings, entrants, file_name
+from routerl_jax.comparison.agents import Entrant, Unfit, check_settings, entrants, file_name
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
-from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
+from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located, with_knowledge
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import captioned
 from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.comparison.report import write_report
 from routerl_jax.comparison.results import paired_tests, row_results, row_scores
 from routerl_jax.core.config import naming
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import read_json, write_whole
 from routerl_jax.core.journal import check_same
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import golden_step
@@ -40,12 +40,14 @@ class Field:
 
     Attributes:
       benchmark: with files in the place of patterns.
+      left_out: agents that can't be asked it, and why.
     """
 
     name: str
     benchmark: Benchmark
     examples: list[Example]
     rows: list[Entrant]
+    left_out: Mapping[str, str]
 
     @property
     def knowledge(self) -> Mapping[str, KnowledgeConfig]:
@@ -65,15 +67,18 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
 
     Returns:
       What results.json holds: `benchmarks` (for each its `rows` (results.row_results), `tests` (results.paired_tests) and `n`),
-      and `card`.
+      `card`, and `beside`, the same of config.beside by directory.
 
     Raises:
       ValueError: an agent or a benchmark is unknown, or lacks what it needs; what is in `output` was made with other
         settings, or another process works there.
     """
-    fields = prepared(config)
+    beside, fields = _beside(config.beside), prepared(config)
     with alone(output):
-        return _compared(fields, config, output, progress)
+        results = _compared(fields, config, output, progress) | {"beside": beside}
+        write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
+        write_report(results, output)
+    return results
 
 
 def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Path, progress: bool) -> dict[str, Any]:
@@ -86,13 +91,29 @@ def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Pat
     tools: dict[str, Mapping[str, SearchTool]] = {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in dict.fromkeys(row.run for field in fields for row in field.rows):
-            called = f"run-{file_name(run)}" if run else "policy"
+            called = _policy(run)
             known[called] = _attempted(run, called, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
-    results = {"benchmarks": benchmarks, "card": _card(fields, config, known)}
-    write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
-    write_report(results, output)
-    return results
+    return {"benchmarks": benchmarks, "card": _card(fields, config, known)}
+
+
+def _policy(run: str) -> str:
+    """What the policy of a run is called, or with "" that of the configuration."""
+    return f"run-{file_name(run)}" if run else "policy"
+
+
+def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
+    """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError where there is none."""
+    found = {}
+    for directory in directories:
+        path = pathlib.Path(directory).expanduser() / "results.json"
+        if not path.is_file():
+            raise ValueError(f"config.beside: {path} is not there; name the --output of a comparison that has ended")
+        other = read_json(path, "run that comparison again")
+        if "left out" not in other.get("card", {}):
+            raise ValueError(f"config.beside: {path} is no comparison's; name the --output of one (configs/eval)")
+        found[directory] = {key: other[key] for key in ("benchmarks", "card")}
+    return found
 
 
 def _attempted(
@@ -110,7 +131,7 @@ def _attempted(
       tools: knowledge bases that are open, by what they are made of; of benchmarks with the same ones, once.
     """
     with policies.opened(run, config) as (engine, about):
-        weights = {key: value for key, value in about.items() if key != "name"}
+        weights = {key: value for key, value in about.items() if key not in ("name", "model")}
         check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
         for field in fields:
             made_of = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
@@ -135,9 +156,10 @@ def _attempted(
 def prepared(config: ComparisonConfig) -> list[Field]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare`, before anything takes long."""
     check_settings(config)
+    asked = config.asked
     fields = []
     for name in config.benchmarks:
-        benchmark = located(name, _benchmark(name, config), config.data)
+        benchmark = located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
         knowledge = {kb: _changed(spec, config) for kb, spec in benchmark.knowledge.items()}
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
@@ -146,12 +168,12 @@ def prepared(config: ComparisonConfig) -> list[Field]:
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"
             )
-        rows = [row for agent in config.agents for row in entrants(agent, tuple(knowledge), config, name)]
+        rows, left_out = _entrants(asked, tuple(knowledge), config, name)
         names = [file_name(row.name) for row in rows]
         if again := next((row.name for row in rows if names.count(file_name(row.name)) > 1), None):
             raise ValueError(f"benchmark {name!r}: two agents would be called {again!r}; leave one of them out")
         benchmark = dataclasses.replace(benchmark, knowledge=knowledge)
-        fields.append(Field(name=name, benchmark=benchmark, examples=examples, rows=rows))
+        fields.append(Field(name=name, benchmark=benchmark, examples=examples, rows=rows, left_out=left_out))
     every = {row.name for field in fields for row in field.rows}
     if config.reference and config.reference not in every:
         raise ValueError(
@@ -160,6 +182,24 @@ def prepared(config: ComparisonConfig) -> list[Field]:
     if any(not row.run for field in fields for row in field.rows):
         policies.check(config)
     return fields
+
+
+def _entrants(
+    asked: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
+) -> tuple[list[Entrant], dict[str, str]]:
+    """The rows of a benchmark, and the agents that are left out, with the reason. Raises ValueError if no row is left."""
+    rows: list[Entrant] = []
+    left_out: dict[str, str] = {}
+    for agent in asked:
+        try:
+            rows += entrants(agent, tools, config, benchmark)
+        except Unfit as error:
+            if not config.skip_unfit:
+                raise
+            left_out[agent] = str(error)
+    if not rows:
+        raise ValueError(f"benchmark {benchmark!r}: no agent can be asked it. {'; '.join(left_out.values())}")
+    return rows, left_out
 
 
 def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
@@ -175,8 +215,8 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
 
 def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
     """With what the configuration puts in the place of the benchmark's own."""
-    dense = spec.kind in ("dense_text", "dense_table")
-    changes = {key: value for key in ("encoder", "index") if dense and (value := getattr(config, key))}
+    takes = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
+    changes = {key: value for key in takes.get(spec.kind, ()) if (value := getattr(config, key))}
     if config.retriever and spec.kind == "dense_text":
         changes["kind"] = config.retriever
     return dataclasses.replace(spec, **changes) if changes else spec
@@ -217,6 +257,7 @@ def _results(field: Field, config: ComparisonConfig, output: pathlib.Path, judge
         rows[row.name] = row_results(
             episodes, records, tuple(field.knowledge), config.normalizer, row.agent.search_budget
         ) | {"budget": row.agent.search_budget, "prompts": card.prompts_digest(records), "agent": row.about}
+        rows[row.name]["policy"] = _policy(row.run)
         scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
     return {"n": len(field.examples), "rows": rows, "tests": paired_tests(scores, config.metrics, config.reference)}
 
@@ -244,6 +285,8 @@ def _card(fields: list[Field], config: ComparisonConfig, known: Mapping[str, Any
         "normalizer": config.normalizer,
         "reference": config.reference,
         "papers": list(config.papers),
+        "rows": dict(config.rows),
+        "left out": {field.name: dict(field.left_out) for field in fields if field.left_out},
         "definitions": card.metric_definitions(config.metrics, config.normalizer),
         **_captions_card(config),
         **({"judge": dict(settings_that_count(config.judge))} if config.judge.model else {}),

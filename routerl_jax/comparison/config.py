@@ -7,14 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark
+from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import CaptionConfig
-from routerl_jax.comparison.papers.known import PAPER_TABLES
+from routerl_jax.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.patience import USUAL
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.training.config import EngineConfig, JudgeConfig, MeshConfig, ModelConfig, PolicyModelConfig
+from routerl_jax.training.config import (
+    EngineConfig,
+    JudgeConfig,
+    KnowledgeConfig,
+    MeshConfig,
+    ModelConfig,
+    PolicyModelConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,12 @@ class ComparisonConfig:
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every two of them
     papers: tuple[str, ...] = ()  # tables of papers that the report has (comparison.papers), such as r1_searcher.table2
+    # agents beside `agents`, by the rows of the papers' tables that they are in: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
+    rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # directories of other comparisons, of another policy, corpus or encoder, whose rows the papers' tables have, too
+    beside: tuple[str, ...] = ()
+    # leave agents out where the benchmark or the policy lacks what they take, and say so; off: refuse them
+    skip_unfit: bool = False
     temperature: NonNegative = 0.0  # of the sampling; 0 is greedy
     seed: Seed = 0  # of the sampling
     tool_timeout: Positive = USUAL  # seconds
@@ -48,6 +62,8 @@ class ComparisonConfig:
     encoder: str = ""  # of passages and tables, in the place of the benchmarks' own
     index: str = ""  # likewise: scann, exact, auto
     retriever: str = ""  # in the place of dense_text: the kind of knowledge base that passages become, such as bm25
+    # of all benchmarks, in the place of their own; a source "own:text" is what the benchmark's own `text` is made of
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Benchmark] = dataclasses.field(default_factory=dict)  # benchmarks of one's own
     # the policy of all agents but runs, which have their own: a model on this machine's devices, or one behind an endpoint
     model: ModelConfig = ModelConfig()
@@ -59,13 +75,50 @@ class ComparisonConfig:
     )  # with a `model`, pictures of questions become words, for policies that see none
     judge: JudgeConfig = JudgeConfig()  # with a `model`, it is asked about every answer
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """All agents: those in the papers' rows, too. Raises ValueError for a row that is in none of the tables."""
+        if not self.rows:
+            return self.agents
+        tables = [PAPER_TABLES.get(name) for name in self.papers]
+        keys = [key for table in tables for key in table.keys]
+        for key in self.rows:
+            if key not in keys:
+                known = ", ".join(dict.fromkeys(keys)) or "none (config.papers, --report)"
+                raise ValueError(
+                    f"config.rows: no table of a paper has a row {key!r} that is to be named; there are {known}"
+                )
+        return tuple(dict.fromkeys([*self.agents, *(one for table in tables for one in table.added(self.rows))]))
+
     def of_paper(self, name: str) -> ComparisonConfig:
-        """With the agents, benchmarks and metrics of a paper's table, as far as they are ours and measured. Raises ValueError
-        for a table that there is not."""
+        """With the agents, benchmarks, knowledge bases and metrics of a paper's table, as far as they are ours and measured.
+
+        Raises:
+          ValueError: there is no such table; or it is a figure, or of runs that `rows` does not name, or of benchmarks that are
+            not here.
+        """
+        if name in PAPER_FIGURES:
+            figure = PAPER_FIGURES.get(name)
+            raise ValueError(f"{figure.title} is a picture: draw it by {figure.command} ({figure.where})")
         table = PAPER_TABLES.get(name)
-        metrics = tuple(metric for metric in table.metrics if metric != JUDGE or self.judge.model)
+        if not table.agents and not self.rows:
+            keys = ", ".join(f"'{key}': DIRECTORY" for key in table.keys)
+            raise ValueError(f'{table.title} is of trained runs: name yours, --config.rows="{{{keys}}}", all or some')
+        benchmarks = tuple(one for one in table.benchmarks if one in BENCHMARKS or one in self.own)
+        if not benchmarks:
+            raise ValueError(
+                f"{table.title} is on {', '.join(table.benchmarks)}, and no benchmark is called so yet: describe them in "
+                "config.own (docs/evaluation.md)"
+            )
+        metrics = tuple(one for one in table.metrics if one in ANSWER or (one == JUDGE and self.judge.model))
         return dataclasses.replace(
-            self, agents=table.agents, benchmarks=table.benchmarks, metrics=metrics, papers=(*self.papers, name)
+            self,
+            agents=table.agents,
+            benchmarks=benchmarks,
+            metrics=metrics or self.metrics,
+            knowledge=self.knowledge or table.knowledge,
+            papers=(*self.papers, name),
+            skip_unfit=True,
         )
 
     def __post_init__(self) -> None:
@@ -76,7 +129,7 @@ class ComparisonConfig:
                 PAPER_TABLES.get(table)
         for section in ("agents", "benchmarks", "metrics"):
             names = getattr(self, section)
-            if not names:
+            if not names and not (section == "agents" and self.rows):
                 raise ValueError(f"config.{section} is empty: name at least one")
             if again := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"config.{section} names {again!r} twice")

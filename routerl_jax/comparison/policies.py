@@ -21,7 +21,8 @@ from routerl_jax.training.setup import build_mesh, build_policy, make_engine
 
 @contextlib.contextmanager
 def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
-    """A policy, and what tells it from others: the endpoint's model, or a digest of the weights.
+    """A policy, and what tells it from others: the endpoint's model, or a digest of the weights, with the `model` that a run
+    began with.
 
     Args:
       run: the directory of the run whose policy it is; "": the configuration's.
@@ -45,8 +46,8 @@ def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[st
     else:
         trained = TrainConfig(kind="sft", model=config.model, mesh=config.mesh, engine=config.engine)
         model = build_policy(trained, mesh)
-    name = run or config.model.path
-    yield make_engine(trained, model), {"name": name, "weights digest": digest(nnx.state(model))}
+    about = {"name": run, "model": trained.model.path} if run else {"name": config.model.path}
+    yield make_engine(trained, model), {**about, "weights digest": digest(nnx.state(model))}
 
 
 def check(config: ComparisonConfig) -> None:

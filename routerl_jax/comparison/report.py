@@ -15,7 +15,7 @@ from rich.text import Text
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
 from routerl_jax.comparison.figure import cost_figure
 from routerl_jax.comparison.papers.known import PAPER_TABLES
-from routerl_jax.comparison.papers.table import paper_blocks
+from routerl_jax.comparison.papers.layout import paper_blocks
 from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.report import heading
 
@@ -57,6 +57,8 @@ def print_metrics(results: Mapping[str, Any]) -> None:
         for i, row in enumerate(table.rows):
             printed.add_row(*(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row)))
         console.print(printed)
+    for benchmark, agents in results["card"]["left out"].items():
+        console.print(Text(f"left out of {benchmark}: {', '.join(agents)} (the report says why)"))
 
 
 def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
@@ -81,7 +83,7 @@ def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
     ]
     for name, found in benchmarks.items():
         blocks += [Heading(name, 3), behaviour_table(found["rows"])]
-    blocks += _trouble(benchmarks)
+    blocks += _left_out(card) + _trouble(benchmarks)
     return [*blocks, *_card(results)]
 
 
@@ -218,6 +220,11 @@ def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[B
     if len(tests) <= _MOST_TESTS:
         return [title, said, tests_table(tests)]
     return [title, said, *([tests_table(apart), Paragraph("results.json has the others.")] if apart else [])]
+
+
+def _left_out(card: Mapping[str, Any]) -> list[Block]:
+    lines = [[benchmark, agent, why] for benchmark, agents in card["left out"].items() for agent, why in agents.items()]
+    return [Heading("Left out"), Table(["benchmark", "agent", "why"], lines, texts=3)] if lines else []
 
 
 def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:

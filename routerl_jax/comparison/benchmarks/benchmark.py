@@ -38,6 +38,7 @@ class Benchmark:
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark")
+OWN = "own:"  # before a name in the source of a knowledge base: what the benchmark's own one is made of
 WIKIPEDIA = KnowledgeConfig(source="wikipedia/corpus.*")  # one corpus for all benchmarks that bring none along
 GET_WIKIPEDIA = (
     "wikipedia/corpus.jsonl.gz is a corpus of Wikipedia ({id, title, text} or {id, contents} a line), such as wiki-18 of "
@@ -50,6 +51,31 @@ def get_pool(questions: str) -> str:
     """How a corpus is made of the passages that come with a file of questions in the data directory."""
     corpus = f"{pathlib.PurePosixPath(questions).parent}/corpus.jsonl.gz"
     return f"Its corpus is made of them: python -m launch.make_corpus --questions={questions} --output={corpus}"
+
+
+def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, KnowledgeConfig]) -> Benchmark:
+    """The benchmark with other knowledge bases in the place of its own, if there are any.
+
+    Args:
+      knowledge: a source `own:NAME` is what the benchmark's own knowledge base of that name is made of.
+
+    Raises:
+      ValueError: it has none of that name.
+    """
+    if not knowledge:
+        return benchmark
+    found = {}
+    for kb, spec in knowledge.items():
+        if spec.source.startswith(OWN):
+            own = spec.source.removeprefix(OWN)
+            if own not in benchmark.knowledge:
+                raise ValueError(
+                    f"config.knowledge.{kb}.source={spec.source!r}: benchmark {name!r} has the knowledge bases "
+                    f"{', '.join(benchmark.knowledge)}"
+                )
+            spec = dataclasses.replace(spec, source=benchmark.knowledge[own].source)
+        found[kb] = spec
+    return dataclasses.replace(benchmark, knowledge=found)
 
 
 def listing() -> list[tuple[str, str, str, str, str]]:

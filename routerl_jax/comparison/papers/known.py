@@ -1,8 +1,15 @@
-"""All tables of papers that come with the package; importing this registers them."""
+"""All tables and figures of papers that come with the package; importing this registers them."""
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers import r1_searcher  # noqa: F401 - it registers itself
+from routerl_jax.comparison.papers import (  # noqa: F401 - they register themselves
+    mmsearch_r1,
+    r1_router,
+    r1_searcher,
+    routerag,
+    vrag_rl,
+)
+from routerl_jax.comparison.papers.figure import PAPER_FIGURES
 from routerl_jax.comparison.papers.table import PAPER_TABLES
 
-__all__ = ["PAPER_TABLES"]
+__all__ = ["PAPER_FIGURES", "PAPER_TABLES"]
