@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers.figure import ANALYZE, EVALUATE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import EVALUATE, PAPER_FIGURES, PaperFigure
 from routerl_jax.comparison.papers.table import PAPER_TABLES, Column, PaperTable, Row, Setting
 
 _PAPER = "2505.22019"
@@ -120,7 +120,11 @@ _table(
 
 _PAGES = f"{EVALUATE} --agents=RUN,vrag_rl:vanilla_rag,vrag_rl:react --benchmarks={','.join(_BENCHMARKS)}"
 _FIGURES = {
-    3: ("accuracy by the length of the context", f"{ANALYZE} --top_k=1,2,3,5", "analysis.png, Passages per search"),
+    3: (
+        "accuracy by the length of the context",
+        f"{EVALUATE} --agents=vrag_rl:vanilla_rag --config.k=10 --config.searches=N",
+        "report.html, accuracy and tokens read; for each N, the pages that are shown, into an --output of its own",
+    ),
     4: (
         "recall of gold pages",
         _PAGES,
