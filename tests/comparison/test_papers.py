@@ -124,11 +124,11 @@ def row(n: int, **values: Any) -> dict[str, Any]:
     return {"n": n, "policy": "policy", "agent": {}, **values}
 
 
-def results(rows: dict[str, dict[str, Any]], **card: Any) -> dict[str, Any]:
+def results(found: dict[str, dict[str, Any]], **card: Any) -> dict[str, Any]:
     """What results.json has, of rows by benchmark and name."""
     about = {"n": 10, "knowledge": {"text": {"kind": "dense_text", "source": "c", "encoder": "e", "passages": 5}}}
-    usual = {"policies": {"policy": {"name": "m"}}, "k": 3, "searches": 3, "benchmarks": dict.fromkeys(rows, about)}
-    return {"benchmarks": {name: {"rows": found} for name, found in rows.items()}, "card": {**usual, **card}}
+    usual = {"policies": {"policy": {"name": "m"}}, "k": 3, "searches": 3, "benchmarks": dict.fromkeys(found, about)}
+    return {"benchmarks": {name: {"rows": rows} for name, rows in found.items()}, "card": {**usual, **card}}
 
 
 def drawn(table: PaperTable, found: dict[str, Any]) -> tuple[list[list[str]], list[list[str]]]:

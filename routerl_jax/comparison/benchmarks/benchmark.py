@@ -75,7 +75,8 @@ def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, Know
                 )
             spec = dataclasses.replace(spec, source=benchmark.knowledge[own].source)
         found[kb] = spec
-    return dataclasses.replace(benchmark, knowledge=found)
+    get = f"{benchmark.get} config.knowledge says what is asked in the place of its own knowledge bases.".strip()
+    return dataclasses.replace(benchmark, knowledge=found, get=get)
 
 
 def listing() -> list[tuple[str, str, str, str, str]]:
