@@ -277,17 +277,27 @@ def test_a_table_of_runs(chats: Any, tmp_path: pathlib.Path) -> None:
     assert f"| {tmp_path / 'out'}: policy | Qwen-2.5-7B-Base | m | differs |" in beside
 
 
-def test_a_table_over_graphs(chats: Any, tmp_path: pathlib.Path) -> None:
-    """RouteRAG's: each benchmark's passages become its modes, and agents that can't be asked are left out and told."""
+def test_agents_that_can_not_be_asked_are_left_out(chats: Any, tmp_path: pathlib.Path) -> None:
+    """RouteRAG's, of whose modes passages alone are given, made of what the benchmark's own are."""
     write_benchmarks(tmp_path / "data")
-    report = told(chats, tmp_path, "routerag.table1", "--benchmarks=hotpotqa", "--config.rows={'routerag': 'replug'}")
+    report = told(
+        chats,
+        tmp_path,
+        "routerag.table1",
+        "--benchmarks=hotpotqa",
+        "--config.rows={'routerag': 'replug'}",
+        "--config.knowledge={'passage': {'source': 'own:text'}}",
+    )
     assert "| here: m | Direct Inference |  |  |  |  | 33.3 | 33.3 |" in report
-    assert "| here: m | Vanilla RAG, vanilla_rag_passage |" not in report
     assert "| here: m | Vanilla RAG |  |  |  |  | 83.3 | 83.3 |" in report
-    assert re.search(r"\| here: m \| HippoRAG 2 \|  \|  \|  \|  \| \d", report)
     assert re.search(r"\| here: m \| Search-o1 \|  \|  \|  \|  \| \d", report)
-    assert "| here: m | RouteRAG |  |  |" in report
+    assert f"| here: m | HippoRAG 2 |{'  |' * 12}" in report
+    assert f"| here: m | RouteRAG |{'  |' * 12}" in report
     assert "| not run on hotpotqa |  | replug | agent 'replug' asks for log-probabilities" in report
+    assert (
+        "| hipporag_reader_graph | agent 'hipporag_reader_graph' asks 'graph', and benchmark 'hotpotqa' has pass"
+        in report
+    )
     assert "| searches of a question | 4 | 3 | differs |" in report
     assert "not run: popqa, nq, 2wikimultihopqa, musique" in report
 
