@@ -191,6 +191,7 @@ def _run() -> schema.TrainConfig:
             examples=0,
             final_examples=0,
             before_baselines=("direct", "rag_workflow"),
+            calibration=schema.CalibrationConfig(kind="search_free"),
             names={"trained": "mmsearch_r1"},
         ),
         checkpoint=schema.CheckpointConfig(every=8),
