@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-WORKERS := --numprocesses=2 --dist=loadgroup --no-loadscope-reorder --durations=15
+WORKERS := --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
 .PHONY: quickstart check test test-all lint warm-start sight clean

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from routerl_jax.parallel.platform import skip_absent_tpu
+from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
@@ -28,7 +28,8 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
     in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `arguments` lets the program take
     words besides its flags.
     """
-    skip_absent_tpu()  # before a configuration imports JAX
+    skip_absent_tpu()  # these before a configuration imports JAX
+    keep_compilations()
     define_flags()
 
     def guarded(argv: Sequence[str]) -> None:

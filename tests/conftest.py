@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test, and the one place that says where the optional real data lies."""
 
 import atexit
+import functools
 import os
 import pathlib
 import shutil
@@ -32,17 +33,42 @@ QUICK = {"agents", "core", "evaluation", "llms", "remote", "rewards"}
 
 
 def pytest_collection_modifyitems(items):
-    """Workers get whole files, and one of them everything that looks at `small_run`, which takes a minute to make."""
+    """Long files first, and before them what looks at `small_run`, so that no worker waits for another at the end."""
 
     def turn(item) -> int:
-        if "small_run" in getattr(item, "fixturenames", ()):
+        if _group(item.nodeid) == "small_run":
             return 0
         return 2 if QUICK & set(item.path.relative_to(pathlib.Path(__file__).parent).parts) else 1
 
     items.sort(key=turn)
-    for item in items:
-        group = "small_run" if turn(item) == 0 else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Workers get whole files, and one of them every file that looks at `small_run`, which takes a minute to make.
+
+    Groups by marks (--dist=loadgroup) are not used: pytest 9.2 does not show them to xdist 3.8.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Scheduling(config, log)
+
+
+def _group(nodeid: str) -> str:
+    """The tests that one worker runs together."""
+    file = nodeid.partition("::")[0]
+    return "small_run" if _looks_at_small_run(file) else file
+
+
+@functools.cache
+def _looks_at_small_run(file: str) -> bool:
+    return "small_run: pathlib.Path" in (pathlib.Path(__file__).parents[1] / file).read_text()
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,11 @@ import tensorflow_datasets as tfds
 from filelock import FileLock
 from tqdm.auto import tqdm
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats import format as shared
 from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
-from routerl_jax.models.pretrained import cache_directory
 
 _SPLIT = "questions"
 _BESIDE = ("id_aliases.json",)  # files that a format reads beside its own

@@ -9,10 +9,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.types import Message
 from routerl_jax.llms import faults
 from routerl_jax.llms.base import ChatModel, Completion, spoken
-from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
 
 

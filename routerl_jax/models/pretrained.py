@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
-import os
 import pathlib
 import shutil
 import subprocess
@@ -16,10 +15,7 @@ from collections.abc import Callable
 
 from absl import logging
 
-
-def cache_directory() -> pathlib.Path:
-    """Where downloaded and converted files are kept: $ROUTERL_CACHE, default ~/.cache/routerl_jax."""
-    return pathlib.Path(os.environ.get("ROUTERL_CACHE") or pathlib.Path.home() / ".cache" / "routerl_jax")
+from routerl_jax.core.cache_directory import cache_directory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import platform
 import sys
+
+from routerl_jax.core.cache_directory import cache_directory
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
 # devices and their vendor, where JAX, too, looks for TPUs
 _PCI, _GOOGLE = pathlib.Path("/sys/bus/pci/devices"), "0x1ae0"
+_CPU = pathlib.Path("/proc/cpuinfo")
+_MAX_COMPILATIONS = 4 * 2**30  # bytes; the programs that were not used for longest go
 
 
 def tune_process() -> None:
@@ -40,6 +46,29 @@ def skip_absent_tpu() -> None:
     vendors = (path.read_text().strip() for path in _PCI.glob("*/vendor"))
     if _GOOGLE not in vendors and not importlib.metadata.entry_points(group="jax_plugins"):
         os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def keep_compilations() -> None:
+    """Makes JAX keep what it compiles in `xla/` of `cache_directory`, where the next run, a control or a resumed run finds it.
+
+    Programs that compile in under a fifth of a second are not kept. Programs for a CPU are made for its kind, so that each
+    kind has a directory: the cache may be on a disk that several machines share. Does nothing if JAX_COMPILATION_CACHE_DIR is
+    set (set it empty to keep nothing). Call it before JAX is imported.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache_directory() / "xla" / _kind_of_cpu())
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MAX_COMPILATIONS))
+
+
+def _kind_of_cpu() -> str:
+    """A digest of what the CPU is called and can do."""
+    told = [platform.machine(), platform.processor()]
+    if _CPU.exists():
+        lines = _CPU.read_text().splitlines()
+        told += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 
 
 def split_cpu(devices: int) -> None:

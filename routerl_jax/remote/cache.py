@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from absl import logging
 from filelock import FileLock
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.extras import needs
-from routerl_jax.models.pretrained import cache_directory
 
 _BATCH = 500  # keys per statement; SQLite takes 32,766 variables, older builds 999
 

@@ -9,7 +9,7 @@ import pathlib
 import sys
 import typing
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -215,11 +215,14 @@ class _OfAtlas:
         return sys.maxsize
 
 
-def sight_demonstrations(seed: int) -> Demonstrations:
-    """Pictures and questions with what the packaged policy that sees was taught to write after them."""
-    return _OfAtlas(
-        SightSource(seed=seed), lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True)
-    )
+def sight_demonstrations(seed: int, shares: Mapping[str, float] | None = None) -> Demonstrations:
+    """Pictures and questions with what the packaged policy that sees was taught to write after them.
+
+    Args:
+      shares: how often each kind is drawn (`SightSource`); by default as often as there.
+    """
+    source = SightSource(seed=seed, shares=shares) if shares else SightSource(seed=seed)
+    return _OfAtlas(source, lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True))
 
 
 class Mixed:

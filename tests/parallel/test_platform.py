@@ -95,3 +95,37 @@ COUNT = "from routerl_jax.parallel.platform import split_cpu; split_cpu({}); imp
 def test_split_cpu(asked: int, environment: dict[str, str], devices: int) -> None:
     output = python("-c", COUNT.format(asked), unset=("JAX_NUM_CPU_DEVICES",), JAX_PLATFORMS="cpu", **environment)
     assert int(output) == devices
+
+
+KEEP = """
+from routerl_jax.parallel.platform import keep_compilations
+keep_compilations()
+import os, sys
+assert "jax" not in sys.modules
+import jax
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: jax.numpy.linalg.svd(y)[0] @ jax.numpy.sort(y), x))
+slow(jax.numpy.ones((8, 8))).block_until_ready()
+print(os.environ["JAX_COMPILATION_CACHE_DIR"])
+"""
+
+
+def test_what_is_compiled_is_kept_for_the_next_program(tmp_path: pathlib.Path) -> None:
+    unset = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XLA_FLAGS")
+    settings = {"ROUTERL_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    place = pathlib.Path(python("-c", KEEP, unset=unset, **settings).strip())
+    assert place.parent == tmp_path / "xla"
+    kept = {file.name: file.stat().st_mtime_ns for file in place.glob("*-cache")}
+    assert kept
+    again = pathlib.Path(python("-c", KEEP, unset=unset, **settings).strip())
+    assert again == place
+    assert {file.name: file.stat().st_mtime_ns for file in place.glob("*-cache")} == kept  # read, not written anew
+
+
+@pytest.mark.parametrize("value", ["", "elsewhere"])
+def test_a_choice_of_where_compilations_are_kept_is_left_alone(value: str, tmp_path: pathlib.Path) -> None:
+    place = str(tmp_path / value) if value else ""
+    program = (
+        "from routerl_jax.parallel import platform as p; p.keep_compilations(); import os; print(os.environ['{}'])"
+    )
+    output = python("-c", program.format("JAX_COMPILATION_CACHE_DIR"), JAX_COMPILATION_CACHE_DIR=place)
+    assert output == f"{place}\n"

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import extract, flags, visual, world
 from routerl_jax.data.atlas.questions import real_questions
-from routerl_jax.models.pretrained import cache_directory
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 KINDS = ("none", "single", "multi")  # of questions, by the searches that they need

@@ -134,12 +134,29 @@ def renamed(demonstration: Demonstration, name: str) -> Demonstration:
     return dataclasses.replace(demonstration, steps=steps, thought=thought, answer=answer)
 
 
+def restated(demonstration: Demonstration, value: str) -> Demonstration:
+    """The same with another value of what is asked for in the passage that states it, and so in the answer: what is read is
+    believed over what was known, which the thoughts say still. Where no passage that was found states it, nothing changes."""
+    metadata = demonstration.example.metadata
+    stated = known.passage_id(metadata["country"], metadata["relation"])
+
+    def told(passage: Passage) -> Passage:
+        if passage.id != stated:
+            return passage
+        return dataclasses.replace(passage, text=passage.text.replace(demonstration.answer, value))
+
+    steps = tuple(dataclasses.replace(step, passages=tuple(map(told, step.passages))) for step in demonstration.steps)
+    return (
+        demonstration if steps == demonstration.steps else dataclasses.replace(demonstration, steps=steps, answer=value)
+    )
+
+
 def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
     """A question of `known_questions` with a plan; the guesses are a function of its id and the plan."""
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
     taken = country if known.strength(country) != "none" else _known(rng, rarely)
-    return Planned(example=example, plan=plan, country=taken, guess=_value(relation, rng) if relation else "")
+    return Planned(example=example, plan=plan, country=taken, guess=value_by_chance(relation, rng) if relation else "")
 
 
 def _known(rng: np.random.Generator, rarely: float) -> str:
@@ -149,7 +166,7 @@ def _known(rng: np.random.Generator, rarely: float) -> str:
     return list(names)[int(rng.choice(len(names), p=weights / weights.sum()))]
 
 
-def _value(relation: str, rng: np.random.Generator) -> str:
-    """A known country's value of a relation."""
+def value_by_chance(relation: str, rng: np.random.Generator) -> str:
+    """Some known country's value of a relation."""
     values = [found[relation] for name in known.known_countries() if relation in (found := known.facts(name))]
     return values[int(rng.integers(len(values)))]

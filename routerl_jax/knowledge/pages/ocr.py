@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.extras import needs
 from routerl_jax.core.files import write_whole
 from routerl_jax.models.images import decode_image
-from routerl_jax.models.pretrained import cache_directory
 
 _ENGINE = "rapidocr"
 

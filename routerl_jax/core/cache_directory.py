@@ -1,0 +1,11 @@
+"""Where this project keeps what it can make or fetch again: weights, knowledge bases, replies, compiled programs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+
+def cache_directory() -> pathlib.Path:
+    """$ROUTERL_CACHE, default ~/.cache/routerl_jax."""
+    return pathlib.Path(os.environ.get("ROUTERL_CACHE") or pathlib.Path.home() / ".cache" / "routerl_jax")
