@@ -46,7 +46,8 @@ class ComparisonConfig:
     tool_timeout: Positive = USUAL  # seconds
     data: str = ""  # directory of the benchmarks' files
     encoder: str = ""  # of passages and tables, in the place of the benchmarks' own
-    index: str = ""  # likewise: scann, exact, auto
+    picture_encoder: str = ""  # of text_image, reverse_image and pages, likewise
+    index: str = ""  # of passages and tables, likewise: scann, exact, auto
     retriever: str = ""  # in the place of dense_text: the kind of knowledge base that passages become, such as bm25
     own: Mapping[str, Benchmark] = dataclasses.field(default_factory=dict)  # benchmarks of one's own
     # the policy of all agents but runs, which have their own: a model on this machine's devices, or one behind an endpoint
