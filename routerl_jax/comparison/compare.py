@@ -181,7 +181,7 @@ def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig
     if config.picture_encoder and spec.kind in _SEEING and not spec.directory:
         changes["encoder"] = config.picture_encoder
     if config.retriever and spec.kind == "dense_text":
-        changes["kind"] = config.retriever
+        changes |= {"kind": config.retriever, "settings": {**spec.settings, **config.retriever_settings}}
     return dataclasses.replace(spec, **changes) if changes else spec
 
 
