@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.baselines.baseline import Asked, Baseline, answered, documents
 from routerl_jax.baselines.forms import CONCLUSION, concluded, tidied
 from routerl_jax.baselines.registry import baseline
@@ -120,11 +119,12 @@ class CRPlanner(Baseline):
         asked = self.over(example, llm, steps, task.format(count=self.candidates), "", f"{name}:\n1.", tokens)
         chat, turn, text = await self.ask(example, llm, asked, stop=self.ends(llm), max_tokens=tokens)
         text = text if self.chats(llm) else f"1.{text}".split("\nQuestion:")[0]
+        plain = " ".join(text.removeprefix("1.").split())
         proposed = list(dict.fromkeys(filter(None, map(tidied, _NUMBERED.findall(text)))))[: self.candidates]
         turn.asked, turn.well_formed = name.lower(), bool(proposed)
         if not proposed:
             answered(turn, None, "there is no list 1. .., 2. .. in it")
-            return chat, turn, example.question if task == QUERIES else " ".join(text.split())
+            return chat, turn, example.question if task == QUERIES else plain
         listed = "\n".join(f"[{number}] {one}" for number, one in enumerate(proposed, 1))
         rest = f"Proposals:\n{llm.tokenizer.plain(listed)}"
         asked = self.over(example, llm, steps, CHOOSE, rest, "Number:", self.answer_tokens)
@@ -160,7 +160,8 @@ class CRPlanner(Baseline):
             return llm.room(self.prompt(llm, made), example.images)
 
         least = min(tokens, room(asking(())) // 2)
-        return asking(fitting(steps[::-1], lambda some: room(asking(some[::-1])) >= least)[::-1])
+        latest = (steps[start:] for start in range(len(steps)))
+        return asking(next((some for some in latest if room(asking(some)) >= least), ()))
 
     @property
     def search_budget(self) -> int:
