@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from routerl_jax.core.checked import checked
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.formats.known import split_name
+from routerl_jax.data.hub import PREFIX, on_this_machine
 from routerl_jax.knowledge.store import MANIFEST, Manifest
 from routerl_jax.training.config import KnowledgeConfig
 
@@ -25,7 +26,7 @@ class Benchmark:
         files in the data directory (`hotpotqa/dev.*`), with the format before it where the rows' keys don't tell.
       knowledge: by the names that agents use; a `source` is a pattern, too, or several with `|` between them, of which the
         first that is there counts, or `atlas/NAME`, or the address of a served one. A directory with a built knowledge base is
-        opened as it is, of whatever kind.
+        opened as it is, of whatever kind. `hf://datasets/ORG/NAME/FILE`, for questions too, is a file on the hub (data.hub).
       pictures: questions are about their pictures: those without one that is there are left out, and counted.
       about: a line.
       paper: its arXiv number, "" for none.
@@ -100,6 +101,7 @@ def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
         source = spec.source if given else next((found for one in patterns if (found := _found(one, data))), None)
         if source is None:
             raise _lacking(name, benchmark, data, f"knowledge base {kb!r}", patterns)
+        source = on_this_machine(source)
         built = not given and (pathlib.Path(source) / MANIFEST).is_file()
         knowledge[kb] = _as_built(source) if built else dataclasses.replace(spec, source=source)
     questions += "[pictures]" if benchmark.pictures else ""
@@ -113,7 +115,7 @@ def _as_built(directory: str) -> KnowledgeConfig:
 def _found(pattern: str, data: str) -> str | None:
     """What is there of a pattern, the first by name; what is no file's name as it is; None where nothing is there."""
     form, files = split_name(pattern)
-    if files.startswith(("atlas/", "http://", "https://")) or (":" in files and "/" not in files):
+    if files.startswith(("atlas/", "http://", "https://", PREFIX)) or (":" in files and "/" not in files):
         return pattern
     places = sorted(glob.glob(os.path.join(_root(data), os.path.expanduser(files))))
     return f"{form}:{places[0]}" if places and form else next(iter(places), None)

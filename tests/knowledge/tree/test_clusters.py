@@ -72,7 +72,7 @@ def test_every_text_is_somewhere_and_no_group_is_too_long() -> None:
     assert all(len({row // 30 for row in group}) == 1 for group in groups)  # blobs are far from each other
     short = soft_clusters(vectors, lengths, 55, SETTINGS, seed=0)
     assert sorted({row for group in short for row in group}) == list(range(90))
-    assert max(map(len, short)) == 5
+    assert 1 < max(map(len, short)) <= 5
     again = soft_clusters(vectors, lengths, 55, SETTINGS, seed=0)
     assert [group.tolist() for group in again] == [group.tolist() for group in short]
 
