@@ -16,7 +16,9 @@ from scipy.cluster.vq import kmeans2
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import logsumexp
 
-_FLOOR = 1e-6  # added to covariances, in units of the points' mean variance
+# added to covariances, in units of the points' mean variance: with less, BIC likes clusters of two or three points, whose
+# likelihood has no bound
+_FLOOR = 1e-2
 _NOTHING = 1e-5  # of the widest direction: as little counts as no variation
 _STEPS, _TOLERANCE = 100, 1e-4  # of expectation and maximisation; mean log-likelihood per point
 _PATIENCE = 8  # numbers of clusters without a better BIC after which no larger ones are tried

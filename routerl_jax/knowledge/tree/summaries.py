@@ -8,6 +8,7 @@ from routerl_jax.core.types import Message, Passage
 from routerl_jax.llms.base import ChatModel
 
 PROMPT = 1  # version of the words below; another one makes other summaries
+_SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
 _TOKENS_PER_WORD = 2  # room for an answer that is longer than it should be
 _TASK = (
     "Below are texts that belong together. Write one summary of them, of at most {words} words. Keep the names, dates, "
@@ -19,15 +20,21 @@ _TASK = (
 def summaries(
     model: ChatModel, groups: Sequence[Sequence[Passage]], *, words: int
 ) -> tuple[list[str | None], list[str]]:
-    """One summary per group, None where it failed, and why those failed, in their order.
+    """One summary per group, None where it failed, and why those failed, in order. An empty answer is asked for once more.
 
     Args:
       words: of a summary, as the model is told.
     """
-    asked = [_conversation(group, words) for group in groups]
+    asked, tokens = [_conversation(group, words) for group in groups], _TOKENS_PER_WORD * words
+    answers = model.complete(asked, max_tokens=tokens) if asked else []
+    empty = [i for i, answer in enumerate(answers) if answer.error is None and not answer.text.strip()]
+    if empty:
+        again = model.complete([asked[i] for i in empty], max_tokens=tokens, temperature=_SECOND_TEMPERATURE, sample=1)
+        for i, answer in zip(empty, again):
+            answers[i] = answer
     found: list[str | None] = []
     failures: list[str] = []
-    for answer in model.complete(asked, max_tokens=_TOKENS_PER_WORD * words) if asked else []:
+    for answer in answers:
         text = " ".join(answer.text.split())
         found.append(text or None)
         if not text:

@@ -97,7 +97,7 @@ def test_leaves_and_summaries_are_found_together(tmp_path: pathlib.Path) -> None
         (plain,) = kb.search(["ship ship ship"], 3)
         assert {passage.id[:4] for passage in plain} == {"ship"}
         prompts = [body["messages"][-1]["content"] for body in handler.bodies]
-        assert sum("The mill number 3 is 21 years old." in prompt for prompt in prompts) == 1
+        assert any("The mill number 3 is 21 years old." in prompt for prompt in prompts)
         assert all(
             body["max_tokens"] == 200 and "at most 100 words" in body["messages"][-1]["content"]
             for body in handler.bodies
