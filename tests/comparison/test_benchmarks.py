@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.comparison.benchmarks.benchmark import located
+from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.compare import Field, prepared
 from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.core.types import TextAndImage
+from routerl_jax.data import hub
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.pages.documents import Problems
 from routerl_jax.knowledge.pictures.corpus import read_pictures
 from routerl_jax.knowledge.tables import read_tables
-from routerl_jax.training.config import ModelConfig
+from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
 from tests.data import original_rows as rows
 from tests.data.original_rows import as_json, as_parquet, png
@@ -380,3 +381,28 @@ def test_real_questions_are_read(
     assert all(example.answers for example in field.examples)
     if stand_in:
         assert len(field.examples) == len(stand_in)
+
+
+def test_files_of_the_hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions keep their name, which the card shows; a knowledge base is built from the file on this machine."""
+    asked = as_json(tmp_path / "q.jsonl", {"id": "a", "question": "Who?", "golden_answers": ["x"]})
+    corpus = as_json(tmp_path / "c.jsonl", PASSAGE)
+    files = {f"{hub.PREFIX}org/set/q.jsonl": str(asked), f"{hub.PREFIX}org/set/c.jsonl": str(corpus)}
+    monkeypatch.setattr(hub, "_fetched", lambda place: files[place.name])
+    question, source = files
+    own = Benchmark(questions=("no.*", question), knowledge={"text": KnowledgeConfig(source=f"no.*|{source}")})
+    field = field_of("mine", tmp_path, own={"mine": own})
+    assert field.benchmark.questions == (question,)
+    assert field.knowledge["text"].source == str(corpus)
+    assert [example.id for example in field.examples] == ["a"]
+
+
+def test_a_tree_stands_in_the_place_of_passages(tmp_path: pathlib.Path) -> None:
+    searches(tmp_path)
+    as_parquet(made(tmp_path / "fvqa") / "fvqa_test.parquet", FVQA)
+    llm = {"llm": {"model": "m"}}
+    field = field_of("fvqa", tmp_path, retriever="tree", retriever_settings=llm)
+    assert (field.knowledge["text"].kind, field.knowledge["text"].settings) == ("tree", llm)
+    assert field.knowledge["image"].kind == "reverse_image"
+    with pytest.raises(ValueError, match=r"retriever_settings say nothing without config\.retriever"):
+        dataclasses.replace(GIVEN, retriever_settings=llm)
