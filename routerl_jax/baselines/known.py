@@ -5,6 +5,7 @@ from __future__ import annotations
 from routerl_jax.baselines import (  # noqa: F401 - they register themselves
     cogplanner,
     compression,
+    cr_planner,
     direct,
     few_shot,
     hipporag_reader,

@@ -31,6 +31,7 @@ from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
 from routerl_jax.training.setup import take_examples
 
+_SEEING = ("text_image", "reverse_image", "pages")  # kinds whose encoders read pictures
 _REMEDY = "go on with the same ones, or give another --output"
 
 
@@ -217,8 +218,10 @@ def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig
     """With what the configuration puts in the place of the benchmark's own."""
     takes = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
     changes = {key: value for key in takes.get(spec.kind, ()) if (value := getattr(config, key))}
+    if config.picture_encoder and spec.kind in _SEEING and not spec.directory:
+        changes["encoder"] = config.picture_encoder
     if config.retriever and spec.kind == "dense_text":
-        changes["kind"] = config.retriever
+        changes |= {"kind": config.retriever, "settings": {**spec.settings, **config.retriever_settings}}
     return dataclasses.replace(spec, **changes) if changes else spec
 
 

@@ -60,8 +60,11 @@ class ComparisonConfig:
     tool_timeout: Positive = USUAL  # seconds
     data: str = ""  # directory of the benchmarks' files
     encoder: str = ""  # of passages and tables, in the place of the benchmarks' own
-    index: str = ""  # likewise: scann, exact, auto
+    picture_encoder: str = ""  # of text_image, reverse_image and pages, likewise
+    index: str = ""  # of passages and tables, likewise: scann, exact, auto
     retriever: str = ""  # in the place of dense_text: the kind of knowledge base that passages become, such as bm25
+    # of the retriever's own configuration: {"llm": {"model": ..}} of "tree"
+    retriever_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # of all benchmarks, in the place of their own; a source "own:text" is what the benchmark's own `text` is made of
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Benchmark] = dataclasses.field(default_factory=dict)  # benchmarks of one's own
@@ -133,6 +136,8 @@ class ComparisonConfig:
                 raise ValueError(f"config.{section} is empty: name at least one")
             if again := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"config.{section} names {again!r} twice")
+        if self.retriever_settings and not self.retriever:
+            raise ValueError("config.retriever_settings say nothing without config.retriever: name the kind")
         for metric in self.metrics:
             if metric not in (*ANSWER, JUDGE):
                 raise ValueError(f"config.metrics: {metric!r} is none of {', '.join((*ANSWER, JUDGE))}")

@@ -25,7 +25,8 @@ class Place(NamedTuple):
 
 def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
     """JSON objects of a file with their places: the items of a list (.json), also of one that is all there is in an object
-    (`{"examples": [..]}`), or else one per line; `lines`: one per line whatever it is called.
+    (`{"examples": [..]}`), pandas' columns (`{name: {index: value}}`, whose index becomes the key `index`), or else one per
+    line; `lines`: one per line whatever it is called.
 
     Both may be compressed (.gz, .bz2, .xz, .zst). Blank lines are passed over. Only newlines end a line, not what JSON
     strings may hold (U+2028).
@@ -69,10 +70,27 @@ def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
     rows = _parse(content.removeprefix(codecs.BOM_UTF8), Place(path, "line", 1), hint)
     if isinstance(rows, dict) and len(rows) == 1 and isinstance(next(iter(rows.values())), list):
         rows = next(iter(rows.values()))
+    if isinstance(rows, dict) and rows and all(_is_column(column) for column in rows.values()):
+        rows = _turned(path, rows)
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
     for number, row in enumerate(rows, 1):
         yield Place(path, "item", number), row
+
+
+def _is_column(column: Any) -> bool:
+    return isinstance(column, dict) and bool(column) and all(index.isdecimal() for index in column)
+
+
+def _turned(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    indices = list(next(iter(columns.values())))
+    for name, column in columns.items():
+        if list(column) != indices:
+            raise ValueError(
+                f"{path}: pandas' columns {{name: {{index: value}}}} must be of one length; column {name!r} has other indices "
+                "than the first. Write the file anew"
+            )
+    return [{"index": index, **{name: column[index] for name, column in columns.items()}} for index in indices]
 
 
 def _parse(content: bytes, start: Place, hint: str) -> Any:

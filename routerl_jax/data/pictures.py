@@ -9,6 +9,8 @@ from typing import Any
 
 from routerl_jax.core.rows import Place
 
+_ENDINGS = (".jpg", ".jpeg", ".JPEG", ".JPG", ".png", ".PNG", ".webp")
+
 
 class MissingPictureError(ValueError):
     """A row names a picture that is not there, or brings one along that can't be read."""
@@ -42,6 +44,23 @@ def picture_beside(
             return path
     places = " nor in ".join(map(str, directories))
     raise MissingPictureError(str(place.error(f"image {name!r} is neither in {places}; put it there, or {otherwise}")))
+
+
+def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
+    """The picture that a data set knows by an id: `NAME.jpg`, or with another usual ending, in `folders` beside the row's file;
+    None where there is none.
+
+    Raises:
+      MissingPictureError: it can't be read; names the row.
+    """
+    for folder in folders:
+        for ending in _ENDINGS:
+            path = place.path.parent / folder / f"{name}{ending}"
+            if path.is_file():
+                if fault := _fault_of_file(path, path.stat().st_mtime_ns):
+                    raise _unreadable(place, path.name, fault, f"leave out such rows: {place.path}[pictures]")
+                return path
+    return None
 
 
 def check_picture(source: bytes | str, place: Place, key: str) -> None:

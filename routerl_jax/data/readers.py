@@ -14,6 +14,8 @@ from jaxtyping import Int
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import FORMATS, distinct_examples, split_name
+from routerl_jax.data.formats.tables import is_pattern
+from routerl_jax.data.hub import on_this_machine
 
 _PART = re.compile(r"(.+?)\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d*):(\d*)")
@@ -141,6 +143,7 @@ def open_dataset(name: str) -> ExampleSource:
     keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
     into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
     golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
+    A FILE with * or ? is all such files (`data/train-*.parquet`); `hf://datasets/ORG/NAME/FILE` is one on the hub (data.hub).
     `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of one of these, `NAME[pictures]` what has a picture. Several names
     with commas between them are one data set (`Joined`).
 
@@ -150,6 +153,7 @@ def open_dataset(name: str) -> ExampleSource:
     if "," in name and not pathlib.Path(name).exists():
         parts = [part.strip() for part in name.split(",")]
         return Joined(list(zip(short_names(parts), map(open_dataset, parts))))
+    name = on_this_machine(name)
     whole, part = _split_part(name)
     if part:
         return _part_of(whole, part)
@@ -204,7 +208,7 @@ def _whole(name: str) -> str:
 def _part_of(whole: str, part: str) -> ExampleSource:
     name = f"{whole}[{part}]"
     form, path = split_name(whole)
-    if part == "pictures" and pathlib.Path(path).is_file():
+    if part == "pictures" and (pathlib.Path(path).is_file() or is_pattern(path)):
         return FileExamples(path, form, pictures=True)
     limits = _RANGE.fullmatch(part)
     if limits is None and part != "pictures":

@@ -16,7 +16,6 @@ from jaxtyping import Float32
 from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
-from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
@@ -52,7 +51,7 @@ from routerl_jax.knowledge.index import (
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray
-from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_passages
+from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost
@@ -144,7 +143,7 @@ def build_kb(
     Raises:
       ValueError: names the file, row or config key that is at fault.
     """
-    check = corpus_files if config.kind == "dense_text" else checked_path
+    check = corpus_files if config.kind == "dense_text" else table_files
     source = corpus_source(
         config.corpus,
         "the file of passages or tables",

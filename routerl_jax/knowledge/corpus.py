@@ -3,7 +3,8 @@
     .jsonl       a row per line: `{id, title, text}`, or as FlashRAG and Search-R1 have them
                  `{id, contents: "\\"Title\\"\\ntext"}`, or KILT's pages `{wikipedia_id, wikipedia_title, text: [..]}`
     wiki_00, ..  what WikiExtractor writes: as .jsonl
-    .json        HippoRAG's list of `{title, text, idx?}`
+    .json        HippoRAG's list of `{title, text, idx?}`; HybridQA's and OTT-QA's `{link: text}` (corpora.linked_tables),
+                 of which several files may hold the same passage
     .tsv         DPR's and KILT's passages (corpora.tsv)
     .xml         a Wikipedia dump (corpora.wikipedia)
     a directory  all such files in it and below, by name; of a built knowledge base, its passages
@@ -26,6 +27,7 @@ from routerl_jax.core.compressed import plain_name
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.ids import DistinctIds
+from routerl_jax.knowledge.corpora.linked_tables import linked_passages
 from routerl_jax.knowledge.corpora.splitting import Split
 from routerl_jax.knowledge.corpora.tsv import read_tsv
 from routerl_jax.knowledge.corpora.wikipedia import read_dump
@@ -149,7 +151,11 @@ def new_id(row_id: str, place: Place, seen: dict[str, int]) -> str:
 
 def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | None) -> Iterator[Passage]:
     ids = DistinctIds()
+    linked: dict[str, int] = {}
     for file in files:
+        if (found := linked_passages(file)) is not None:
+            yield from _linked(found, linked, ids)
+            continue
         for place, passage, page in _READERS[_kind(file) or ""](file):
             if not passage.text.strip():
                 raise place.error("empty passage: there is no text. Remove the row or fill it in")
@@ -161,6 +167,18 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
     ids.finish()
     if not len(ids):
         raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+
+
+def _linked(found: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
+    """Each passage once, however many tables link to it; `seen` are hashes of texts by id."""
+    for place, passage in found:
+        if not passage.text.strip():
+            raise place.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
+        digest = hash(passage.text)
+        if seen.setdefault(passage.id, digest) != digest:
+            raise place.error(f"{passage.id!r} has another text than in a file before. Make them equal")
+        if len(ids) < len(seen):
+            yield dataclasses.replace(passage, id=ids.add(passage.id, place))
 
 
 def _is_built(path: pathlib.Path) -> bool:

@@ -9,6 +9,8 @@ from routerl_jax.knowledge.pages import build as _pages_build  # noqa: F401
 from routerl_jax.knowledge.pages import kb as _pages  # noqa: F401
 from routerl_jax.knowledge.pictures import build as _pictures_build  # noqa: F401
 from routerl_jax.knowledge.pictures import kb as _pictures  # noqa: F401
+from routerl_jax.knowledge.tree import build as _tree_build  # noqa: F401
+from routerl_jax.knowledge.tree import kb as _tree  # noqa: F401
 from routerl_jax.knowledge.web import build as _web  # noqa: F401
 
 __all__ = ["KB_BUILDERS", "KB_KINDS"]

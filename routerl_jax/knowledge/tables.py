@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.compressed import plain_name
 from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import new_id, string_field
+from routerl_jax.knowledge.corpora.linked_tables import table_rows
+from routerl_jax.knowledge.corpus import corpus_files, new_id, string_field
 from routerl_jax.knowledge.table_formats import open_wikitable_passages
 
 FORMATS = ("compact", "open_wikitable")
@@ -58,16 +58,25 @@ def holds_tables(path: pathlib.Path) -> bool:
 
 
 def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
-    """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed.
+    """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed, or of a
+    directory of such files.
 
     Open-WikiTable's files are read as they are released: its names (`original_table_id`, `page_title`), pandas' layout by
-    columns, and in splitted_tables.json a `flattened` text, whose id is the index that its questions refer to.
+    columns, and in splitted_tables.json a `flattened` text, whose id is the index that its questions refer to. So are
+    HybridQA's and OTT-QA's, a table in a file or all in one (corpora.linked_tables).
     Columns without a name become `column 3`, repeated names `Year (2)`; null cells are empty; a null title is "".
 
     Raises:
       ValueError: as `read_corpus`; also an empty header, a table without rows, and rows that are ragged or all empty.
     """
-    return _tables(checked_path(path))
+    path = pathlib.Path(path).expanduser()
+    return _tables(path, table_files(path))
+
+
+def table_files(path: str | pathlib.Path) -> list[pathlib.Path]:
+    """The files that are read. Raises ValueError: nothing there, or a file that holds no rows of JSON."""
+    path = pathlib.Path(path).expanduser()
+    return [checked_path(file) for file in (corpus_files(path) if path.is_dir() else [path])]
 
 
 def table_passages(
@@ -201,9 +210,9 @@ def _clean(text: str) -> str:
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
 
 
-def _tables(path: pathlib.Path) -> Iterator[Table]:
+def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
     seen: dict[str, int] = {}
-    for place, row in _rows_of(path):
+    for place, row in (found for file in files for found in table_rows(file) or read_rows(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
             id=new_id(_id(row, place), place, seen),
@@ -222,35 +231,6 @@ def _id(row: dict[str, Any], place: Place) -> str:
     if "id" not in row and "flattened" in row:
         return str(row.get("index", place.number))
     return string_field(row, "original_table_id" if "id" not in row and "original_table_id" in row else "id", place)
-
-
-def _rows_of(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The file's rows; also where pandas wrote it by columns: `{column: {index: value}}`."""
-    if pathlib.Path(plain_name(path)).suffix == ".json":
-        with open_bytes(path) as file:
-            by_columns = file.read(1) == b"{"
-        if by_columns:
-            yield from _turned(path)
-            return
-    yield from read_rows(path)
-
-
-def _turned(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    try:
-        with open_bytes(path) as file:
-            columns = json.load(file)
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: not JSON ({error}). Rename it to .jsonl if it holds one JSON object per line"
-        ) from error
-    indices = list(next(iter(columns.values()), {})) if isinstance(columns, dict) else []
-    if not all(isinstance(column, dict) and list(column) == indices for column in columns.values()):
-        raise ValueError(
-            f"{path}: expected a JSON list, or pandas' columns {{name: {{index: value}}}} of one length. Rename it to "
-            f".jsonl if it holds one JSON object per line"
-        )
-    for number, index in enumerate(indices, 1):
-        yield Place(path, "item", number), {"index": index, **{name: column[index] for name, column in columns.items()}}
 
 
 def _names(header: Any, place: Place) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ class StoreWriter:
         Raises:
           ValueError: there is something at `directory` that may not or cannot be replaced.
         """
-        self._check_target()
+        self.check_target()
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
@@ -182,7 +182,7 @@ class StoreWriter:
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest and moves everything into place."""
         manifest.write(self.scratch)
-        self._check_target()
+        self.check_target()
         sync_tree(self.scratch)
         if self.directory.exists():
             shutil.rmtree(self._replaced, ignore_errors=True)
@@ -192,7 +192,8 @@ class StoreWriter:
         shutil.rmtree(self._replaced, ignore_errors=True)
         shutil.rmtree(self.directory / _PROGRESS)
 
-    def _check_target(self) -> None:
+    def check_target(self) -> None:
+        """Raises ValueError if there is something at `directory` that may not or cannot be replaced."""
         if self.directory.is_mount():
             raise ValueError(
                 f"{self.directory} is a mount point, which a finished knowledge base can't be renamed to; give a "

@@ -203,6 +203,41 @@ MMLONGBENCH = {
     "evidence_sources": "['Chart', 'Generalized-text (Layout)', 'Pure-text (Plain-text)']",
     "answer_format": "List",
 }
+HYBRIDQA: dict[str, Any] = {  # dev.traced.json of HybridQA and OTT-QA; dev.json lacks the last
+    "question_id": "2b6359ed",
+    "question": "Who keeps the mill that grinds most ?",
+    "table_id": "Mills_of_Ems_0",
+    "answer-text": "Kim Ott",
+    "question_postag": "WP VBZ DT NN",
+    "answer-node": [
+        ["Blue Mill", [0, 1], "/wiki/Blue_Mill", "passage"],
+        ["Kim Ott", [1, 2], None, "table"],
+        ["Blue Mill", [3, 1], "/wiki/Blue_Mill", "passage"],
+    ],
+}
+OPEN_WIKITABLE: dict[str, Any] = {
+    "question_id": "test_7",
+    "original_table_id": "table_1_2_3",
+    "question": "How many mills of Ems are blue?",
+    "sql": "SELECT COUNT(mill) FROM table_1_2_3",
+    "answer": [2],
+    "hard_positive_idx": [41],
+    "positive_idx": [42],
+    "negative_idx": [7, 8],
+    "dataset": "WikiSQL",
+}
+INFOSEEK: dict[str, Any] = {
+    "data_id": "infoseek_val_00000001",
+    "image_id": "oven_04951567",
+    "question": "Where is this mill?",
+    "answer": ["Ems"],
+    "answer_eval": ["Ems", "Bad Ems"],
+}
+WEBQA: dict[str, Any] = {
+    "question": "How many sails has the Blue Mill?",
+    "answer": ["It has four sails."],
+    "image_id": "30323912",
+}
 
 
 def png(colour: str = "red", size: int = 3) -> bytes:

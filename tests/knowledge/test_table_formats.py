@@ -89,5 +89,5 @@ def test_released_layouts(tmp_path: pathlib.Path) -> None:
     found = [p for table in tables for p in table_passages(table, table_format="open_wikitable")]
     assert [(p.id, p.text) for p in found] == [("1", "[Title]Peaks.. 1"), ("2", "[Title]Peaks.. 2")]
     (tmp_path / "bad.json").write_text('{"a": {"1": 2}, "b": [1]}')
-    with pytest.raises(ValueError, match="expected a JSON list, or pandas' columns"):
+    with pytest.raises(ValueError, match="expected a JSON list, found dict"):
         list(read_tables(tmp_path / "bad.json"))

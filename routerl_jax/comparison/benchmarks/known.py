@@ -5,13 +5,22 @@ from __future__ import annotations
 from routerl_jax.comparison.benchmarks import (  # noqa: F401 - they register themselves
     atlas,
     bamboogle,
+    dyn_vqa,
     hotpotqa,
+    hybridqa,
+    infoseek,
+    mmsearch_r1,
     musique,
     nq,
+    open_wikitable,
+    ottqa,
     popqa,
+    r1_router,
     tabfact,
     triviaqa,
     two_wiki,
+    vrag_rl,
+    webqa,
     wikitablequestions,
 )
 from routerl_jax.comparison.benchmarks.benchmark import BENCHMARKS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, texts
+from routerl_jax.data.pictures import picture_called
 
 _QUERIES = ("golden_query", "gloden_query")  # as files before 202502 spell it
 
@@ -14,7 +17,8 @@ class DynVQA(FlashRag):
     """Plain rows (`flashrag`) `{image_url, question, question_id, answer: [..], golden_query}`, as in DynVQA_en.202502.jsonl.
 
     Answers are strings, numbers, null and, in some files, lists of these. A row that has no answer but null is left out. The
-    picture is known by its URL alone (`metadata["image_urls"]`): put its path under `image`.
+    picture is known by its URL alone (`metadata["image_urls"]`): put its path under `image`, or the picture at
+    `images/QUESTION_ID.jpg` (.png, ..) beside the file.
     """
 
     def holds(self, row: Row) -> bool:
@@ -29,7 +33,11 @@ class DynVQA(FlashRag):
         unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
         own = {key: value for key, value in row.items() if key not in unread}
         told = {"golden_query": query} if query else {}
-        return super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **told}, place)
+        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **told}, place)
+        if example is None or example.images:
+            return example
+        picture = picture_called(example.id, place)
+        return example if picture is None else dataclasses.replace(example, images=(picture,))
 
 
 FORMATS.register("dynvqa")(DynVQA())

@@ -5,6 +5,8 @@ NQ-open (`{question, answer: [..]}`) and this project's own files are of this ki
 
 from __future__ import annotations
 
+import pathlib
+
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
@@ -22,12 +24,14 @@ from routerl_jax.data.formats.format import (
     strings,
     with_metadata,
 )
+from routerl_jax.data.pictures import picture_called
 
 
 class FlashRag(QuestionFormat):
     """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`), `answer_aliases`, and
     `image` or `images`: paths, which lie beside the file or in `images` beside it, `data:` URIs, or URLs, which go to
-    `metadata["image_urls"]`, as do those under `image_urls` or `image_url`.
+    `metadata["image_urls"]`, as do those under `image_urls` or `image_url`. Of a row with an `image_id` and no picture, the
+    picture is `images/IMAGE_ID.jpg` (.png, ..) beside the file, where it is there (InfoSeek, WebQA).
 
     A row without answers is left out if it has `supporting`, gold passages to retrieve, and else an error. Every other key goes
     to `metadata` as it is, and so does what is under `metadata`; but see `format.search_kind`.
@@ -49,7 +53,7 @@ class FlashRag(QuestionFormat):
         answers = distinct(strings(row[key], place, key))
         if not answers:
             raise place.error(f"key {key!r} holds no answer but blanks")
-        images = images_of(row, place)
+        images = images_of(row, place) or _known_by_id(row, place)
         urls = image_urls(row, place)
         used = ("id", "_id", "question", "answer_aliases", key, *URL_KEYS, *(("image", "images") if images else ()))
         own = {name: value for name, value in row.items() if name not in used}
@@ -60,6 +64,11 @@ class FlashRag(QuestionFormat):
             images=images,
             metadata=search_kind(with_metadata(own)) | urls,
         )
+
+
+def _known_by_id(row: Row, place: Place) -> tuple[pathlib.Path, ...]:
+    found = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
+    return () if found is None else (found,)
 
 
 FORMATS.register("flashrag")(FlashRag())

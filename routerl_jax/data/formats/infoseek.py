@@ -15,7 +15,8 @@ class InfoSeek(FlashRag):
     """Plain rows (`flashrag`) with `answer_eval`: what the data set's scorer accepts.
 
     That is a list of strings, which are accepted answers, or of `{wikidata, range: [low, high]}`: the ranges go to
-    `metadata["answer_ranges"]` (rewards.ranges). Pictures are not named by their `image_id`: put paths under `image`.
+    `metadata["answer_ranges"]` (rewards.ranges). Pictures are OVEN's: `images/IMAGE_ID.jpg` beside the file, or paths under
+    `image`.
     """
 
     def holds(self, row: Row) -> bool:

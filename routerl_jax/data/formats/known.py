@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 
@@ -17,11 +18,13 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     fvqa,
     hipporag,
     hotpotqa,
+    hybridqa,
     infoseek,
     livevqa,
     mmlongbench_doc,
     mmsearch,
     musique,
+    open_wikitable,
     popqa,
     r1_searcher,
     simplevqa,
@@ -31,7 +34,7 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     vidoseek,
 )
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
-from routerl_jax.data.formats.tables import read_question_rows
+from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
 # The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
@@ -39,6 +42,8 @@ _ORDER = (
     "fvqa",
     "vrag",
     "verl",
+    "hybridqa",
+    "open_wikitable",
     "vidoseek",
     "slidevqa",
     "mmlongbench_doc",
@@ -72,8 +77,8 @@ def format_of(row: Row) -> QuestionFormat:
 def read_examples(
     path: str | pathlib.Path, form: str = ""
 ) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
-    """The questions of a file with their places; for one whose picture is not there or can't be read what is to be raised, and
-    None for one without an answer, which is to be left out.
+    """The questions of a file, or of all that a name with * or ? stands for, with their places; for one whose picture is not
+    there or can't be read what is to be raised, and None for one without an answer, which is to be left out.
 
     Args:
       form: of `FORMATS`; "": each row's own, told by its keys.
@@ -82,13 +87,21 @@ def read_examples(
       ValueError: while reading: names file, row and key.
     """
     named = FORMATS.get(form) if form else None
+    several = is_pattern(str(path))
     for place, row in read_question_rows(path):
         form_of_row = named or format_of(row)
         for part in form_of_row.parts(row, place):
             try:
-                yield place, form_of_row.example(part, place)
+                yield place, _of_several(form_of_row.example(part, place), place, several)
             except MissingPictureError as error:
                 yield place, error
+
+
+def _of_several(example: Example | None, place: Place, several: bool) -> Example | None:
+    """Of several files the rows without ids have their file's name before the row's number, which is in each of them."""
+    if not several or example is None or example.id != str(place.number):
+        return example
+    return dataclasses.replace(example, id=f"{place.path.name.partition('.')[0]}/{example.id}")
 
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:

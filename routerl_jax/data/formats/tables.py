@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
+import itertools
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +20,15 @@ _BATCH = 1024  # rows of a parquet file that are in memory at a time
 
 def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Rows of a file with their places: .parquet (.pq), .csv, .tsv, or JSON as `core.rows.read_rows` has it; told by the name.
+    Of a name with * or ? the rows of all such files, one after the other, sorted by name.
 
     All but .parquet may be compressed (.gz, .bz2, .xz, .zst).
 
     Raises:
       ValueError: while reading: a file that is missing or damaged, and a row with another number of columns than the first.
     """
+    if is_pattern(str(path)):
+        return itertools.chain.from_iterable(map(read_question_rows, files_called(str(path))))
     path = pathlib.Path(path).expanduser()
     suffix = pathlib.Path(plain_name(path)).suffix.lower()
     if path.suffix.lower() in _PARQUET:
@@ -31,6 +36,19 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[s
     if suffix in _DELIMITERS:
         return _separated(path, _DELIMITERS[suffix])
     return read_rows(path)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for several files: it has * or ?, and no file is called so."""
+    return any(mark in name for mark in "*?") and not pathlib.Path(name).expanduser().exists()
+
+
+def files_called(pattern: str) -> list[str]:
+    """The files that a name with * or ? stands for, sorted; ValueError where there is none."""
+    found = sorted(glob.glob(str(pathlib.Path(pattern).expanduser())))
+    if not found:
+        raise ValueError(f"{pattern}: no file is called so")
+    return found
 
 
 def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator, Sequence
 
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.known import read_passages, split_name
+from routerl_jax.data.hub import on_this_machine
 
 
 @dataclasses.dataclass
@@ -35,9 +35,9 @@ def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Ite
     counts = counts or PoolCounts()
     seen: set[str] = set()
     for name in names:
-        form, path = split_name(name)
+        form, path = split_name(on_this_machine(name))
         before = counts.given
-        for _, passages in read_passages(pathlib.Path(path), form):
+        for _, passages in read_passages(path, form):
             counts.rows += 1
             for passage in passages:
                 counts.given += 1

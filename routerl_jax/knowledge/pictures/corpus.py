@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
@@ -30,7 +31,9 @@ def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[En
 
     Args:
       corpus: .jsonl, .jsonl.gz or .json with rows {id, title?, text? or caption?, image?}, whose pictures are paths relative
-        to the file, or `data:` URIs; or a directory of pictures, whose paths below it are their ids and names their titles.
+        to the file, or `data:` URIs; M-BEIR's candidates {did, txt, img_path, modality}, whose paths are relative to a
+        directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl); or a directory of pictures, whose paths below it
+        are their ids and names their titles.
 
     Raises:
       ValueError: no such place, or nothing in it; a row without id, or with neither text nor picture; a picture that is not
@@ -66,6 +69,7 @@ def _files(root: pathlib.Path) -> Iterator[Entry]:
 def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
     seen: dict[str, int] = {}
     for place, row in read_rows(checked_path(path)):
+        row = _of_mbeir(row, place) if "did" in row else row
         name = new_id(string_field(row, "id", place), place, seen)
         title = string_field(row, "title", place, default="")
         text = string_field(row, "text" if row.get("text") is not None else "caption", place, default="")
@@ -80,6 +84,14 @@ def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
             problems.handle(error)
             continue
         yield Entry(id=name, title=title, text=text, image=source, place=f"{path}, {place.unit} {place.number}")
+
+
+def _of_mbeir(row: dict[str, Any], place: Place) -> dict[str, Any]:
+    """A candidate of M-BEIR (Wei et al. 2023, arXiv 2311.17136) in this module's keys."""
+    image = string_field(row, "img_path", place, default="")
+    above = (folder / image for folder in place.path.parents)
+    found = next((file for file in above if file.is_file()), image) if image.strip() else ""
+    return {"id": row["did"], "text": row.get("txt"), "image": str(found)}
 
 
 def _source(path: pathlib.Path, image: str, place: Place) -> ImageSource:

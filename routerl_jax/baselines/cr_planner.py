@@ -1,0 +1,169 @@
+"""CR-Planner: proposals for every step, and a critic that chooses among them (Li et al., arXiv 2410.01428)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.conversation import Conversation
+from routerl_jax.baselines.baseline import Asked, Baseline, answered, documents
+from routerl_jax.baselines.forms import CONCLUSION, concluded, tidied
+from routerl_jax.baselines.registry import baseline
+from routerl_jax.baselines.universal_rag import chosen
+from routerl_jax.core.types import Episode, Example, Turn
+
+REASON, SEARCH = "reason", "search"
+_SETTING = "A question is answered step by step: a step is a thought, or a search that fetches one document. "
+PLAN = _SETTING + f'Say what should come next: write "{REASON}" or "{SEARCH}", alone.'
+THOUGHTS = _SETTING + (
+    "Propose {count} different thoughts that could come next, as a list with a line each: 1. .., 2. .. A thought draws one "
+    f'conclusion from the steps so far; one that settles the question ends with "{CONCLUSION}" and the answer alone, in a few '
+    "words."
+)
+QUERIES = _SETTING + (
+    "Propose {count} different queries that could be searched for next, as a list with a line each: 1. .., 2. .. A query asks "
+    "for one thing that is missing."
+)
+CHOOSE = (
+    _SETTING + "Below are proposals for the next one. Write the number of the proposal that brings the answer nearest."
+)
+DOCUMENT = _SETTING + "Below is what the last search found. Write the number of the document that helps most."
+ANSWER = _SETTING + "The steps are below. Write the answer to the question alone, in a few words."
+
+_NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]*(.+)$", re.MULTILINE)
+
+
+@baseline(
+    "cr_planner", paper="2410.01428", about="proposes thoughts, queries and documents; a critic chooses each step"
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CRPlanner(Baseline):
+    """A step is a thought, or a query with one of the documents that it finds. Which of the two comes next is a choice of its
+    own (the sub-goal critic's); then candidates are proposed for it, and one is taken (the execution critic's): among thoughts,
+    among queries, and among the k documents of the query that was taken. It ends with a thought that gives the answer, or is
+    asked for one when steps are spent; when searches are, only thoughts come.
+
+    Every choice and every list is a chat of its own over the steps so far, the latest of them where not all have room. The
+    paper's critics are reward models, trained on values that a Monte Carlo tree search estimates; here the policy chooses
+    itself, which needs no log-probabilities, and its candidates are one list, where the paper samples each. A single candidate
+    is taken without a choice; a choice that can't be read is invalid and takes the first; a plan that can't be read is a
+    thought. The code was not had when this was written: the flow is that of the paper.
+
+    Attributes:
+      k: documents that a query finds, of which one is kept.
+      candidates: thoughts, or queries, that are proposed.
+      max_steps: thoughts and searches together, at most.
+      max_searches: of them searches, at most.
+    """
+
+    searches_field: ClassVar[str] = "max_searches"
+
+    candidates: int = 3
+    max_steps: int = 8
+    max_searches: int = 3
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        steps: list[str] = []
+        searches = 0
+        for _ in range(self.max_steps):
+            goal = await self.goal(example, llm, steps) if searches < self.max_searches else REASON
+            if goal == SEARCH:
+                searches += 1
+                steps += await self.searched(example, llm, tools, steps)
+                continue
+            chat, turn, thought = await self.taken(example, llm, steps, THOUGHTS, "Thoughts", self.max_turn_tokens)
+            if answer := concluded(thought):
+                return chat.episode(answer=answered(turn, answer))
+            steps.append(f"Thought: {thought}")
+        asked = self.over(example, llm, steps, ANSWER, "", "Answer:", self.answer_tokens)
+        return await self.answer(example, llm, asked)
+
+    async def goal(self, example: Example, llm: LLM, steps: Sequence[str]) -> str:
+        """Whether a thought or a search comes next."""
+        asked = self.over(example, llm, steps, PLAN, "", "Next:", self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, asked, stop=self.line(llm), max_tokens=self.answer_tokens)
+        goal = chosen(text, (REASON, SEARCH))
+        if goal not in (REASON, SEARCH):
+            answered(turn, None, f"it says neither {REASON} nor {SEARCH}")
+            return REASON
+        turn.asked, turn.well_formed = "route", True
+        return goal
+
+    async def searched(self, example: Example, llm: LLM, tools: Tools, steps: Sequence[str]) -> list[str]:
+        """A query and the document of what it found that was taken, as steps."""
+        tokens = self.answer_tokens * self.candidates
+        _, turn, query = await self.taken(example, llm, steps, QUERIES, "Queries", tokens)
+        turn.action = self.searching(query)
+        step = f"Query: {llm.tokenizer.plain(query)}"
+        found = await self.search(tools, query)
+        if not found.passages:
+            return [step, f"Document: {found.trouble or 'Nothing was found.'}"]
+        shown = 0
+
+        def asking(text: str) -> Asked:
+            nonlocal shown
+            shown = text.count("\n") + 1
+            return self.over(example, llm, [*steps, step], DOCUMENT, f"Found:\n{text}", "Number:", self.answer_tokens)
+
+        asked = self.fitted(example, llm, found.passages, asking, tokens=self.answer_tokens)
+        number = await self.choice(example, llm, asked, min(shown, len(found.passages)))
+        return [step, f"Document: {documents([found.passages[number]], llm).removeprefix('[1] ')}"]
+
+    async def taken(
+        self, example: Example, llm: LLM, steps: Sequence[str], task: str, name: str, tokens: int
+    ) -> tuple[Conversation, Turn, str]:
+        """The candidate that is taken of those that are proposed, with the chat and the turn that proposed it."""
+        asked = self.over(example, llm, steps, task.format(count=self.candidates), "", f"{name}:\n1.", tokens)
+        chat, turn, text = await self.ask(example, llm, asked, stop=self.ends(llm), max_tokens=tokens)
+        text = text if self.chats(llm) else f"1.{text}".split("\nQuestion:")[0]
+        plain = " ".join(text.removeprefix("1.").split())
+        proposed = list(dict.fromkeys(filter(None, map(tidied, _NUMBERED.findall(text)))))[: self.candidates]
+        turn.asked, turn.well_formed = name.lower(), bool(proposed)
+        if not proposed:
+            answered(turn, None, "there is no list 1. .., 2. .. in it")
+            return chat, turn, example.question if task == QUERIES else plain
+        listed = "\n".join(f"[{number}] {one}" for number, one in enumerate(proposed, 1))
+        rest = f"Proposals:\n{llm.tokenizer.plain(listed)}"
+        asked = self.over(example, llm, steps, CHOOSE, rest, "Number:", self.answer_tokens)
+        return chat, turn, proposed[await self.choice(example, llm, asked, len(proposed))]
+
+    async def choice(self, example: Example, llm: LLM, asked: Asked, count: int) -> int:
+        """What the critic takes of so many, from 0."""
+        if count <= 1:
+            return 0
+        _, turn, text = await self.ask(example, llm, asked, stop=self.line(llm), max_tokens=self.answer_tokens)
+        number = re.search(r"\d+", text)
+        if number is None or not 1 <= int(number[0]) <= count:
+            answered(turn, None, f"there is no number from 1 to {count} in it")
+            return 0
+        turn.asked, turn.well_formed = "choice", True
+        return int(number[0]) - 1
+
+    def line(self, llm: LLM) -> tuple[str, ...]:
+        """What ends a reply of one line."""
+        return () if self.chats(llm) else ("\n",)
+
+    def over(
+        self, example: Example, llm: LLM, steps: Sequence[str], task: str, rest: str, cue: str, tokens: int
+    ) -> Asked:
+        """What is asked about the steps so far, as many of the latest as leave room for a turn (half of the room, if that is
+        less), and about what comes after them."""
+
+        def asking(some: Sequence[str]) -> Asked:
+            parts = [f"Question: {self.question(example, llm)}", *(["\n".join(some)] if some else []), rest]
+            return Asked(task=task, text="\n\n".join(filter(None, parts)), cue=cue)
+
+        def room(made: Asked) -> int:
+            return llm.room(self.prompt(llm, made), example.images)
+
+        least = min(tokens, room(asking(())) // 2)
+        latest = (steps[start:] for start in range(len(steps)))
+        return asking(next((some for some in latest if room(asking(some)) >= least), ()))
+
+    @property
+    def search_budget(self) -> int:
+        """`max_searches`, of each knowledge base."""
+        return self.max_searches * max(1, len(self.tools))

@@ -1,0 +1,37 @@
+"""Open-WikiTable (Kweon et al. 2023, arXiv 2305.07288): questions over all tables, each with its SQL."""
+
+from __future__ import annotations
+
+from routerl_jax.core.rows import Place
+from routerl_jax.core.types import Example
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
+
+_READ = ("question_id", "id", "question", "answer", "hard_positive_idx", "positive_idx", "negative_idx", "index")
+
+
+class OpenWikiTable(QuestionFormat):
+    """`{question_id, original_table_id, question, sql, answer: [..], hard_positive_idx: [..], positive_idx, negative_idx,
+    dataset}` of train.json, valid.json and test.json, rows or pandas' columns.
+
+    Several items of `answer` are one answer, with commas between them. `metadata`: `supporting`, the pieces of
+    splitted_tables.json that hold all that the question asks for (`hard_positive_idx`, their ids in that file), and
+    `original_table_id`, `sql`, `dataset` as they are.
+    """
+
+    def holds(self, row: Row) -> bool:
+        return "hard_positive_idx" in row and "original_table_id" in row
+
+    def example(self, row: Row, place: Place) -> Example | None:
+        answer = ", ".join(distinct(texts(row.get("answer"), place, "answer")))
+        if not answer:
+            raise place.error("key 'answer' is missing or empty; give the answer")
+        return Example(
+            id=example_id(row, place, ("question_id", "id")),
+            question=question_of(row, place).strip(),
+            answers=(answer,),
+            metadata={key: value for key, value in row.items() if key not in _READ}
+            | {"supporting": list(distinct(texts(row.get("hard_positive_idx"), place, "hard_positive_idx")))},
+        )
+
+
+FORMATS.register("open_wikitable")(OpenWikiTable())

@@ -1,0 +1,167 @@
+"""Data sets on the Hugging Face hub, by name: `hf://datasets/ORG/NAME/FILE` stands for a file on this machine.
+
+    hf://datasets/ORG/NAME/FILE           a file of the repository; FILE may have * and ?, and is then all such files
+    hf://datasets/ORG/NAME                its .parquet files, where they are of one split
+    hf://datasets/ORG/NAME/FOLDER         those in a folder
+    hf://datasets/ORG/NAME@REVISION/..    of a branch, tag or commit; `@~parquet` is what the hub has converted by itself
+
+Files are fetched once into the hub's own cache (HF_HOME), by the hub's own client (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), and
+are found there without a network ever after.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from routerl_jax.data.formats.tables import is_pattern
+
+PREFIX = "hf://datasets/"
+_NAME = re.compile(rf"{PREFIX}[^\[\],|]+")
+_CONVERTED = {"~parquet": "refs/convert/parquet"}
+_SPLIT = re.compile(r"[A-Za-z_]*")  # how the name of a shard begins: train-00000-of-00003.parquet
+_SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\..*)")
+
+
+class _Place(NamedTuple):
+    """What a name says."""
+
+    name: str
+    repo: str
+    revision: str
+    file: str
+
+    def error(self, problem: str) -> ValueError:
+        return ValueError(f"{self.name}: {problem}")
+
+
+def on_this_machine(name: str) -> str:
+    """A name with files on this machine in the place of those on the hub, which are fetched where they are not here yet; other
+    names as they are.
+
+    Raises:
+      ValueError: what is on the hub is not there, or can't be fetched; names it, and says what to do.
+    """
+    return _NAME.sub(lambda found: _fetched(_place(found[0])), name)
+
+
+def _place(name: str) -> _Place:
+    organisation, _, rest = name.removeprefix(PREFIX).partition("/")
+    repo, _, file = rest.partition("/")
+    repo, _, revision = repo.partition("@")
+    if not organisation or not repo:
+        raise ValueError(f"{name!r} is no data set of the hub: write {PREFIX}ORGANISATION/NAME/FILE")
+    revision = urllib.parse.unquote(revision)
+    return _Place(name, f"{organisation}/{repo}", _CONVERTED.get(revision, revision) or "main", file.strip("/"))
+
+
+def _fetched(place: _Place) -> str:
+    """The path of a file, or a pattern of several."""
+    last = place.file.rpartition("/")[2]
+    if "." in last and not is_pattern(place.file):
+        return str(_download(place, place.file))
+    pattern, names = _chosen(place, _listing(place))
+    _check_whole(place, names)
+    found = [_download(place, name) for name in names]
+    roots = {str(path)[: -len(name)] for path, name in zip(found, names)}
+    if len(roots) > 1:
+        raise place.error(f"{place.repo} changed while it was fetched; run the same again")
+    return roots.pop() + pattern if len(found) > 1 else str(found[0])
+
+
+def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
+    """The pattern of the files that are meant, and their names, sorted."""
+    if is_pattern(place.file):
+        names = sorted(name for name in there if _matches(place.file, name))
+        if not names:
+            raise place.error(f"no file of {place.repo} is called so; there are {_some(there)}")
+        return place.file, names
+    folder = f"{place.file}/" if place.file else ""
+    tables = sorted(name for name in there if name.startswith(folder) and name.endswith(".parquet"))
+    if not tables:
+        raise place.error(f"there are no .parquet files; name a file: {_some(there)}")
+    splits = sorted(set(map(_split, tables)))
+    if len(splits) > 1:
+        names = ", ".join(f"{place.name.rstrip('/')}/{one.removeprefix(folder)}" for one in splits[:8])
+        raise place.error(f"there are several splits; name one: {names}")
+    return splits[0], tables
+
+
+def _split(name: str) -> str:
+    """The pattern of all shards of a shard's split."""
+    folder, slash, last = name.rpartition("/")
+    begins = _SPLIT.match(last)
+    return f"{folder}{slash}{begins[0] if begins else ''}*.parquet"
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """As files are found on a disk: * and ? stand for no slash."""
+    return bool(re.fullmatch("".join({"*": "[^/]*", "?": "[^/]"}.get(one, re.escape(one)) for one in pattern), name))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [name for name in names if not name.startswith(".")][:8]
+    return f"{', '.join(shown)}{', ..' if len(names) > len(shown) else ''}" if shown else "none"
+
+
+def _check_whole(place: _Place, names: Sequence[str]) -> None:
+    """Of shards that say how many there are, all must be there: a cache may hold some of them."""
+    for name in names:
+        shard = _SHARD.fullmatch(name)
+        if shard is None:
+            continue
+        digits = len(shard[2])
+        for number in range(int(shard[3])):
+            one = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
+            if one not in names:
+                raise place.error(f"{one} is missing; fetch it with a network, or name the shards that are meant")
+
+
+def _listing(place: _Place) -> list[str]:
+    """Names of the repository's files; without a network, of those in the cache."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        return sorted(HfApi().list_repo_files(place.repo, repo_type="dataset", revision=place.revision))
+    except errors.HfHubHTTPError as error:
+        raise _unfetched(place, error) from error
+    except (errors.HTTPError, OSError) as error:
+        if cached := _cached(place):
+            return cached
+        raise _unfetched(place, error) from error
+
+
+def _cached(place: _Place) -> list[str]:
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    for repository in repositories:
+        if (repository.repo_type, repository.repo_id) != ("dataset", place.repo):
+            continue
+        for found in repository.revisions:
+            if place.revision in (found.commit_hash, *found.refs):
+                return sorted(one.file_path.relative_to(found.snapshot_path).as_posix() for one in found.files)
+    return []
+
+
+def _download(place: _Place, file: str) -> pathlib.Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return pathlib.Path(hf_hub_download(place.repo, file, repo_type="dataset", revision=place.revision))
+    except (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, OSError) as error:
+        raise _unfetched(place, error) from error
+
+
+def _unfetched(place: _Place, error: Exception) -> ValueError:
+    why = " ".join(str(error).split()).removesuffix(".")
+    return place.error(
+        f"could not be fetched ({why}). Check the name; of a gated data set accept its terms and set HF_TOKEN; without a "
+        "network, fetch the file elsewhere and give its path"
+    )

@@ -1,0 +1,164 @@
+"""Soft clusters of vectors, by mixtures of Gaussians in few dimensions: first roughly over all, then within each.
+
+Source: RAPTOR (Sarthi et al. 2024, arXiv 2401.18059, section 3). Where it reduces dimensions by UMAP, principal components
+are taken here, which need no further package and are the same in every run; the rough clusters then see what varies most
+over all texts, and the fine ones what varies most among their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.cluster.vq import kmeans2
+from scipy.linalg import cholesky, solve_triangular
+from scipy.special import logsumexp
+
+# added to covariances, in units of the points' mean variance: with less, BIC likes clusters of two or three points, whose
+# likelihood has no bound
+_FLOOR = 1e-2
+_NOTHING = 1e-5  # of the widest direction: as little counts as no variation
+_STEPS, _TOLERANCE = 100, 1e-4  # of expectation and maximisation; mean log-likelihood per point
+_PATIENCE = 8  # numbers of clusters without a better BIC after which no larger ones are tried
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """How texts are grouped.
+
+    Attributes:
+      dimensions: principal components in which they are.
+      most: clusters of one mixture at most; BIC decides how many.
+      share: probability above which a text belongs to a cluster, beside the one that is likeliest for it.
+    """
+
+    dimensions: int = 10
+    most: int = 50
+    share: float = 0.1
+
+
+def soft_clusters(
+    vectors: Float[np.ndarray, "N D"],
+    lengths: Sequence[int],
+    longest: int,
+    settings: ClusterSettings,
+    seed: int,
+) -> list[Int[np.ndarray, " M"]]:
+    """Row numbers of each cluster, ascending; every row is in at least one. Equal arguments give equal clusters.
+
+    Args:
+      lengths: of the rows' texts; a cluster of more than `longest` in total is divided further, down to single rows.
+    """
+    rows = np.arange(len(vectors))
+    found: list[Int[np.ndarray, " M"]] = []
+    for rough in _mixed(vectors, rows, settings, seed):
+        for fine in _mixed(vectors, rough, settings, seed):
+            found += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
+    distinct = {one.tobytes(): one for one in found}
+    return sorted(distinct.values(), key=lambda one: one.tolist())
+
+
+def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndarray, "N d"]:
+    """The coordinates along the directions in which the rows vary most; at most N - 1 of them that vary at all."""
+    centred = np.asarray(vectors, np.float64) - np.mean(vectors, axis=0, dtype=np.float64)
+    tall = len(centred) > centred.shape[1]
+    _, spread, directions = np.linalg.svd(np.linalg.qr(centred, mode="r") if tall else centred, full_matrices=False)
+    kept = np.flatnonzero(spread > spread[0] * _NOTHING)[: min(dimensions, len(centred) - 1)]
+    directions = directions[kept].T
+    signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(len(kept))])  # which are left open
+    return centred @ (directions * signs)
+
+
+def mixture(points: Float[np.ndarray, "N d"], clusters: int, seed: int) -> tuple[Float[np.ndarray, "N K"], float]:
+    """A mixture of Gaussians with full covariances, by expectation and maximisation from k-means.
+
+    Returns:
+      The probability of each cluster for each point, and the BIC, parameters * ln N - 2 * log-likelihood: less is better.
+    """
+    n, d = points.shape
+    _, label = kmeans2(points, _spread_out(points, clusters, np.random.default_rng(seed)), minit="matrix")
+    belongs = np.eye(clusters)[label]
+    floor = _FLOOR * max(float(points.var(0).mean()), np.finfo(np.float64).tiny) * np.eye(d)
+    before, likelihood = -np.inf, -np.inf
+    for _ in range(_STEPS):
+        weights = belongs.sum(0) + 10 * np.finfo(np.float64).eps
+        means = belongs.T @ points / weights[:, None]
+        log_p = np.empty((n, clusters))
+        for k in range(clusters):
+            apart = points - means[k]
+            factor = cholesky((belongs[:, k, None] * apart).T @ apart / weights[k] + floor, lower=True)
+            scaled = solve_triangular(factor, apart.T, lower=True)
+            log_p[:, k] = -0.5 * (scaled**2).sum(0) - np.log(np.diag(factor)).sum() - 0.5 * d * np.log(2 * np.pi)
+        log_p += np.log(weights / n)
+        total = logsumexp(log_p, axis=1)
+        belongs, likelihood = np.exp(log_p - total[:, None]), float(total.sum())
+        if likelihood - before < _TOLERANCE * n:
+            break
+        before = likelihood
+    parameters = clusters * (d + d * (d + 1) / 2) + clusters - 1
+    return belongs, parameters * np.log(n) - 2 * likelihood
+
+
+def _spread_out(points: Float[np.ndarray, "N d"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "K d"]:
+    """Points to begin k-means with, each drawn by its squared distance from those before (k-means++)."""
+    chosen = [int(rng.integers(len(points)))]
+    apart = np.square(points - points[chosen[0]]).sum(1)
+    while len(chosen) < count:
+        total = apart.sum()
+        chosen.append(int(rng.choice(len(points), p=apart / total if total else None)))
+        apart = np.minimum(apart, np.square(points - points[chosen[-1]]).sum(1))
+    return points[chosen]
+
+
+def best_mixture(points: Float[np.ndarray, "N d"], most: int, seed: int) -> Float[np.ndarray, "N K"]:
+    """The mixture of least BIC among those of 1, 2, .. `most` clusters, as far as it still falls."""
+    best, found, waited = np.inf, np.ones((len(points), 1)), 0
+    for clusters in range(1, min(most, len(points) - 1) + 1):
+        belongs, criterion = mixture(points, clusters, seed)
+        waited += 1
+        if criterion < best:
+            best, found, waited = criterion, belongs, 0
+        if waited > _PATIENCE:
+            break
+    return found
+
+
+def _mixed(
+    vectors: Float[np.ndarray, "N D"], rows: Int[np.ndarray, " M"], settings: ClusterSettings, seed: int
+) -> list[Int[np.ndarray, " L"]]:
+    """Clusters among some rows: one where there are hardly more of them than dimensions, or where all are alike."""
+    if len(rows) <= settings.dimensions + 1:
+        return [rows]
+    points = reduced(vectors[rows], settings.dimensions)
+    if not points.shape[1]:
+        return [rows]
+    belongs = best_mixture(points, settings.most, seed)
+    members = (belongs > settings.share) | (belongs == belongs.max(1, keepdims=True))
+    return [rows[column] for column in members.T if column.any()]
+
+
+def _short(
+    vectors: Float[np.ndarray, "N D"],
+    rows: Int[np.ndarray, " M"],
+    lengths: Int[np.ndarray, " N"],
+    longest: int,
+    settings: ClusterSettings,
+    seed: int,
+) -> list[Int[np.ndarray, " L"]]:
+    """A cluster, or smaller ones where its texts are too long together."""
+    if len(rows) == 1 or lengths[rows].sum() <= longest:
+        return [rows]
+    parts = _mixed(vectors, rows, settings, seed)
+    if any(len(part) == len(rows) for part in parts):  # it does not fall apart
+        parts = _halves(vectors, rows)
+    return [short for part in parts for short in _short(vectors, part, lengths, longest, settings, seed)]
+
+
+def _halves(vectors: Float[np.ndarray, "N D"], rows: Int[np.ndarray, " M"]) -> list[Int[np.ndarray, " L"]]:
+    """Along the direction in which they vary most; in their order where they don't."""
+    points = reduced(vectors[rows], 1)
+    order = np.argsort(points[:, 0], kind="stable") if points.shape[1] else np.arange(len(rows))
+    half = len(rows) // 2
+    return [np.sort(rows[order[:half]]), np.sort(rows[order[half:]])]

@@ -1,0 +1,47 @@
+"""Summaries of groups of texts by a chat model, whose answers are kept: a build that was killed asks only for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.llms.base import ChatModel
+
+PROMPT = 1  # version of the words below; another one makes other summaries
+_SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
+_TOKENS_PER_WORD = 2  # room for an answer that is longer than it should be
+_TASK = (
+    "Below are texts that belong together. Write one summary of them, of at most {words} words. Keep the names, dates, "
+    "places and numbers, and say how things of different texts hang together. Write nothing that the texts don't say, and "
+    "reply with the summary alone."
+)
+
+
+def summaries(
+    model: ChatModel, groups: Sequence[Sequence[Passage]], *, words: int
+) -> tuple[list[str | None], list[str]]:
+    """One summary per group, None where it failed, and why those failed, in order. An empty answer is asked for once more.
+
+    Args:
+      words: of a summary, as the model is told.
+    """
+    asked, tokens = [_conversation(group, words) for group in groups], _TOKENS_PER_WORD * words
+    answers = model.complete(asked, max_tokens=tokens) if asked else []
+    empty = [i for i, answer in enumerate(answers) if answer.error is None and not answer.text.strip()]
+    if empty:
+        again = model.complete([asked[i] for i in empty], max_tokens=tokens, temperature=_SECOND_TEMPERATURE, sample=1)
+        for i, answer in zip(empty, again):
+            answers[i] = answer
+    found: list[str | None] = []
+    failures: list[str] = []
+    for answer in answers:
+        text = " ".join(answer.text.split())
+        found.append(text or None)
+        if not text:
+            failures.append(answer.error or "the answer is empty")
+    return found, failures
+
+
+def _conversation(group: Sequence[Passage], words: int) -> list[Message]:
+    texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in group]
+    return [Message(role="user", content="\n\n".join([_TASK.format(words=words), *texts]))]
