@@ -64,6 +64,8 @@ PAGES = ["onnxruntime>=1.20", "pypdfium2>=5.0", "rapidocr>=3.10"]
 # Where metrics go besides metrics.jsonl (config.log).
 TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.31"]
 
+TREE = ["scikit-learn>=1.5"]  # clusters of texts
+
 EXTRAS = {
     "serve": SERVE,
     "scann": [SCANN],
@@ -74,6 +76,7 @@ EXTRAS = {
     "wandb": WANDB,
     "web": WEB,
     "pages": PAGES,
+    "tree": TREE,
     "cuda12": ["jax[cuda12]>=0.10.2"],
     "cuda13": ["jax[cuda13]>=0.10.2"],
     "compile_check": [LIBTPU],
@@ -82,6 +85,7 @@ EXTRAS = {
         *SERVE,
         *WEB,
         *PAGES,
+        *TREE,
         *TENSORBOARD,
         *WANDB,
         "accelerate>=1.0",  # transformers reads GGUF files with it

@@ -113,7 +113,7 @@ def _help() -> None:
     listings = [
         ("agents", "agents", ("name", "paper", "needs", ""), agents.listing()),
         ("benchmarks", "benchmarks", benchmark_headings, benchmark.listing()),
-        ("report", "tables", table_headings, table.listing(BENCHMARKS)),
+        ("report", "tables", table_headings, table.listing(list(BENCHMARKS))),
         ("report", "figures", figure_headings, figure.listing()),
     ]
     console = Console(width=None if sys.stdout.isatty() else 200)

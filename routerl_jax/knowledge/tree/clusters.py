@@ -12,15 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.cluster.vq import kmeans2
-from scipy.linalg import cholesky, solve_triangular
-from scipy.special import logsumexp
+
+from routerl_jax.core.extras import needs
 
 # added to covariances, in units of the points' mean variance: with less, BIC likes clusters of two or three points, whose
 # likelihood has no bound
 _FLOOR = 1e-2
 _NOTHING = 1e-5  # of the widest direction: as little counts as no variation
-_STEPS, _TOLERANCE = 100, 1e-4  # of expectation and maximisation; mean log-likelihood per point
 _PATIENCE = 8  # numbers of clusters without a better BIC after which no larger ones are tried
 
 
@@ -71,55 +69,24 @@ def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndar
     return centred @ (directions * signs)
 
 
-def mixture(points: Float[np.ndarray, "N d"], clusters: int, seed: int) -> tuple[Float[np.ndarray, "N K"], float]:
-    """A mixture of Gaussians with full covariances, by expectation and maximisation from k-means.
-
-    Returns:
-      The probability of each cluster for each point, and the BIC, parameters * ln N - 2 * log-likelihood: less is better.
-    """
-    n, d = points.shape
-    _, label = kmeans2(points, _spread_out(points, clusters, np.random.default_rng(seed)), minit="matrix")
-    belongs = np.eye(clusters)[label]
-    floor = _FLOOR * max(float(points.var(0).mean()), np.finfo(np.float64).tiny) * np.eye(d)
-    before, likelihood = -np.inf, -np.inf
-    for _ in range(_STEPS):
-        weights = belongs.sum(0) + 10 * np.finfo(np.float64).eps
-        means = belongs.T @ points / weights[:, None]
-        log_p = np.empty((n, clusters))
-        for k in range(clusters):
-            apart = points - means[k]
-            factor = cholesky((belongs[:, k, None] * apart).T @ apart / weights[k] + floor, lower=True)
-            scaled = solve_triangular(factor, apart.T, lower=True)
-            log_p[:, k] = -0.5 * (scaled**2).sum(0) - np.log(np.diag(factor)).sum() - 0.5 * d * np.log(2 * np.pi)
-        log_p += np.log(weights / n)
-        total = logsumexp(log_p, axis=1)
-        belongs, likelihood = np.exp(log_p - total[:, None]), float(total.sum())
-        if likelihood - before < _TOLERANCE * n:
-            break
-        before = likelihood
-    parameters = clusters * (d + d * (d + 1) / 2) + clusters - 1
-    return belongs, parameters * np.log(n) - 2 * likelihood
-
-
-def _spread_out(points: Float[np.ndarray, "N d"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "K d"]:
-    """Points to begin k-means with, each drawn by its squared distance from those before (k-means++)."""
-    chosen = [int(rng.integers(len(points)))]
-    apart = np.square(points - points[chosen[0]]).sum(1)
-    while len(chosen) < count:
-        total = apart.sum()
-        chosen.append(int(rng.choice(len(points), p=apart / total if total else None)))
-        apart = np.minimum(apart, np.square(points - points[chosen[-1]]).sum(1))
-    return points[chosen]
-
-
 def best_mixture(points: Float[np.ndarray, "N d"], most: int, seed: int) -> Float[np.ndarray, "N K"]:
-    """The mixture of least BIC among those of 1, 2, .. `most` clusters, as far as it still falls."""
+    """Each point's probability of each cluster, by the mixture of least BIC among those of 1, 2, .. `most` Gaussians with full
+    covariances, as far as it still falls.
+
+    Raises:
+      ValueError: scikit-learn is missing.
+    """
+    with needs("a tree of summaries", "tree"):
+        from sklearn.mixture import GaussianMixture
+
+    floor = _FLOOR * max(float(points.var(0).mean()), np.finfo(np.float64).tiny)
     best, found, waited = np.inf, np.ones((len(points), 1)), 0
-    for clusters in range(1, min(most, len(points) - 1) + 1):
-        belongs, criterion = mixture(points, clusters, seed)
+    distinct = len(np.unique(points, axis=0))
+    for clusters in range(1, min(most, distinct, len(points) - 1) + 1):
+        mixture = GaussianMixture(clusters, reg_covar=floor, random_state=seed).fit(points)
         waited += 1
-        if criterion < best:
-            best, found, waited = criterion, belongs, 0
+        if (criterion := float(mixture.bic(points))) < best:
+            best, found, waited = criterion, mixture.predict_proba(points), 0
         if waited > _PATIENCE:
             break
     return found

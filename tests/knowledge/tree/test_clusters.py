@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians against scipy's densities, and what the clusters of texts must keep."""
+"""How many Gaussians are found, and what the clusters of texts must keep."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal
 
-from routerl_jax.knowledge.tree.clusters import ClusterSettings, best_mixture, mixture, reduced, soft_clusters
+from routerl_jax.knowledge.tree.clusters import ClusterSettings, best_mixture, reduced, soft_clusters
 
 SETTINGS = ClusterSettings(dimensions=3, most=8)
 
@@ -16,31 +15,6 @@ SETTINGS = ClusterSettings(dimensions=3, most=8)
 def blobs(sizes: tuple[int, ...], dim: int = 6, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.normal(size=dim) * 9 + rng.normal(size=(size, dim)) for size in sizes])
-
-
-def test_mixture_is_a_fixed_point_of_its_own_densities() -> None:
-    """At the end the responsibilities follow from scipy's densities of the weighted means and covariances."""
-    points = blobs((40, 25), dim=2, seed=3) * [1.0, 3.0]
-    belongs, criterion = mixture(points, 2, seed=0)
-    assert belongs.sum(1) == pytest.approx(1)
-    weights = belongs.sum(0)
-    densities = np.stack(
-        [
-            weight
-            / len(points)
-            * multivariate_normal.pdf(
-                points,
-                np.average(points, 0, share),
-                np.cov(points.T, aweights=share, ddof=0) + 0.01 * points.var(0).mean() * np.eye(2),
-            )
-            for weight, share in zip(weights, belongs.T)
-        ],
-        axis=1,
-    )
-    assert belongs == pytest.approx(densities / densities.sum(1, keepdims=True), abs=1e-3)
-    parameters = 2 * (2 + 3) + 1  # two means, two covariances, one weight
-    likelihood = np.log(densities.sum(1)).sum()
-    assert criterion == pytest.approx(parameters * np.log(len(points)) - 2 * likelihood, rel=1e-3)
 
 
 def test_bic_finds_as_many_as_there_are() -> None:
