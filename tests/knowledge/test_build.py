@@ -195,6 +195,7 @@ def test_bad_configurations(tmp_path: pathlib.Path) -> None:
         build_kb(BuildConfig(corpus=str(tmp_path / "c.jsonl")), tmp_path / "kb", encoder=HashEncoder(), progress=False)
 
 
+@pytest.mark.slow
 def test_hotpotqa(shared_data, tmp_path: pathlib.Path, minilm: Encoder) -> None:
     """Questions find their gold passages among others of HotpotQA."""
     with gzip.open(shared_data("hotpotqa/questions_dev.jsonl.gz"), "rt", encoding="utf-8") as file:

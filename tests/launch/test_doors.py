@@ -388,6 +388,7 @@ def in_docs(page: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_whole_file_of_the_docs_runs(mine, tmp_path):
     """As it stands, but for the numbers of steps and questions."""
     config = tmp_path / "my_router.py"

@@ -110,8 +110,12 @@ print(os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
 def test_what_is_compiled_is_kept_for_the_next_program(tmp_path: pathlib.Path) -> None:
-    unset = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XLA_FLAGS")
-    settings = {"ROUTERL_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    unset = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")
+    settings = {
+        "ROUTERL_CACHE": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     place = pathlib.Path(python("-c", KEEP, unset=unset, **settings).strip())
     assert place.parent == tmp_path / "xla"
     kept = {file.name: file.stat().st_mtime_ns for file in place.glob("*-cache")}

@@ -203,6 +203,7 @@ def test_a_picture_without_a_url_where_the_search_engine_needs_one(monkeypatch: 
     assert asked(kb.stage_counts()["upload"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_storm_on_every_stage(world: tuple[World, dict[str, Any]]) -> None:
     servers, tools = world
     examples = [

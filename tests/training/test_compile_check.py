@@ -80,6 +80,7 @@ def test_a_gathered_weight_is_an_error() -> None:
     assert any(re.match("prefill gathers a weight of shape .*512", problem) for problem in prefill.problems)
 
 
+@pytest.mark.slow
 def test_the_ratio_of_a_sequence(report: Report) -> None:
     """It is summed along a row of numbers: the same kernels, no weight gathered, under 2 MiB."""
     run = small_policy()
@@ -92,6 +93,7 @@ def test_the_ratio_of_a_sequence(report: Report) -> None:
     assert whole.temporaries_gib - tokens.temporaries_gib < 2 / 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
 def test_the_kl_over_the_vocabulary(report: Report, kl: KLKind) -> None:
     """The reference becomes an argument, and is run forward once; at most some arrays of logits come beside what there was.

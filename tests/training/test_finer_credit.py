@@ -21,6 +21,7 @@ from routerl_jax.training.writer import read_metrics
 from tests.training.small_run import make_config, write_rows
 
 
+@pytest.mark.slow
 def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "_loaded", {})
     monkeypatch.setattr(encoders, "local_mesh", lambda mesh: single_device_mesh())

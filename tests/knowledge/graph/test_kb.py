@@ -179,6 +179,7 @@ def test_one_passage(tmp_path: pathlib.Path) -> None:
     assert [p.id for p in load_kb(tmp_path / "kb", encoder=HashEncoder()).search(["Ada"], 3)[0]] == ["p0"]
 
 
+@pytest.mark.slow
 def test_musique(shared_data, tmp_path: pathlib.Path, minilm: Encoder) -> None:
     """Real two-hop questions, real triples: the graph finds at least what dense search does."""
     triples = shared_data("musique/triples.jsonl.gz")
