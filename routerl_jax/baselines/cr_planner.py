@@ -50,7 +50,7 @@ class CRPlanner(Baseline):
     paper's critics are reward models, trained on values that a Monte Carlo tree search estimates; here the policy chooses
     itself, which needs no log-probabilities, and its candidates are one list, where the paper samples each. A single candidate
     is taken without a choice; a choice that can't be read is invalid and takes the first; a plan that can't be read is a
-    thought. The code was not had when this was written: the flow is that of the paper.
+    thought. Neither the paper's full text nor its code was at hand: details may differ.
 
     Attributes:
       k: documents that a query finds, of which one is kept.
