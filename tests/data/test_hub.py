@@ -25,6 +25,7 @@ from routerl_jax.data.readers import open_dataset
 from tests.data.original_rows import as_parquet
 from tests.web_servers import serving
 
+NOBODY = "http://127.0.0.1:9"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -122,18 +123,27 @@ def test_files_of_the_hub(tmp_path: pathlib.Path) -> None:
         assert f"no file of org/set is called so; there are {', '.join(sorted(FILES))}" in no_match["error"]
         got = [asked for asked in hub.asked if asked.startswith("GET /datasets") and asked.endswith("test.jsonl")]
         assert [hub.asked[asked] for asked in got] == [1]
-    nobody = "http://127.0.0.1:9"
-    for more in ({"HF_HUB_OFFLINE": "1"}, {}):
-        one, shards, absent = read(
-            *(tmp_path, nobody), f"{SET}/nq/test.jsonl", f"{SET}/data/train*.parquet", f"{SET}/README.md", **more
-        )
-        assert one["ids"] == ["nq0", "nq1", "nq2"]
-        assert shards["answers"] == [["1"], ["2"], ["3"]]
-        assert "could not be fetched" in absent["error"]
+    without_a_network(tmp_path, HF_HUB_OFFLINE="1")
     (shard,) = tmp_path.rglob("train-00001-of-00002.parquet")
     shard.unlink()
-    (partial,) = read(tmp_path, nobody, f"{SET}/data/train*.parquet", HF_HUB_OFFLINE="1")
+    (partial,) = read(tmp_path, NOBODY, f"{SET}/data/train*.parquet", HF_HUB_OFFLINE="1")
     assert "data/train-00001-of-00002.parquet is missing; fetch it with a network" in partial["error"]
+
+
+@pytest.mark.slow  # the client waits, and tries again
+def test_a_hub_that_is_not_reached(tmp_path: pathlib.Path) -> None:
+    with serving(Hub(FILES)) as server:
+        read(tmp_path, server.url, f"{SET}/nq/test.jsonl", f"{SET}/data/train-*.parquet")
+    without_a_network(tmp_path)
+
+
+def without_a_network(home: pathlib.Path, **settings: str) -> None:
+    """What was fetched is found, and nothing else."""
+    names = (f"{SET}/nq/test.jsonl", f"{SET}/data/train*.parquet", f"{SET}/README.md")
+    one, shards, absent = read(home, NOBODY, *names, **settings)
+    assert one["ids"] == ["nq0", "nq1", "nq2"]
+    assert shards["answers"] == [["1"], ["2"], ["3"]]
+    assert "could not be fetched" in absent["error"]
 
 
 def test_names_that_are_none(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import pytest
 
@@ -18,8 +19,14 @@ def titles(*names: str) -> list[Passage]:
     return [Passage(id=name, title=name, text="") for name in names]
 
 
+@functools.cache
 def facts(country: str) -> list[Passage]:
-    return [passage for passage in known.fact_passages() if passage.title == country]
+    return [passage for passage in every_fact() if passage.title == country]
+
+
+@functools.cache
+def every_fact() -> list[Passage]:
+    return known.fact_passages()
 
 
 def worked(one: Planned, *shown: str):
