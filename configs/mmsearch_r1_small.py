@@ -37,9 +37,8 @@ DEMONSTRATIONS = 2400
 STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 40, 16, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=3e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
 LEANING = 0.4  # of demonstrations that need a search, the share with the plan that they need; all others' are by chance
-KEPT_SIGHT = (
-    3  # every so many-th demonstration is one of what the packaged policy was taught, mostly of the known countries
-)
+# Every so many-th demonstration is one of what the packaged policy was taught, mostly of the known countries.
+KEPT_SIGHT = 3
 SIGHT = {"name": 0.25, "about": 0.3, "unknown": 0.25, "fact": 0.1, "describe": 0.03, "figures": 0.07}
 
 
