@@ -1,5 +1,6 @@
-"""What the documents point to exists: files, headings, configurations and programs."""
+"""What the documents point to exists: files, headings, configurations, programs and error messages."""
 
+import ast
 import pathlib
 import re
 
@@ -33,3 +34,39 @@ def test_programs_and_configurations_exist(page):
         assert (ROOT / f"{program.replace('.', '/')}.py").exists(), program
     for config in re.findall(r"\bconfigs/\w+\.py", text):
         assert (ROOT / config).exists(), config
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page not in reached:
+            reached.add(page)
+            links = (link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+\.md[^)\s]*)\)", page.read_text()))
+            todo += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert set((ROOT / "docs").glob("*.md")) <= reached
+
+
+def test_messages_of_the_troubleshooting_page_are_raised():
+    """Each quoted message, word for word between its `..`, is a text of the code."""
+    files = [file for folder in ("routerl_jax", "launch") for file in (ROOT / folder).rglob("*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    # %s and the like are where logging puts values
+    pieces = (
+        re.split(r"%[.\d]*[srdf]", node.value)
+        for node in nodes
+        if isinstance(node, ast.Constant) and type(node.value) is str
+    )
+    texts = "\0".join(piece for constant in pieces for piece in constant)
+    told = (ROOT / "docs" / "troubleshooting.md").read_text()
+    tables = re.findall(r"^\| message \|.*\n\|.*\n((?:\|.*\n)+)", told, re.MULTILINE)
+    messages = [
+        message
+        for table in tables
+        for row in table.splitlines()
+        for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])
+    ]
+    assert len(messages) > 40
+    parts = {message: [part for part in message.split("..") if len(part.strip()) > 3] for message in messages}
+    assert [message for message in messages if not parts[message]] == []
+    assert [(message, part) for message in messages for part in parts[message] if part not in texts] == []
