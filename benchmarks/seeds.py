@@ -4,6 +4,7 @@ python -m benchmarks.seeds runs/quickstart runs/quickstart-seed1 runs/quickstart
 python -m benchmarks.seeds --config=configs/quickstart.py --run=8 --isa=native,AVX --workdir=runs/seeds \
     --keep=benchmarks/results/quickstart.json --picture=docs/images/quickstart.png
 python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
+python -m benchmarks.seeds --keep=benchmarks/results/mmsearch_r1_small.json --by=kind
 python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden runs/golden-seed1 --pair=online:step_grpo
 
 With --run, seeds 0, 1, .. are run, each as every --isa, in WORKDIR/SEED-ISA, one after the other or --at-once. What has
@@ -60,6 +61,7 @@ class Run:
 
     Attributes:
       settings: digest of its configuration but for the seed; runs of one table have the same.
+      trained: what the trained policy is called among the agents.
       curves: metric -> values of the sampled policy by step, and validation/metric -> [step, value] pairs.
     """
 
@@ -71,6 +73,7 @@ class Run:
     tokens: int
     curves: dict[str, list[Any]]
     machine: str
+    trained: str = "trained"
 
     @property
     def name(self) -> str:
@@ -91,6 +94,7 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
     known = ",".join(key for key, *_ in _COLUMNS)
     parser.add_argument("--columns", default=known, help=f"comma-separated, of {known}")
+    parser.add_argument("--by", help="also EM and searches by kind of question: a key of the questions' metadata")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file of the learning curves")
     parser.add_argument(
         "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
@@ -135,6 +139,8 @@ def main() -> None:
         _keep(runs, given.keep)
     runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
     print(tables(runs, columns))
+    if given.by:
+        print(by_group(runs, given.by))
     if given.picture:
         curves(runs, given.picture)
     if given.against:
@@ -180,6 +186,7 @@ def finished(workdir: pathlib.Path) -> Run:
         tokens=int(sum(row.get("perf/decoded_tokens", 0) for row in rows)),
         curves=_rounded(sampled | measured),
         machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
+        trained=settings.evaluation.names.get("trained", "trained"),
     )
 
 
@@ -231,10 +238,33 @@ def tables(runs: Sequence[Run], columns: Sequence[Column] = _COLUMNS) -> str:
     if all(run.tokens for run in runs):
         generated = _cell([run.tokens / 1e3 for run in runs], digits=0)
         lines += ["", f"Thousand tokens generated in training: {generated}"]
-    policy = "trained" if "trained" in agents else next(iter(agents))
+    policy = runs[0].trained
     lines += ["", *_head([f"{title(policy)}, seed", *(heading for _, heading, *_ in columns)])]
     for run in runs:
         lines.append(_row([run.name, *(f"{run.agents[policy][key] * scale:.1f}" for key, _, scale, _ in columns)]))
+    return "\n".join([*lines, ""])
+
+
+def by_group(runs: Sequence[Run], key: str) -> str:
+    """Markdown: EM % and the share of questions with a search, %, of every agent by group of questions: mean (least to most).
+
+    Raises:
+      SystemExit: the runs tell no such groups apart.
+    """
+    known = sorted({name.split(".")[1] for name in runs[0].agents[runs[0].trained] if name.startswith("by.")})
+    if key not in known:
+        raise SystemExit(f"--by={key}: the runs' questions are grouped by {', '.join(known) or 'nothing'}")
+    groups = sorted({name.split(".")[2] for name in runs[0].agents[runs[0].trained] if name.startswith(f"by.{key}.")})
+    lines = _head(["agent", *(f"{group}: EM, searched" for group in groups)])
+    for agent in runs[0].agents:
+        cells = []
+        for group in groups:
+            values = [
+                [100 * run.agents[agent][f"by.{key}.{group}.{metric}"] for run in runs]
+                for metric in ("em", "searched_rate")
+            ]
+            cells.append(", ".join(map(_range, values)))
+        lines.append(_row([title(agent), *cells]))
     return "\n".join([*lines, ""])
 
 
@@ -368,6 +398,11 @@ def _row(cells: Sequence[str]) -> str:
 def _cell(values: Sequence[float], *, worst: Any = max, digits: int = 1) -> str:
     mean = f"{np.mean(values):.{digits}f}"
     return mean if max(values) - min(values) < 0.05 else f"{mean} (worst {worst(values):.{digits}f})"
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = (f"{value:.0f}" for value in (min(values), max(values)))
+    return least if least == most else f"{np.mean(values):.0f} ({least} to {most})"
 
 
 if __name__ == "__main__":

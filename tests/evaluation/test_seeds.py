@@ -16,7 +16,7 @@ POLICY = {"model": {"path": "atlas-warm-start"}, "knowledge": {"text": {"source"
 
 def write_run(workdir: pathlib.Path, right: str, seed: int = 0) -> str:
     """A run whose policy, called `ours`, is right at these questions, and its control at none of four."""
-    found = {"em": 0.5, "searches_per_question": 1.0}
+    found = {"em": 0.5, "searches_per_question": 1.0, "by": {"kind": {"text": {"em": seed / 10, "searched_rate": 1.0}}}}
     workdir.mkdir()
     where = {"seed": seed, "devices": 2, "platform": "cpu"}
     results = {"agents": {"ours": found, "control": found}, "seconds": {"total": 3.0}, **where}
@@ -176,3 +176,16 @@ def test_runs_share_the_machine_and_columns_are_chosen(
         with pytest.raises(SystemExit):
             seeds.main()
         assert complaint in capsys.readouterr().err
+
+
+def test_groups_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    made = [write_run(tmp_path / str(seed), "1110", seed) for seed in (3, 6)]
+    monkeypatch.setattr(sys, "argv", ["seeds", *made, "--by=kind"])
+    seeds.main()
+    printed = capsys.readouterr().out
+    assert "| agent | text: EM, searched |" in printed
+    assert "| ours | 45 (30 to 60), 100 |" in printed
+    assert "| ours, seed |" in printed
+    monkeypatch.setattr(sys, "argv", ["seeds", *made, "--by=type"])
+    with pytest.raises(SystemExit, match="--by=type: the runs' questions are grouped by kind"):
+        seeds.main()
