@@ -103,7 +103,9 @@ class Tokenizer:
     def _chat_marks(self) -> str:
         """A chat up to a user's message, as the template writes it: what opens the assistant's thoughts is no mark."""
         try:
-            return self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
+            return (
+                self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
+            )
         except Exception:  # templates raise what they like for chats that they are not for
             return ""
 
@@ -180,6 +182,17 @@ class Tokenizer:
             before, after = self._between_turns
             ids = self.encode(f"{before}{text}{after}")
         return ids[1:] if last is not None and last in self.eos_ids and ids[0] in self.eos_ids else ids
+
+    @functools.cached_property
+    def turn_end(self) -> int:
+        """The id by which the chat template ends an assistant's turn. Raises ValueError as `reply`, and if generation would go
+        on after it."""
+        end = self.reply("x")[0]
+        if end not in self.eos_ids:
+            raise ValueError(
+                f"the chat template ends a turn with {self.decode([end])!r}, at which generation does not end"
+            )
+        return end
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:

