@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
@@ -15,7 +17,7 @@ from routerl_jax.training.knowledge import TOOL, make_tool, tool_factory
 
 def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSchema]:
     """By knowledge base: made of its name and config.knowledge.NAME.description, or the schema that a tool has of its own
-    (`schema`, such as that of McpTool, whose server is asked).
+    (`schema`, such as that of McpTool, whose server is asked). A function that makes tools must say of which class they are.
 
     Raises:
       ValueError: a tool with a schema of its own can't be made.
@@ -23,13 +25,23 @@ def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSche
     schemas: dict[str, ToolSchema] = {}
     for name, spec in knowledge.items():
         schema = kb_schema(name, spec.description)
-        if spec.kind == TOOL and hasattr(tool_factory(name, spec), "schema"):
+        if spec.kind == TOOL and _has_schema(tool_factory(name, spec)):
             own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
             schema = dataclasses.replace(own, description=spec.description or own.description)
         if schema.name in {one.name for one in schemas.values()}:  # two servers may call their tools alike
             schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
         schemas[name] = schema
     return schemas
+
+
+def _has_schema(factory: Callable[..., Any]) -> bool:
+    """Whether what a class or a function makes has a schema, as far as that is said."""
+    if inspect.isclass(factory):
+        return hasattr(factory, "schema")
+    try:
+        return hasattr(typing.get_type_hints(factory).get("return"), "schema")
+    except (NameError, TypeError):  # annotations that only type checkers can read
+        return False
 
 
 @functools.lru_cache(64)
