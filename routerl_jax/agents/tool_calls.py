@@ -9,13 +9,15 @@ from typing import Any
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
-from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of
+from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
 from routerl_jax.core.text import one_line, whole_letters
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Action, Call, Passage
 
 _ANSWER = ("<answer>", "</answer>")
+# What the policy alone may write, and what templates write around a tool's words.
+_TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
 _END = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
 _THOUGHTS = re.compile(r"</?think>")
 
@@ -53,11 +55,6 @@ class ToolCalls(Grammar):
     def _form(self) -> ToolForm:
         return FORMS[self.form or "hermes"]
 
-    @property
-    def _tags(self) -> tuple[str, ...]:
-        """What the policy alone may write, and what its template writes around a tool's words."""
-        return (*_ANSWER, *self._form.marks)
-
     # --- the chat ---
 
     @property
@@ -81,8 +78,8 @@ class ToolCalls(Grammar):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """None: the model's vocabulary has what its form needs."""
-        return ()
+        """The answer's; the model's vocabulary has what its form of a call needs."""
+        return _ANSWER
 
     def parse(self, text: str) -> Action:
         text = _END.sub("", text)
@@ -106,35 +103,34 @@ class ToolCalls(Grammar):
         thought, arguments = _thought(call.before), call.arguments
         tools = {schema.name: (tool, schema) for tool, schema in self._all.items()}
         if call.name not in tools:
-            error = f"there is no function {call.name!r}; there are: {', '.join(tools)}"
-            return Action(kind="invalid", thought=thought, error=whole_letters(error))
+            error = f"there is no function {quoted(call.name)}; there are: {', '.join(tools)}"
+            return Action(kind="invalid", thought=thought, error=error)
         tool, schema = tools[call.name]
         query, error = arguments.get(schema.query), ""
         if schema.query not in arguments:
             error = f"the argument {schema.query!r} of {call.name} is missing"
         elif unknown := sorted(set(arguments) - {schema.query}):
-            error = f"{call.name} has no argument {unknown[0]!r}; it has {schema.query!r} alone"
+            error = f"{call.name} has no argument {quoted(unknown[0])}; it has {schema.query!r} alone"
         elif not isinstance(query, str):
             error = f"the argument {schema.query!r} of {call.name} must be a string"
         elif not query.strip():
             error = f"the argument {schema.query!r} of {call.name} is empty"
         if error:
-            return Action(kind="invalid", thought=thought, error=whole_letters(error))
+            return Action(kind="invalid", thought=thought, error=error)
         return Action(kind="search", tool=tool, query=" ".join(whole_letters(str(query)).split()), thought=thought)
 
     def well_formed(self, text: str) -> bool:
         """A call after thoughts, with nothing behind it, or thoughts and an answer; no tag stands in the other's place."""
         text = _END.sub("", text)
         action = self.parse(text)
-        tags = self._tags
         if action.kind == "search":
             call = self._form.read(text)
             assert call is not None
-            return not call.after.strip() and not any(tag in call.before for tag in tags)
+            return not call.after.strip() and not any(tag in call.before for tag in _TAGS)
         if action.kind == "answer":
             before, _, rest = text.partition(_ANSWER[0])
             answer, _, after = rest.partition(_ANSWER[1])
-            return not after.strip() and not any(tag in before + answer for tag in tags)
+            return not after.strip() and not any(tag in before + answer for tag in _TAGS)
         return False
 
     def write_search(self, thought: str, query: str, tool: str) -> str:
@@ -153,11 +149,11 @@ class ToolCalls(Grammar):
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         """The passages, one a line; marks of calls and answers in them are broken up."""
-        lines = [f"({i}) {without_tags(one_line(passage), self._tags)}" for i, passage in enumerate(passages, 1)]
+        lines = [f"({i}) {without_tags(one_line(passage), _TAGS)}" for i, passage in enumerate(passages, 1)]
         return unshown(call, passages) or "\n".join(lines)
 
     def reminder(self, error: str) -> str:
-        return f"Error: {without_tags(error, self._tags)}."
+        return f"Error: {error}."
 
     def instructions(self) -> str:
         return (

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from routerl_jax.core.text import whole_letters
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 
@@ -63,7 +64,7 @@ class ToolForm(abc.ABC):
             if key not in value:
                 raise BadCall(f"the tool call has no {key!r}")
         if extra := sorted(set(value) - {"name", self.key}):
-            raise BadCall(f"the tool call has an unknown key {extra[0]!r}; it has 'name' and {self.key!r} alone")
+            raise BadCall(f"the tool call has an unknown key {quoted(extra[0])}; it has 'name' and {self.key!r} alone")
         name, arguments = value["name"], value[self.key]
         if not isinstance(name, str):
             raise BadCall(f"the tool call's 'name' must be a string, and is a {_kind(name)}")
@@ -129,6 +130,11 @@ class Llama(ToolForm):
 
 
 FORMS: Mapping[str, ToolForm] = {form.name: form for form in (Hermes(), Llama())}
+
+
+def quoted(text: str) -> str:
+    """What a policy has written, as an error may repeat it: short, and with no tag in it."""
+    return repr(whole_letters(text[:60])).replace("<", "< ")
 
 
 def form_of(tokenizer: Tokenizer) -> ToolForm:
