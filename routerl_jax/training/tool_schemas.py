@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import TOOL, make_tool, tool_factory
@@ -47,7 +48,7 @@ def _has_schema(factory: Callable[..., Any]) -> bool:
 @functools.lru_cache(64)
 def _own_schema(name: str, spec: str) -> ToolSchema:
     """Of a tool of this configuration (JSON), asked once in a process."""
-    tool: Any = make_tool(name, KnowledgeConfig(**json.loads(spec)))
+    tool: Any = make_tool(name, from_config_dict(KnowledgeConfig, json.loads(spec), f"config.knowledge.{name}"))
     schema = tool.schema
     if close := getattr(tool, "close", None):
         close()
