@@ -25,6 +25,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.knowledge.index import AUTO, has_scann
+from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
@@ -98,13 +99,25 @@ def open_knowledge_bases(
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _open(name, spec, progress, frozen)
+                found[name] = _reranked(name, spec, _open(name, spec, progress, frozen))
     alone = dict(found)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _join(name, spec, alone, frozen)
+                found[name] = _reranked(name, spec, _join(name, spec, alone, frozen))
     return {name: found[name] for name in knowledge}
+
+
+def _reranked(name: str, spec: KnowledgeConfig, tool: SearchTool) -> SearchTool:
+    """The knowledge base with its reranker, if it has one."""
+    if not spec.reranker:
+        return tool
+    if not isinstance(tool, KnowledgeBase):
+        raise ValueError(
+            f"config.knowledge.{name}.reranker: a {type(tool).__name__} is no KnowledgeBase (knowledge.base), whose passages "
+            "alone can be scored anew; leave it empty"
+        )
+    return RerankedKB(tool, shared_reranker(spec.reranker), depth=spec.rerank_depth)
 
 
 def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
@@ -387,7 +400,8 @@ def _written_place(name: str, content: str) -> pathlib.Path:
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
-    del what["description"]  # says something to the policy, and nothing of what is in it
+    for key in ("description", "reranker", "rerank_depth"):  # say nothing of what is in it
+        del what[key]
     if spec.index == AUTO:  # what was built before "auto" was there is found
         what["index"] = "scann" if has_scann() else "exact"
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
