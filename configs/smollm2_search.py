@@ -11,7 +11,8 @@ from routerl_jax.training import config as schema
 
 
 def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
-    """`RECIPE` (r1_searcher, search_r1 or routerag) for one GPU, `RECIPE-cpu`, smaller, for two CPU cores.
+    """`RECIPE` (r1_searcher, search_r1 or routerag) for one GPU, `RECIPE-cpu`, smaller, for two CPU cores; `tool_calls` is
+    search_r1 with searches written as JSON tool calls in a chat.
 
     python -m launch.train --config=configs/smollm2_search.py:search_r1 --workdir=runs/smollm2 \
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl
@@ -112,6 +113,16 @@ def _search_r1(run: schema.TrainConfig) -> schema.TrainConfig:
     return dataclasses.replace(run, stages={"main": schema.StageConfig(reward=dict(search_r1.REWARD))})
 
 
+def _tool_calls(run: schema.TrainConfig) -> schema.TrainConfig:
+    """Search-R1's reward in the form of Hermes and Qwen; the model's own chat template shows no tools."""
+    run = _search_r1(run)
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, chat_template="hermes"),
+        agent=dataclasses.replace(run.agent, grammar="tool_calls", instruct=True),
+    )
+
+
 def _routerag(run: schema.TrainConfig) -> schema.TrainConfig:
     """Half of the steps for exact match, half for cost as well."""
     knowledge: Mapping[str, schema.KnowledgeConfig] = {
@@ -132,4 +143,4 @@ def _routerag(run: schema.TrainConfig) -> schema.TrainConfig:
     )
 
 
-_RECIPES = {"r1_searcher": _r1_searcher, "search_r1": _search_r1, "routerag": _routerag}
+_RECIPES = {"r1_searcher": _r1_searcher, "search_r1": _search_r1, "routerag": _routerag, "tool_calls": _tool_calls}

@@ -11,17 +11,18 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, expanded_tokens
+from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.routing import Always, Drawn, Routing
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
 # What follows a prompt, in order, and whether the policy writes it. What it writes is text.
-Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked, bool]]
+Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -59,6 +60,15 @@ class Agent(abc.ABC):
     def search_budget(self) -> int | None:
         """Searches that it can make on a question at most; None: that is not known."""
         return None
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """JSON schemas of the functions that its model's chat template shows; () for none."""
+        return ()
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Agent:
+        """The same agent with these functions, by knowledge base, where it shows any."""
+        return self
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
         """An attempt that some other program recorded, as this agent reads it: its turns, calls and answer, without tokens.

@@ -10,7 +10,7 @@ from routerl_jax.agents.forks import Course, Taken, Written
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import (
     Branch,
     Call,
@@ -287,23 +287,23 @@ class Conversation:
         said = self._rendered(observation)
         self._feed(self._engine.tokenizer.encode(said.text), said.text, said, passages)
 
-    def reply(self, observation: Observation, passages: Sequence[str] = ()) -> None:
-        """Ends the policy's turn and begins its next one, with an observation as a user's message between them (never trained
-        on): the tokens of the model's chat template (`Tokenizer.reply`). Where the policy has ended its turn itself, that token
-        stays its own.
+    def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
+        """Ends the policy's turn and begins its next one, with an observation as a user's message, or a tool's, between them
+        (never trained on): the tokens of the model's chat template (`Tokenizer.reply`). Where the policy has ended its turn
+        itself, that token stays its own.
 
         Raises:
           DoesNotFit: it is longer than `room`; see `reply_tokens`.
           ValueError: the chat template does not write one turn after the other, or there is a picture, and the model sees none.
         """
         said = self._rendered(observation)
-        ids = self._reply(said)
+        ids = self._reply(said, role)
         self._feed(ids, self._engine.tokenizer.decode(ids), said, passages)
 
-    def reply_tokens(self, observation: Observation) -> int:
+    def reply_tokens(self, observation: Observation, *, role: ReplyRole = "user") -> int:
         """Number of tokens that `reply` would take."""
         said = self._rendered(observation)
-        return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
+        return len(self._reply(said, role)) + expanded_tokens(self._engine.images, said.images)
 
     @property
     def frame(self) -> Size | None:
@@ -328,8 +328,8 @@ class Conversation:
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
-    def _reply(self, said: Rendered) -> list[int]:
-        return self._engine.tokenizer.reply(said.text, last=self._stream.ledger.tokens[-1])
+    def _reply(self, said: Rendered, role: ReplyRole) -> list[int]:
+        return self._engine.tokenizer.reply(said.text, self._stream.ledger.tokens[-1], role)
 
     def _feed(self, ids: list[int], text: str, said: Rendered, passages: Sequence[str]) -> None:
         self._engine.feed(self._stream, ids, said.images)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, rendered
+from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, rendered
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import Observation, Sequence
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageSource
@@ -17,7 +17,7 @@ from routerl_jax.models.images import ImageSource
 
 def demonstrated(
     prompt: Seq[int] | Mapping[str, Any],
-    pieces: Iterable[tuple[Observation | Reply | Rendered | Look | Marked, bool]],
+    pieces: Iterable[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]],
     tokenizer: Tokenizer,
     images: ImageTokens | None = None,
     tags: Collection[str] = (),
@@ -43,25 +43,28 @@ def demonstrated(
         if learnt:
             if isinstance(piece, Marked):
                 piece = piece.said(viewer.reframed(piece.box, piece.frame, piece.rule))
-            if not isinstance(piece, str):
+            if isinstance(piece, Spoken):
+                ids = [*tokenizer.encode(piece.said(tokenizer)), tokenizer.turn_end]
+            elif isinstance(piece, str):
+                ids = tokenizer.encode(piece)
+            else:
                 raise ValueError(f"the policy writes text, and not {type(piece).__name__}")
-            ids = tokenizer.encode(piece)
             ledger.sample(ids, [0.0] * len(ids), version=0)
         else:
-            assert not isinstance(piece, Marked), "a turn is the policy's"
+            assert not isinstance(piece, Marked | Spoken), "a turn is the policy's"
             piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
             observation = piece.observation if isinstance(piece, Reply) else piece
             said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
-            ledger.feed(**_fed(said, isinstance(piece, Reply), ledger, tokenizer, images))
+            ledger.feed(**_fed(said, piece.role if isinstance(piece, Reply) else None, ledger, tokenizer, images))
             viewer.see(said.shown)
     return ledger.sequence()
 
 
 def _fed(
-    said: Rendered, reply: bool, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
+    said: Rendered, role: ReplyRole | None, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
 ) -> Mapping[str, Any]:
-    """What `Ledger.feed` takes; `reply`: it comes as a user's message."""
-    ids = tokenizer.reply(said.text, last=ledger.tokens[-1]) if reply else tokenizer.encode(said.text)
+    """What `Ledger.feed` takes; `role`: whose message it comes as, None where it stands in the policy's turn."""
+    ids = tokenizer.reply(said.text, ledger.tokens[-1], role) if role else tokenizer.encode(said.text)
     if not said.images:
         return {"tokens": ids}
     if images is None:

@@ -7,8 +7,11 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
 
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
@@ -99,6 +102,24 @@ class Grammar(abc.ABC):
     def choices(self) -> RouteChoices | None:
         """How the policy writes its choice of a knowledge base; None: in no way that an attempt could be forked at."""
         return None
+
+    # --- where every turn is a message of a chat ---
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """JSON schemas of the functions that the model's chat template shows; () of a protocol in one growing text.
+
+        With functions, every turn is a message that the policy ends with the template's own token, and what follows it is a
+        tool's message (Conversation.reply)."""
+        return ()
+
+    def of(self, tokenizer: Tokenizer) -> Grammar:
+        """The protocol as this model writes it. Raises ValueError if it can't."""
+        return self
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
+        """The protocol with these functions, by knowledge base, if it has any."""
+        return self
 
     # --- what the surroundings write ---
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import Observation, Shown
 from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.models.regions import RegionRule, Size
@@ -32,9 +32,22 @@ class Rendered:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """An observation that comes as a user's message: it ends the policy's turn and begins its next one (Conversation.reply)."""
+    """An observation that comes as a user's message, or a tool's: it ends the policy's turn and begins its next one
+    (Conversation.reply)."""
 
     observation: Observation
+    role: ReplyRole = "user"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoken:
+    """In a demonstration, a whole message of the policy, with the token that ends it, as the model's chat template has it.
+
+    Attributes:
+      said: the message in this model's form.
+    """
+
+    said: Callable[[Tokenizer], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +83,16 @@ class Marked:
     said: Callable[[Sequence[float]], str]
 
 
-def texts(piece: Observation | Reply | Rendered | Look | Marked) -> list[str]:
-    """The texts of what is said, without pictures."""
+def texts(piece: Observation | Reply | Rendered | Look | Marked | Spoken) -> list[str]:
+    """The texts of what is said, without pictures.
+
+    Raises:
+      ValueError: it depends on a chat template.
+    """
+    if isinstance(piece, Spoken):
+        raise ValueError(
+            "the agent speaks in a model's chat template, which a new vocabulary does not have: give config.model.path"
+        )
     if isinstance(piece, Marked):
         return [piece.said(piece.box)]
     if isinstance(piece, Look):

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
-from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices
+from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
+from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Demonstration, Episode, Example, Message, Observation, Passage, Turn
+from routerl_jax.core.tool_schema import ToolSchema
+from routerl_jax.core.types import (
+    Action,
+    Call,
+    Demonstration,
+    DemonstrationStep,
+    Episode,
+    Example,
+    Message,
+    Observation,
+    Passage,
+    Turn,
+)
 from routerl_jax.models.regions import RegionRule
 
 OnInvalid = Literal["remind", "end"]
@@ -52,8 +65,12 @@ class SearchAgent(Agent):
     regions: RegionRule = RegionRule()
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        return await self.of(llm.tokenizer)._run(example, llm, tools)
+
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        """`run`, with the grammar as this model writes it."""
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
+        reserve = self.reserve(chat)
         for _ in range(self.max_searches):
             room = chat.room - reserve
             if room < 1:
@@ -62,7 +79,7 @@ class SearchAgent(Agent):
             action = self._read(turn)
             if action.kind == "answer":
                 return chat.episode(answer=action.answer)
-            if turn.stop_reason == "eos":
+            if turn.stop_reason == "eos" and not self.functions:
                 return chat.episode(answer=None)
             if action.tool == NO_TOOL:
                 break
@@ -71,14 +88,32 @@ class SearchAgent(Agent):
             if action.kind == "invalid" and self.on_invalid == "end":
                 return chat.episode(answer=None, truncated=turn.stop_reason == "length")
             if crop is not None:
-                shown = _observe_if_fits(chat, self.grammar.closer(crop), reserve)
+                shown = self._say(chat, self.grammar.closer(crop), reserve)
             elif action.kind == "invalid":
-                shown = _observe_if_fits(chat, self.grammar.reminder(action.error), reserve)
+                shown = self._say(chat, self.grammar.reminder(action.error), reserve)
             else:
                 shown = self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
             if not shown:
-                return await self.final_answer(chat, reserve, truncated=True)
+                return await self.final_answer(chat, reserve, truncated=True, unanswered=True)
         return await self.final_answer(chat, reserve)
+
+    def of(self, tokenizer: Tokenizer) -> Self:
+        """The agent with its grammar as this model writes it. Raises ValueError if it can't."""
+        grammar = self.grammar.of(tokenizer)
+        return self if grammar is self.grammar else dataclasses.replace(self, grammar=grammar)
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The grammar's."""
+        return self.grammar.functions
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        return dataclasses.replace(self, grammar=self.grammar.told(schemas))
+
+    def reserve(self, chat: Conversation) -> int:
+        """Tokens kept for the last turn, and in a chat for the message that asks for it where nothing else fits."""
+        kept = self.answer_tokens + chat.tokens_of(self.last_opening)
+        return kept + (chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0)
 
     @property
     def last_opening(self) -> str:
@@ -127,6 +162,11 @@ class SearchAgent(Agent):
         It shows no documents, so `room`, the tokens that there are for the conversation, changes nothing.
         """
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        if functions := self.grammar.functions:
+            self.grammar.of(tokenizer)  # refuses a model that can't write it
+            asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
+            told = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
+            return [*tokenizer.chat([*told, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
@@ -138,25 +178,32 @@ class SearchAgent(Agent):
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
-        pieces = []
+        pieces: Pieces = []
         for step in demonstration.steps:
-            pieces.append((self.grammar.write_search(step.thought, step.query, step.tool), True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            pieces.append((self.grammar.observation(call, step.passages), False))
+            said = self.grammar.observation(call, step.passages)
+            pieces += [(self._written(step), True), (Reply(said, "tool") if self.functions else said, False)]
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
         if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]
-        return [*pieces, (answer, True)]
+        return [*pieces, (Spoken(lambda _: answer) if self.functions else answer, True)]
+
+    def _written(self, step: DemonstrationStep) -> str | Spoken:
+        """A search turn."""
+        if not self.functions:
+            return self.grammar.write_search(step.thought, step.query, step.tool)
+        return Spoken(lambda tokenizer: self.grammar.of(tokenizer).write_search(step.thought, step.query, step.tool))
 
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text
         turn.action = self.grammar.parse(text)
-        turn.well_formed = self.grammar.well_formed(text)
+        whole = "eos" if self.functions else "stop"  # how a turn ends that is not cut off
+        turn.well_formed = self.grammar.well_formed(text) and (turn.stop_reason == whole or not self.functions)
         if turn.forced:  # judged by what the policy wrote: an answer, closed; that no thought precedes it is our doing
             answer = self.grammar.write_answer("", turn.action.answer)
             turn.well_formed = (
-                turn.stop_reason == "stop" and turn.action.kind == "answer" and self.grammar.well_formed(answer)
+                turn.stop_reason == whole and turn.action.kind == "answer" and self.grammar.well_formed(answer)
             )
         return turn.action
 
@@ -166,16 +213,38 @@ class SearchAgent(Agent):
         limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
         def fits(shown: Sequence[Passage]) -> bool:
-            return chat.tokens_of(self.grammar.observation(call, shown)) <= limit
+            return self._size(chat, self.grammar.observation(call, shown)) <= limit
 
         shown = fitting(call.passages, fits, cut=bool(self.max_observation_tokens))
         names = [passage.id for passage in shown]
-        return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve, names)
+        return self._say(chat, self.grammar.observation(call, shown), reserve, names)
 
-    async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
-        """The last turn, for which `reserve` tokens are kept; `truncated` if the context's end brought it about."""
+    def _size(self, chat: Conversation, observation: Observation) -> int:
+        return chat.reply_tokens(observation, role="tool") if self.functions else chat.tokens_of(observation)
+
+    def _say(self, chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
+        """Tells the policy; False where there is no room for it beside the last turn."""
+        if self._size(chat, observation) > chat.room - reserve:
+            return False
+        if self.functions:
+            chat.reply(observation, passages, role="tool")
+        else:
+            chat.observe(observation, passages)
+        return True
+
+    async def final_answer(
+        self, chat: Conversation, reserve: int, truncated: bool = False, unanswered: bool = False
+    ) -> Episode:
+        """The last turn, for which `reserve` tokens are kept.
+
+        Args:
+          truncated: the context's end brought it about.
+          unanswered: nothing has followed the policy's latest turn, which must end before a message can begin.
+        """
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
+        if unanswered and self.functions:
+            chat.reply(TOO_LONG, role="tool")
         chat.force(self.last_opening)
         turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
         action = self._read(turn)
@@ -200,19 +269,13 @@ class VanillaRAG(NoSearch):
 
     tool: str
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.answer_tokens + chat.tokens_of(self.last_opening)
+        reserve = self.reserve(chat)
         search = self.grammar.write_search("", llm.tokenizer.plain(example.question), self.tool)
         if chat.tokens_of(search) <= chat.room - reserve:
             turn = chat.write(search)
             turn.action = Action(kind="search", tool=self.tool, query=example.question)
-            self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
+            shown = self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
+            return await self.final_answer(chat, reserve, unanswered=not shown)
         return await self.final_answer(chat, reserve)
-
-
-def _observe_if_fits(chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
-    if chat.tokens_of(observation) > chat.room - reserve:
-        return False
-    chat.observe(observation, passages)
-    return True

@@ -6,12 +6,18 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from routerl_jax.core.types import Message
 
+ReplyRole = Literal["user", "tool"]
+
 # Texts whose ids are kept: agents ask whether a text fits before they feed it, and samples share prompts.
 _REMEMBERED = 1024
+# What chat templates that write a date (Llama 3's) take for today: Llama 3.1's own default. A prompt must not change overnight.
+_DATE = "26 Jul 2024"
+_NO_TURNS = "this tokenizer's chat template does not write one turn after the other; continue with text"
 
 
 class Tokenizer:
@@ -97,7 +103,9 @@ class Tokenizer:
     def _chat_marks(self) -> str:
         """A chat up to a user's message, as the template writes it: what opens the assistant's thoughts is no mark."""
         try:
-            return self._rendered_turns("assistant", "user", add_generation_prompt=False)
+            return (
+                self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
+            )
         except Exception:  # templates raise what they like for chats that they are not for
             return ""
 
@@ -118,58 +126,100 @@ class Tokenizer:
         body.truncate(max_length - extra)
         return self._backend.post_process(body).ids
 
-    def chat(self, messages: Sequence[Message], *, continue_final: bool = False) -> list[int]:
-        """Ids of a chat rendered with the model's template, ready for the assistant's next words."""
+    def chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), continue_final: bool = False
+    ) -> list[int]:
+        """Ids of a chat rendered with the model's template, ready for the assistant's next words.
+
+        Args:
+          tools: JSON schemas of functions that the assistant may call, for templates that show such.
+        """
+        said = [{"role": message.role, "content": message.content} for message in messages]
+        if continue_final:
+            return self.encode(self.render(said, tools, add_generation_prompt=False, continue_final_message=True))
+        return self.encode(self.render(said, tools))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Messages as the model's chat template takes them, as the text that it makes of them. Where it writes a date, that is
+        always the same one.
+
+        Raises:
+          ValueError: there is no template. Templates raise what they like for chats that they are not for.
+        """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
-        text = self.hf.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in messages],
+        return self.hf.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=not continue_final,
-            continue_final_message=continue_final,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            date_string=_DATE,
         )
-        return self.encode(text)
 
-    def reply(self, text: str, last: int | None = None) -> list[int]:
-        """Ids between an assistant's words and its next ones: the end of its turn, a user's message, the beginning of the next
-        turn, as the model's template writes them.
+    def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
+        """Ids between an assistant's words and its next ones: the end of its turn, a user's message or a tool's, the beginning
+        of the next turn, as the model's template writes them.
 
-        Without a template, as text: `User: `, the message, and `Assistant: `, each on a line of its own.
+        Without a template, a user's comes as text: `User: `, the message, and `Assistant: `, each on a line of its own.
 
         Args:
           last: the assistant's last id; where it ends the turn already, that is not said again.
 
         Raises:
-          ValueError: the template does not write one turn after the other.
+          ValueError: the template does not write one turn after the other; or there is none, and a tool is to speak.
         """
-        before, after = self._between_turns
-        ids = self.encode(f"{before}{text}{after}")
-        return ids[1:] if last is not None and last in self.eos_ids and ids[:1] == [last] else ids
+        if role == "tool":  # templates may write a tool's words in another form, as JSON
+            ids = self.encode(self._after_turn(text, "tool"))
+        else:
+            before, after = self._between_turns
+            ids = self.encode(f"{before}{text}{after}")
+        return ids[1:] if last is not None and last in self.eos_ids and ids[0] in self.eos_ids else ids
+
+    @functools.cached_property
+    def turn_end(self) -> int:
+        """The id by which the chat template ends an assistant's turn. Raises ValueError as `reply`, and if generation would go
+        on after it."""
+        end = self.reply("x")[0]
+        if end not in self.eos_ids:
+            raise ValueError(
+                f"the chat template ends a turn with {self.decode([end])!r}, at which generation does not end"
+            )
+        return end
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:
         """What the template writes from an assistant's words to a user's, and from there to the assistant's next ones."""
-        said, asked = "routerl-assistant", "routerl-user"
+        asked = "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
-        _, first, rest = self._rendered_turns(said, asked, add_generation_prompt=True).partition(said)
-        before, second, after = rest.partition(asked)
-        if not first or not second:
-            raise ValueError(
-                "this tokenizer's chat template does not write one turn after the other; continue with text"
-            )
+        before, second, after = self._after_turn(asked, "user").partition(asked)
+        if not second:
+            raise ValueError(_NO_TURNS)
         return before, after
 
-    def _rendered_turns(self, said: str, asked: str, *, add_generation_prompt: bool) -> str:
-        """A question, what the assistant says and what the user asks then, in the model's template; "" without one."""
-        if self.hf.chat_template is None:
-            return ""
-        messages = [("user", "q"), ("assistant", said), ("user", asked)]
-        return self.hf.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
+    def _after_turn(self, text: str, role: ReplyRole) -> str:
+        """What follows an assistant's words where this is said then, in the model's template."""
+        said = "routerl-assistant"
+        _, first, rest = self._rendered_turns(said, text, role).partition(said)
+        if not first or not rest:
+            raise ValueError(_NO_TURNS)
+        return rest
+
+    def _rendered_turns(
+        self, said: str, then: str, role: ReplyRole = "user", *, add_generation_prompt: bool = True
+    ) -> str:
+        """A question, what the assistant says and what the user or a tool says then, in the model's template."""
+        chat = [("user", "q"), ("assistant", said), (role, then)]
+        messages = [{"role": who, "content": content} for who, content in chat]
+        return self.render(messages, add_generation_prompt=add_generation_prompt)
 
     @property
     def has_chat_template(self) -> bool:
@@ -182,7 +232,9 @@ class Tokenizer:
         ids = {self.hf.eos_token_id} if self.hf.eos_token_id is not None else set()
         vocabulary = self.hf.get_vocab()
         ids |= {
-            vocabulary[t] for t in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>") if t in vocabulary
+            vocabulary[token]
+            for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+            if token in vocabulary
         }
         return frozenset(ids)
 

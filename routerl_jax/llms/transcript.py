@@ -11,11 +11,11 @@ import dataclasses
 import functools
 import re
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import Message
 from routerl_jax.llms.config import Form
 from routerl_jax.llms.sent_pictures import SentPicture
@@ -31,6 +31,10 @@ _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
 _BEGIN_WITH = "Begin your reply with exactly what follows, and go on from there:\n{begun}"
 _GO_ON = "Go on where you stopped."
+_NO_TOOLS = (
+    "a chat model behind an endpoint has no chat template here, and tool calls are written by one: take another "
+    "config.agent.grammar than 'tool_calls', or a model of your own"
+)
 
 
 class Transcript(Tokenizer):
@@ -71,15 +75,26 @@ class Transcript(Tokenizer):
         """Of whose words begin and end, and of a picture."""
         return frozenset(_MARKS)
 
-    def chat(self, messages: Sequence[Message], *, continue_final: bool = False) -> list[int]:
-        """Ids of messages, and of the beginning of the assistant's next one."""
+    def chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), continue_final: bool = False
+    ) -> list[int]:
+        """Ids of messages, and of the beginning of the assistant's next one. Raises ValueError if there are tools."""
+        if tools:
+            raise ValueError(_NO_TOOLS)
         parts = [f"<|{message.role}|>{message.content}<|end|>" for message in messages]
         if continue_final:
             return self.encode("".join(parts))[:-1]
         return self.encode("".join(parts) + "<|assistant|>")
 
-    def reply(self, text: str, last: int | None = None) -> list[int]:
-        """Ids of the end of the assistant's words, a user's message, and the beginning of the assistant's next words."""
+    def render(self, messages: Any, tools: Any = (), **settings: Any) -> str:
+        """Raises ValueError: there is no template."""
+        raise ValueError(_NO_TOOLS)
+
+    def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
+        """Ids of the end of the assistant's words, a user's message, and the beginning of the assistant's next words. Raises
+        ValueError where a tool is to speak."""
+        if role == "tool":
+            raise ValueError(_NO_TOOLS)
         return self.encode(f"<|end|><|user|>{text}<|end|><|assistant|>")
 
     @property

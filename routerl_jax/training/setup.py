@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
@@ -30,6 +31,7 @@ from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import AgentConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.knowledge import open_knowledge
+from routerl_jax.training.tool_schemas import tool_schemas
 
 __all__ = [
     "build_judge",
@@ -65,6 +67,11 @@ def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     """
     model = _initial_policy(config, mesh)
     bound_pictures(config.model, model)
+    if config.model.chat_template:
+        with naming("config.model.chat_template"):
+            if model.tokenizer is None:
+                raise ValueError("a new vocabulary lacks what a chat template writes: give config.model.path")
+            model.tokenizer = with_template(model.tokenizer, config.model.chat_template)
     if not config.model.lora.rank:
         return merged(model)
     with naming("config.model.lora"):
@@ -137,7 +144,15 @@ def build_recipe(config: TrainConfig) -> Recipe:
         build = RECIPES.get(config.recipe)
     recipe = build(config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
     _check_verdicts(config, recipe)
-    return dataclasses.replace(recipe, agent=_with_settings(recipe.agent, config.agent))
+    agent = _with_settings(recipe.agent, config.agent)
+    if agent.functions:
+        agent = agent.told(tool_schemas(config.knowledge))
+    elif told := [name for name, spec in config.knowledge.items() if spec.description]:
+        raise ValueError(
+            f"config.knowledge.{told[0]}.description: the policy is not shown it; leave it empty, or set "
+            "config.agent.grammar='tool_calls'"
+        )
+    return dataclasses.replace(recipe, agent=agent)
 
 
 def _asks(stage: Stage) -> tuple[str, ...]:

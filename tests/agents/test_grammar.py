@@ -111,6 +111,9 @@ def test_what_a_grammar_writes_it_reads(name):
     assert grammar.well_formed(answer)
     assert (grammar.parse(answer).answer, grammar.parse(answer).thought) == ("Accra", "so")
     assert grammar.parse(grammar.answer_opening + "Accra</answer>").answer == "Accra"
+    if grammar.functions:  # what ends turns and marks calls is the chat template's (test_tool_calls)
+        assert grammar.stops == ()
+        return
     assert any(search.endswith(stop) for stop in grammar.stops)
     assert any(answer.endswith(stop) for stop in grammar.stops)
     for tag in re.findall(r"<[^<>]+>", search + answer + grammar.observation(Call(tool=tool, query=""), ())):

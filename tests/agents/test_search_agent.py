@@ -310,7 +310,7 @@ def test_the_opening_of_a_conversation(agent):
     "shipped",
     [
         quickstart.get_config(),
-        *(smollm2_search.get_config(recipe) for recipe in ("r1_searcher", "search_r1-cpu", "routerag")),
+        *(smollm2_search.get_config(recipe) for recipe in ("r1_searcher", "search_r1-cpu", "routerag", "tool_calls")),
     ],
 )
 def test_the_agents_of_shipped_configurations_work(shipped):

@@ -109,6 +109,10 @@ def test_the_token_guards_mcp_too() -> None:
 def test_foreign_tools_over_stdio() -> None:
     server = command("foreign")
     rows = McpTool(server, "rows", query_key="question", k_key="limit")
+    assert (rows.schema.name, rows.schema.query) == ("rows", "question")
+    shown = rows.schema.json["function"]["parameters"]
+    assert (shown["required"], list(shown["properties"])) == (["question"], ["question"])  # `limit` is the run's to set
+    assert shown["properties"]["question"]["type"] == "string"
     assert [(p.id, p.title, p.text) for p in rows.search(["who"], k=2)[0]] == [
         ("http://x/0", "t0", "who 0"),
         ("http://x/1", "t1", "who 1"),

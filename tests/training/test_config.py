@@ -140,6 +140,11 @@ def test_variants_of_a_configuration() -> None:
     }.items():
         config = from_config_dict(schema.TrainConfig, smollm2_search.get_config(variant))
         assert (config.recipe, config.agent.grammar) == (variant.removesuffix("-cpu"), grammar)
+    for module in (smollm2_search, search_r1_qwen25_3b):
+        config = from_config_dict(schema.TrainConfig, module.get_config("tool_calls"))
+        assert (config.recipe, config.agent.grammar, config.agent.instruct) == ("search_r1", "tool_calls", True)
+    with pytest.raises(ValueError, match="variant 'paper' of the configuration: expected none, or tool_calls"):
+        search_r1_qwen25_3b.get_config("paper")
     for module in (r1_searcher_small, r1_searcher_qwen25_7b):
         ablation = from_config_dict(schema.TrainConfig, module.get_config("cover_em"))
         assert ablation.stages["stage2"].reward["r1_searcher.answer"] == {"metric": "cover_em", "signed": True}

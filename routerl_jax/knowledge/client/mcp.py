@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from routerl_jax.core.extras import needs
 from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
@@ -77,6 +78,7 @@ class McpTool:
             wanted = f"no tool {tool!r}" if tool else "several tools"
             raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(listed)}")
         self.name = tool
+        self._about = listed[tool]
         self._takes = set(listed[tool].input_schema.get("properties", {}))
         if query_key not in self._takes:
             known = ", ".join(sorted(self._takes))
@@ -100,6 +102,13 @@ class McpTool:
         found = [passages for passages, _ in answers]
         seconds = [taken for _, taken in answers if taken is not None]
         return TimedResults(found, seconds) if len(seconds) == len(found) else found
+
+    @property
+    def schema(self) -> ToolSchema:
+        """The tool as its server describes it, with the query as its one argument: the others are this object's."""
+        about = {"type": "string", **self._about.input_schema["properties"][self._query_key]}
+        said = self._about.description or f"Searches with {self.name!r}."
+        return ToolSchema(name=self.name, description=said.strip(), query=self._query_key, about=about)
 
     def close(self) -> None:
         """Ends the connection, and the server if this started it."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.extras import needs
+from routerl_jax.core.tool_schema import function_name
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.serving import app as serving
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
@@ -45,7 +45,7 @@ def mcp_server(behind: serving.Server) -> Server[Any]:
         from mcp.server import Server
 
     limits = behind.settings.limits
-    tools = {_tool_name(one.name): one for one in behind.served.values()}
+    tools = {function_name(one.name): one for one in behind.served.values()}
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(name, one, limits) for name, one in tools.items()])
@@ -89,10 +89,6 @@ def http_app(behind: serving.Server, *, host: str = "127.0.0.1") -> Starlette:
     return mcp_server(behind).streamable_http_app(
         stateless_http=True, json_response=True, host=host, max_request_body_size=size
     )
-
-
-def _tool_name(name: str) -> str:
-    return "search_" + re.sub(r"[^0-9A-Za-z_-]", "_", name)
 
 
 def _tool(name: str, served: Served, limits: Limits) -> Any:

@@ -1,0 +1,168 @@
+"""Tool calls as JSON, in the model's own chat template: the form that instruct models know."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, unshown
+from routerl_jax.agents.grammar import one_line as without_tags
+from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
+from routerl_jax.core.text import one_line, whole_letters
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tool_schema import ToolSchema, kb_schema
+from routerl_jax.core.types import Action, Call, Passage
+
+_ANSWER = ("<answer>", "</answer>")
+# What the policy alone may write, and what templates write around a tool's words.
+_TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
+_END = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
+_THOUGHTS = re.compile(r"</?think>")
+
+
+@GRAMMARS.register("tool_calls")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolCalls(Grammar):
+    """Every turn is a message of the model's chat: it thinks, and calls one function that searches, or answers in `<answer>`.
+    It ends with the template's own token, which the policy writes. What is found, or what is wrong with the turn, is a tool's
+    message, in the template's words.
+
+    Attributes:
+      schemas: the functions, by knowledge base; those that are not given are made of their names.
+      form: of a call (tool_forms.FORMS); "" until the tokenizer has said (`of`), and Hermes' where nobody has asked.
+
+    Raises:
+      ValueError: two knowledge bases have a function of the same name.
+    """
+
+    schemas: Mapping[str, ToolSchema] = dataclasses.field(default_factory=dict, hash=False)
+    form: str = ""
+
+    def __post_init__(self) -> None:
+        names = [schema.name for schema in self._all.values()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"two knowledge bases are both the function {twice[0]!r} to the model: {', '.join(self.tools)}"
+            )
+
+    @property
+    def _all(self) -> dict[str, ToolSchema]:
+        return {tool: self.schemas.get(tool) or kb_schema(tool) for tool in self.tools}
+
+    @property
+    def _form(self) -> ToolForm:
+        return FORMS[self.form or "hermes"]
+
+    # --- the chat ---
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        return tuple(schema.json for schema in self._all.values())
+
+    def of(self, tokenizer: Tokenizer) -> ToolCalls:
+        """In the form of this model's chat template. Raises ValueError where that has none (`form_of`)."""
+        name = form_of(tokenizer).name
+        return self if name == self.form else dataclasses.replace(self, form=name)
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> ToolCalls:
+        return dataclasses.replace(self, schemas=dict(schemas))
+
+    # --- what the policy writes ---
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """None: the policy ends its turns itself."""
+        return ()
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The answer's; the model's vocabulary has what its form of a call needs."""
+        return _ANSWER
+
+    def parse(self, text: str) -> Action:
+        text = _END.sub("", text)
+        answer = between(text, *_ANSWER)
+        try:
+            call = self._form.read(text)
+        except BadCall as error:
+            return Action(kind="invalid", thought=_thought(text), error=str(error))
+        if call is None:
+            if answer is None:
+                error = f"there is neither a tool call nor an answer between {_ANSWER[0]} and {_ANSWER[1]}"
+                return Action(kind="invalid", thought=_thought(text), error=error)
+            return Action(kind="answer", answer=answer, thought=_thought(text.partition(_ANSWER[0])[0]))
+        if answer is not None:
+            return Action(
+                kind="invalid", thought=_thought(call.before), error="there are a tool call and an answer; do one"
+            )
+        return self._search(call)
+
+    def _search(self, call: ReadCall) -> Action:
+        thought, arguments = _thought(call.before), call.arguments
+        tools = {schema.name: (tool, schema) for tool, schema in self._all.items()}
+        if call.name not in tools:
+            error = f"there is no function {quoted(call.name)}; there are: {', '.join(tools)}"
+            return Action(kind="invalid", thought=thought, error=error)
+        tool, schema = tools[call.name]
+        query, error = arguments.get(schema.query), ""
+        if schema.query not in arguments:
+            error = f"the argument {schema.query!r} of {call.name} is missing"
+        elif unknown := sorted(set(arguments) - {schema.query}):
+            error = f"{call.name} has no argument {quoted(unknown[0])}; it has {schema.query!r} alone"
+        elif not isinstance(query, str):
+            error = f"the argument {schema.query!r} of {call.name} must be a string"
+        elif not query.strip():
+            error = f"the argument {schema.query!r} of {call.name} is empty"
+        if error:
+            return Action(kind="invalid", thought=thought, error=error)
+        return Action(kind="search", tool=tool, query=" ".join(whole_letters(str(query)).split()), thought=thought)
+
+    def well_formed(self, text: str) -> bool:
+        """A call after thoughts, with nothing behind it, or thoughts and an answer; no tag stands in the other's place."""
+        text = _END.sub("", text)
+        action = self.parse(text)
+        if action.kind == "search":
+            call = self._form.read(text)
+            assert call is not None
+            return not call.after.strip() and not any(tag in call.before for tag in _TAGS)
+        if action.kind == "answer":
+            before, _, rest = text.partition(_ANSWER[0])
+            answer, _, after = rest.partition(_ANSWER[1])
+            return not after.strip() and not any(tag in before + answer for tag in _TAGS)
+        return False
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        schema = self._all[tool]
+        return self._form.write(thought, schema.name, {schema.query: query})
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        said = f"{thought}\n" if thought else ""
+        return f"{said}{_ANSWER[0]}{answer}{_ANSWER[1]}"
+
+    @property
+    def answer_opening(self) -> str:
+        return _ANSWER[0]
+
+    # --- what the surroundings write ---
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+        """The passages, one a line; marks of calls and answers in them are broken up."""
+        lines = [f"({i}) {without_tags(one_line(passage), _TAGS)}" for i, passage in enumerate(passages, 1)]
+        return unshown(call, passages) or "\n".join(lines)
+
+    def reminder(self, error: str) -> str:
+        return f"Error: {error}."
+
+    def instructions(self) -> str:
+        return (
+            "Answer the user's question. Where a fact is missing, look it up: call a function that searches, one call in a "
+            "turn, and read what it returns before you go on. You may search several times. As soon as you know enough, give "
+            f"the answer alone, in a few words, inside {_ANSWER[0]} and {_ANSWER[1]}, for example "
+            f"{_ANSWER[0]}Lake Victoria{_ANSWER[1]}."
+        )
+
+
+def _thought(text: str) -> str:
+    return _THOUGHTS.sub(" ", text).strip()

@@ -1,0 +1,53 @@
+"""How a search tool is shown to a model that calls it as a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_QUERY = "query"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolSchema:
+    """A function that searches.
+
+    Attributes:
+      name: of the function, as the model writes it.
+      description: for the model.
+      query: the argument that is searched for, a string, which every call must have.
+      about: the JSON schema of that argument.
+    """
+
+    name: str
+    description: str
+    query: str = _QUERY
+    about: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": "string", "description": "What to search for."}, hash=False
+    )
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The JSON schema that chat templates take."""
+        parameters = {"type": "object", "properties": {self.query: dict(self.about)}, "required": [self.query]}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+
+def kb_schema(name: str, description: str = "") -> ToolSchema:
+    """A knowledge base as a function `search_NAME(query)`.
+
+    Args:
+      description: what is in it; "" where nobody has said so.
+    """
+    said = f"Searches the knowledge base {name!r} and returns the best passages."
+    return ToolSchema(name=function_name(name), description=f"{said} {description.strip()}".strip())
+
+
+def function_name(name: str) -> str:
+    """What a knowledge base is called as a function: in letters, digits, `_` and `-` alone, as APIs of models want them."""
+    return "search_" + re.sub(r"[^0-9A-Za-z_-]", "_", name)

@@ -1,0 +1,111 @@
+"""A knowledge base whose best passages a cross-encoder scores anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float32
+
+from routerl_jax.core.text import one_line
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.counts import Counts
+from routerl_jax.knowledge.encoders import encoder_place, local_mesh
+from routerl_jax.knowledge.query import query_text
+from routerl_jax.knowledge.timing import TimedResults, timed_search
+from routerl_jax.models.cross_encoder import CrossEncoder
+from routerl_jax.models.huggingface import load_pretrained
+
+DEPTH = 20
+
+_loaded: dict[str, CrossEncoder] = {}
+_lock = threading.Lock()
+
+
+def shared_reranker(name: str) -> CrossEncoder:
+    """The cross-encoder of that name (directory or hub id) on this process's devices, loaded at first use.
+
+    Raises:
+      ValueError: nothing usable under that name, or no cross-encoder with a tokenizer.
+    """
+    place = encoder_place(name)
+    with _lock:
+        if place not in _loaded:
+            model = load_pretrained(name, mesh=local_mesh(None))
+            if not isinstance(model, CrossEncoder) or model.tokenizer is None:
+                raise ValueError(
+                    f"reranker {name!r} is no cross-encoder with a tokenizer (such as BAAI/bge-reranker-base); its config.json "
+                    "must name a class ..ForSequenceClassification of BERT, RoBERTa or XLM-R"
+                )
+            _loaded[place] = model
+        return _loaded[place]
+
+
+class Reranker(Protocol):
+    """Whatever scores pairs of a query and a passage; a pair's score must not depend on its neighbours in the call."""
+
+    def score(self, pairs: Sequence[tuple[str, str]], /, *, batch_size: int = 32) -> Float32[np.ndarray, " N"]:
+        """One number per pair, in order; higher is better."""
+        ...
+
+
+class RerankedKB(KnowledgeBase):
+    """Finds more passages than are wanted and keeps those that the reranker scores best; its score becomes theirs.
+
+    All pairs of a call are scored together, titles with the texts. Passages that score alike stay in the order in which they
+    were found. A query that is a picture alone has no text to be scored with; its passages stay as they are found.
+
+    Args:
+      kb: whose passages are scored.
+      depth: passages found per query; as many as are wanted, where those are more.
+      batch_size: pairs that are computed at a time.
+
+    Raises:
+      ValueError: the depth is below 1.
+    """
+
+    def __init__(self, kb: KnowledgeBase, reranker: Reranker, *, depth: int = DEPTH, batch_size: int = 32) -> None:
+        if depth < 1:
+            raise ValueError(f"depth={depth} must be at least 1")
+        self.kb, self.name, self.reads, self.cost = kb, kb.name, kb.reads, kb.cost
+        self.has_pictures, self.depth = kb.has_pictures, depth
+        self._reranker, self._batch_size = reranker, batch_size
+
+    def __len__(self) -> int:
+        return len(self.kb)
+
+    def stage_counts(self) -> Counts:
+        """Those of what it reranks."""
+        return self.kb.stage_counts()
+
+    @property
+    def listing(self) -> KnowledgeBase:
+        """The same without pictures, where what it reranks has such a form."""
+        if (listing := self.kb.listing) is self.kb:
+            return self
+        return RerankedKB(listing, self._reranker, depth=self.depth, batch_size=self._batch_size)
+
+    def pictures(self, ids: Sequence[str]) -> list[str]:
+        return self.kb.pictures(ids)
+
+    def _search(self, queries: list[Any], k: int) -> TimedResults:
+        found, seconds = timed_search(self.kb.search, queries, max(k, self.depth))
+        started = time.perf_counter()
+        texts = [query_text(query) for query in queries]
+        pairs = [(text, one_line(passage)) for text, passages in zip(texts, found) if text for passage in passages]
+        scores = iter(self._reranker.score(pairs, batch_size=self._batch_size).tolist() if pairs else ())
+        scored = [
+            [dataclasses.replace(passage, score=next(scores)) for passage in passages] if text else passages
+            for text, passages in zip(texts, found)
+        ]
+        best = [
+            sorted(passages, key=lambda passage: -passage.score)[:k] if text else passages[:k]
+            for text, passages in zip(texts, scored)
+        ]
+        each = (time.perf_counter() - started) / max(len(pairs), 1)
+        taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, found)]
+        return TimedResults(best, [one + more for one, more in zip(seconds, taken)])
