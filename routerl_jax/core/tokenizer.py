@@ -6,7 +6,8 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from routerl_jax.core.types import Message
 
@@ -118,17 +119,41 @@ class Tokenizer:
         body.truncate(max_length - extra)
         return self._backend.post_process(body).ids
 
-    def chat(self, messages: Sequence[Message], *, continue_final: bool = False) -> list[int]:
-        """Ids of a chat rendered with the model's template, ready for the assistant's next words."""
+    def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        continue_final: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a chat rendered with the model's template, ready for the assistant's next words.
+
+        Args:
+          messages: mappings are given to the template as they are.
+          continue_final: the last message is the assistant's, and it goes on with it.
+          tools: descriptions of functions as the template takes them, by the OpenAI protocol's names.
+          settings: further variables of the template (`enable_thinking`, ..).
+
+        Raises:
+          ValueError: there is no template; the last message can't be continued.
+        """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
         text = self.hf.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in messages],
+            [{"role": m.role, "content": m.content} if isinstance(m, Message) else dict(m) for m in messages],
             tokenize=False,
-            add_generation_prompt=not continue_final,
+            tools=[dict(tool) for tool in tools] or None,
+            **{"add_generation_prompt": not continue_final, **(settings or {})},
             continue_final_message=continue_final,
         )
         return self.encode(text)
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the chat template writes descriptions of tools."""
+        template = self.hf.chat_template
+        return "tools" in (template if isinstance(template, str) else str(template or ""))
 
     def reply(self, text: str, last: int | None = None) -> list[int]:
         """Ids between an assistant's words and its next ones: the end of its turn, a user's message, the beginning of the next
