@@ -17,23 +17,13 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import StopReason
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
 from routerl_jax.generation.programs import DecodeOutputs
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, MOST_TOP, Sampling
-from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
-from routerl_jax.generation.streams import (
-    DoesNotFit,
-    EngineStats,
-    Generated,
-    PromptTooLong,
-    Request,
-    Seen,
-    Stream,
-    seen,
-)
+from routerl_jax.generation.stops import StopAutomaton, StopTables
+from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, seen
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
@@ -172,7 +162,7 @@ class Engine:
         begun: Sequence[int] = (),
         top: int = 0,
     ) -> None:
-        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
+        """Asks for the next turn; `step` will produce it. It ends at a stop string, an end token or a limit.
 
         Args:
           begun: the conversation's last tokens, if they belong to this turn: a stop string may begin in them.
@@ -387,7 +377,7 @@ class Engine:
 
     def _extend_all(self, running: list[Stream]) -> None:
         """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""
-        leaders: dict[tuple[int, Seen], Stream] = {}
+        leaders: dict[Any, Stream] = {}
         followers: list[tuple[Stream, Stream]] = []
         pending: list[Stream] = []
         for stream in running:
@@ -434,12 +424,7 @@ class Engine:
         )
         stream.cached += count
         request.sampled += count
-        if request.top and outputs.top_tokens is not None and outputs.top_logprobs is not None:
-            tops = (
-                outputs.top_tokens[place][:count, : request.top],
-                outputs.top_logprobs[place][:count, : request.top],
-            )
-            request.tops += [tuple(zip(*one)) for one in zip(*(values.tolist() for values in tops))]
+        request.tops += outputs.tops(place, count, request.top)
         request.given = request.given[count:]
         request.remaining -= count
         request.automaton_state = int(outputs.states[place])
@@ -447,13 +432,7 @@ class Engine:
         stopped = int(outputs.stopped[place])
         if not stopped and request.remaining > 0:
             return None
-        reason: StopReason = "length"
-        stop = None
-        names = [name for i, name in enumerate(automaton.stops) if stopped >> i & 1]
-        if names:
-            reason, stop = "stop", names[0]
-        elif stopped & int(EOS_BIT):
-            reason = "eos"
+        reason, stop = automaton.ending(stopped)
         stream.request = None
         stream.turn += 1
         tokens = stream.ledger.tokens[-request.sampled :]

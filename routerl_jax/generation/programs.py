@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
 from routerl_jax.generation.sampling import row_keys, sample_tokens, token_logprobs, top_logprobs
+from routerl_jax.generation.streams import TopLogprobs
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
@@ -85,6 +86,13 @@ class DecodeOutputs:
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
     top_tokens: Int[Array, "D A S K"] | None = None  # the likeliest ones, best first; None: nobody asked
     top_logprobs: Float[Array, "D A S K"] | None = None
+
+    def tops(self, place: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
+        """The `top` likeliest tokens in the places of a row's first `count` ones; none if nobody asked."""
+        if not top or self.top_tokens is None or self.top_logprobs is None:
+            return []
+        ids, values = (x[place][:count, :top].tolist() for x in (self.top_tokens, self.top_logprobs))
+        return [tuple(zip(*one)) for one in zip(ids, values)]
 
 
 def extend(
