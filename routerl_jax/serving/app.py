@@ -35,7 +35,10 @@ _OPEN = frozenset({"/healthz", "/readyz"})  # need no token
 class Answers(Protocol):
     """What comes of one request: `pieces` is run to its end for either; then there is a whole reply, too."""
 
-    stream: bool
+    @property
+    def stream(self) -> bool:
+        """Whether the pieces are wanted."""
+        ...
 
     def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """The JSON of each piece of a streamed reply, as soon as it is there."""

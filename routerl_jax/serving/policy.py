@@ -34,24 +34,26 @@ class PolicyModel:
         """What the list of models says of it."""
         return {"max_model_len": self._engine.max_length, "pictures": self._engine.images is not None}
 
-    def chat(self, body: Any) -> Written:
+    def chat(self, body: Any) -> PolicyAnswers:
         """The reply to a chat. Raises ApiError."""
         request = read_chat(body)
         prompts = [self._prompts.of_chat(request)]
         return self._written(prompts, request.writing, chat=True, tools=bool(request.tools))
 
-    def text(self, body: Any) -> Written:
+    def text(self, body: Any) -> PolicyAnswers:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
         return self._written([self._prompts.of_text(one) for one in request.prompts], request.writing, chat=False)
 
-    def _written(self, prompts: Sequence[Prompt], writing: Writing, *, chat: bool, tools: bool = False) -> Written:
+    def _written(
+        self, prompts: Sequence[Prompt], writing: Writing, *, chat: bool, tools: bool = False
+    ) -> PolicyAnswers:
         replies = Replies(tokenizer=self._engine.tokenizer, writing=writing, chat=chat, tools=tools)
-        return Written(writer=self._writer, prompts=prompts, replies=replies)
+        return PolicyAnswers(writer=self._writer, prompts=prompts, replies=replies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Written:
+class PolicyAnswers:
     """A `serving.app.Answers`: what the policy writes."""
 
     writer: Writer

@@ -63,7 +63,7 @@ class Replies:
                 return []
             piece = dataclasses.replace(self.choices[piece.index], prompt=())
         told = piece.text or piece.finish or (piece.tokens and (self.writing.logprobs or self.writing.token_ids))
-        if not told and not (first and self.chat):
+        if not told and not (first and (self.chat or self.writing.token_ids)):
             return []
         choice = self._choice(piece, whole=False)
         if self.chat:
@@ -77,7 +77,7 @@ class Replies:
                 call["index"] = number
             choice["delta"] = delta
         chunk = self._chunk([choice])
-        if first and self.writing.token_ids:
+        if first and self.chat and self.writing.token_ids:
             chunk["prompt_token_ids"] = list(piece.prompt)
         return [chunk]
 
