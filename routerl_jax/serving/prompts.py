@@ -25,6 +25,38 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture in a message, as a `data:` URI, and which part of the request it is."""
+
+    uri: str
+    where: str
+
+
+def parts(content: Any, where: str) -> list[str | Picture]:
+    """A message's content as texts and pictures in order. Raises ApiError."""
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    if not isinstance(content, list):
+        raise invalid(f"{where} must be a string or a list of parts, got {type(content).__name__}", where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> str | Picture:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind != "image_url":
+        raise invalid(f'{where} must be {{"type": "text", ..}} or {{"type": "image_url", ..}}', where)
+    address = part.get("image_url")
+    address = address.get("url") if isinstance(address, dict) else address
+    if not isinstance(address, str) or not address.startswith("data:"):  # a path would be read on this machine
+        raise invalid(
+            f"{where}.image_url.url must be a data URI: data:image/png;base64,... (nothing is fetched)", where
+        )
+    return Picture(uri=address, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts:
     """Makes prompts for one policy.
 
@@ -81,29 +113,16 @@ class Prompts:
         return made
 
     def _content(self, content: Any, where: str, images: list[str]) -> str:
-        where = f"{where}.content"
-        if content is None or isinstance(content, str):
-            return self._plain(content or "")
-        if not isinstance(content, list):
-            raise invalid(f"{where} must be a string or a list of parts, got {type(content).__name__}", where)
-        return "".join(self._part(part, f"{where}[{i}]", images) for i, part in enumerate(content))
-
-    def _part(self, part: Any, where: str, images: list[str]) -> str:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            return self._plain(part["text"])
-        if kind != "image_url":
-            raise invalid(f'{where} must be {{"type": "text", ..}} or {{"type": "image_url", ..}}', where)
-        address = part.get("image_url")
-        address = address.get("url") if isinstance(address, dict) else address
-        if not isinstance(address, str) or not address.startswith("data:"):  # a path would be read on this machine
-            raise invalid(
-                f"{where}.image_url.url must be a data URI: data:image/png;base64,... (nothing is fetched)", where
-            )
-        if self.reader is None:
-            raise invalid(f"{where}: the model sees no pictures", where)
-        images.append(address)
-        return self.tokenizer.decode(self.reader.marker)
+        said = []
+        for part in parts(content, f"{where}.content"):
+            if isinstance(part, str):
+                said.append(self._plain(part))
+                continue
+            if self.reader is None:
+                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+            images.append(part.uri)
+            said.append(self.tokenizer.decode(self.reader.marker))
+        return "".join(said)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
         """A call that the policy made before; its arguments as templates take them, not as the JSON in a string that came."""

@@ -18,6 +18,16 @@ _LEAST = -9999.0  # stands for minus infinity, as JSON has none
 _GROWS = ("text", "prompt", "tokens", "logprobs", "tops")
 
 
+def new_head(prefix: str, model: str) -> dict[str, Any]:
+    """What all pieces of a reply have in common."""
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def usage(read: int, written: int) -> dict[str, int]:
+    """Numbers of tokens, as the protocol has them."""
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
 @dataclasses.dataclass(kw_only=True)
 class Replies:
     """The replies to one request.
@@ -31,14 +41,12 @@ class Replies:
     writing: Writing
     chat: bool
     tools: bool = False
-    id: str = ""
-    created: int = 0
+    head: dict[str, Any] = dataclasses.field(default_factory=dict)
     # what has come of every choice, and what was fed for every prompt
     choices: dict[int, Piece] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
+        self.head = new_head("chatcmpl" if self.chat else "cmpl", self.writing.model)
 
     def take(self, piece: Piece) -> None:
         """Adds a piece to its choice."""
@@ -49,7 +57,7 @@ class Replies:
         """The reply, when all pieces have been taken."""
         choices = [self._choice(self.choices[index], whole=True) for index in sorted(self.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
-        reply = {**self._head(kind), "choices": choices, "usage": self.usage()}
+        reply = {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
         if self.writing.token_ids and self.chat:
             reply["prompt_token_ids"] = list(self.choices[0].prompt)
         return reply
@@ -89,13 +97,11 @@ class Replies:
         """Tokens read and written; a prompt counts once, however many choices it has."""
         read = sum(len(one.prompt) for index, one in self.choices.items() if index % self.writing.n == 0)
         written = sum(len(one.tokens) for one in self.choices.values())
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.writing.model}
+        return usage(read, written)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": choices}
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self.head, "object": kind, "choices": choices}
 
     def _choice(self, piece: Piece, whole: bool) -> dict[str, Any]:
         """A choice, or what is new of one."""
