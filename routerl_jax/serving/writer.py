@@ -120,12 +120,14 @@ class Writer:
         try:
             stream = engine.open(prompt.ids, name, sample, images=prompt.images)
         except PromptTooLong as error:
+            pictures = " without its pictures" if prompt.images else ""
             said = (
-                f"the prompt is longer than this model's maximum context length of {engine.max_length} tokens: {error}"
+                f"this model's maximum context length is {engine.max_length} tokens, one of which is to be written, and the "
+                f"prompt has {len(prompt.ids)}{pictures}"
             )
             raise ApiError(400, "context_length_exceeded", said, "messages") from error
         except ValueError as error:
-            raise invalid(str(error), "messages") from error
+            raise invalid(str(error.__cause__ or error), "messages") from error  # the cause does not name the stream
         try:
             engine.request(
                 stream,

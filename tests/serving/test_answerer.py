@@ -1,17 +1,19 @@
-"""A policy with its searches behind the OpenAI protocol: the same answers as the driver's, with the sources that they rest on."""
+"""A policy with its searches behind the OpenAI protocol: the driver's answers, with the sources that they rest on."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.live import LiveAgent
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Episode, Example
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
@@ -131,13 +133,24 @@ def test_refusals(scripted: tuple[Server, dict[str, Any], Any], changes: dict[st
         client.completions.create(model="answers", prompt="x")
 
 
+class Reader(Agent):
+    """Searches for what it writes first, and answers with what it writes then."""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = llm.conversation(f"Question: {example.question}")
+        query = await chat.generate(max_tokens=12)
+        chat.observe((await tools["text"].search(query.text, 1)).passages[0].text)
+        return chat.episode(answer=(await chat.generate(max_tokens=10)).text)
+
+
 def test_answers_are_those_of_the_driver() -> None:
-    """Of a random policy whose turns end anyhow, beside `agents.driver` on the same questions and the same seed."""
+    """Of a random policy, beside `agents.driver` on the same questions and the same seed."""
     engine = Engine(tiny.model(layers=1), rows=4, max_length=256, segment=8)
     tools = knowledge()
     examples = [Example(id=f"seed {i}", question=f"What is {i}?", answers=()) for i in range(6)]
-    expected = [one.answer or "" for one in run(AGENT, examples, engine, tools, sampling=Sampling(temperature=1.0))]
-    app, queue = serving(engine, AGENT, tools)
+    expected = [one.answer or "" for one in run(Reader(), examples, engine, tools, sampling=Sampling(temperature=1.0))]
+    assert len(set(expected)) == 6
+    app, queue = serving(engine, Reader(), tools)
 
     async def all_of_them(client: openai.AsyncOpenAI) -> list[str]:
         async with client:
@@ -159,9 +172,26 @@ def test_answers_are_those_of_the_driver() -> None:
         assert caught.value.code == "context_length_exceeded"
 
 
-def test_who_hangs_up_is_not_searched_for(scripted: tuple[Server, dict[str, Any], Any]) -> None:
-    server, tools, engine = scripted
-    held = server.client().chat.completions.create(model="answers", messages=ask("capital?"), seed=1, n=50, stream=True)
-    next(iter(held))
-    held.close()
-    wait_until(lambda: server.queue.open == 0 and not engine.live)
+def test_who_hangs_up_gives_its_rows_back_while_a_search_lasts() -> None:
+    class Slow(tiny.ScriptedKB):
+        begun, over = threading.Event(), threading.Event()
+
+        def search(self, queries: Any, k: int) -> Any:
+            self.begun.set()
+            self.over.wait(60)
+            return super().search(queries, k)
+
+    engine: Any = Scripted()
+    app, queue = serving(engine, AGENT, knowledge(text=Slow()))
+    with running(app) as url:
+        client = Server(url=url, engine=engine, queue=queue).client()
+        held = client.chat.completions.create(model="answers", messages=ask("capital?"), seed=1, n=8, stream=True)
+        next(iter(held))
+        assert Slow.begun.wait(60)
+        assert (queue.open, len(engine.live)) == (8, 8)
+        held.close()
+        wait_until(lambda: not queue.open and not engine.live)
+        assert not Slow.over.is_set()
+        Slow.over.set()
+        reply = client.chat.completions.create(model="answers", messages=ask("capital?"), seed=1)
+        assert reply.choices[0].message.content == "Accra 0"
