@@ -1,4 +1,4 @@
-"""`python -m launch.serve_policy` as a user runs it, with the policy of a run, alone and with its searches, and its mistakes."""
+"""`python -m launch.serve_policy` as a user runs it: the policy of a run, alone and with its searches; and its mistakes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.training import config as schema
 from tests.launch.test_ask import left_by_a_run
 from tests.programs import refusal, start
@@ -65,7 +66,7 @@ def test_a_policy_alone_and_its_end(workdir: pathlib.Path, tmp_path: pathlib.Pat
 
 def test_a_policy_with_its_searches(workdir: pathlib.Path) -> None:
     with served(f"--workdir={workdir}", "--with_searches", "--name=answers") as (said, client, _):
-        names = list(make_config(workdir.parent / "again").knowledge)
+        names = sorted(KNOWLEDGE_BASES)
         assert f"searches {', '.join(names)}" in said
         reply = client.chat.completions.create(model="answers", messages=[{"role": "user", "content": QUESTION}])
         message = reply.choices[0].message
