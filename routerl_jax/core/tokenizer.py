@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import pathlib
 import re
@@ -136,10 +137,14 @@ class Tokenizer:
           settings: further variables of the template (`enable_thinking`, ..).
 
         Raises:
-          ValueError: there is no template; the last message can't be continued.
+          ValueError: there is no template; the last message can't be continued; `settings` name what is no variable of a
+            template.
         """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
+        own = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"add_generation_prompt"}
+        if taken := own & (settings or {}).keys():  # another template, say, of whoever asks
+            raise ValueError(f"{min(taken)!r} is no variable of a chat template")
         text = self.hf.apply_chat_template(
             [{"role": m.role, "content": m.content} if isinstance(m, Message) else dict(m) for m in messages],
             tokenize=False,

@@ -105,7 +105,10 @@ class Prompts:
         if role is None:
             raise invalid(f"{where}.role={message.get('role')!r} must be one of {', '.join(_ROLES)}", f"{where}.role")
         made: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), where, images)}
-        if calls := message.get("tool_calls"):
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise invalid(f"{where}.tool_calls must be a list, got {type(calls).__name__}", f"{where}.tool_calls")
+        if calls:
             made["tool_calls"] = [self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
         for key in ("name", "tool_call_id"):
             if isinstance(value := message.get(key), str):
