@@ -96,6 +96,7 @@ EXTRAS = {
         LIBTPU,
         "mwparserfromhell>=0.7.2",
         "mwxml>=0.3.8",
+        "openai>=3.57",  # tests of served policies: its client
         "peft>=0.21",  # parity tests only
         "pyright>=1.1.390",
         "pytest>=8.0",

@@ -40,6 +40,11 @@ class Ledger:
         """Of each token, whether the policy sampled it (do not modify)."""
         return self._sampled
 
+    @property
+    def logprobs(self) -> list[float]:
+        """Behaviour log-probability of each token that the policy sampled, 0 of others (do not modify)."""
+        return self._logprobs
+
     def feed(
         self,
         tokens: Seq[int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import pathlib
 import re
@@ -127,17 +128,34 @@ class Tokenizer:
         return self._backend.post_process(body).ids
 
     def chat(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), continue_final: bool = False
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        continue_final: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of a chat rendered with the model's template, ready for the assistant's next words.
 
         Args:
+          messages: mappings are given to the template as they are.
           tools: JSON schemas of functions that the assistant may call, for templates that show such.
+          continue_final: the last message is the assistant's, and it goes on with it.
+          settings: further variables of the template (`enable_thinking`, ..).
+
+        Raises:
+          ValueError: there is no template; the last message can't be continued; `settings` name what is no variable of a
+            template.
         """
-        said = [{"role": message.role, "content": message.content} for message in messages]
+        said = [
+            {"role": message.role, "content": message.content} if isinstance(message, Message) else message
+            for message in messages
+        ]
         if continue_final:
-            return self.encode(self.render(said, tools, add_generation_prompt=False, continue_final_message=True))
-        return self.encode(self.render(said, tools))
+            text = self.render(said, tools, add_generation_prompt=False, continue_final_message=True, settings=settings)
+        else:
+            text = self.render(said, tools, settings=settings)
+        return self.encode(text)
 
     def render(
         self,
@@ -146,23 +164,34 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
         """Messages as the model's chat template takes them, as the text that it makes of them. Where it writes a date, that is
         always the same one.
 
         Raises:
-          ValueError: there is no template. Templates raise what they like for chats that they are not for.
+          ValueError: there is no template; `settings` name what is no variable of a template. Templates raise what they like
+            for chats that they are not for.
         """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
+        own = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"add_generation_prompt"}
+        if taken := own & (settings or {}).keys():  # another template, say, of whoever asks
+            raise ValueError(f"{min(taken)!r} is no variable of a chat template")
+        fixed = {"add_generation_prompt": add_generation_prompt, "date_string": _DATE}
         return self.hf.apply_chat_template(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            date_string=_DATE,
+            **{**fixed, **(settings or {})},
         )
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the chat template writes descriptions of tools."""
+        template = self.hf.chat_template
+        return "tools" in (template if isinstance(template, str) else str(template or ""))
 
     def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
         """Ids between an assistant's words and its next ones: the end of its turn, a user's message or a tool's, the beginning

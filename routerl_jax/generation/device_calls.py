@@ -28,6 +28,7 @@ from routerl_jax.generation.rows import (
     prefill_steps,
     round_up,
 )
+from routerl_jax.generation.sampling import MOST_TOP
 from routerl_jax.generation.stops import StopAutomaton
 from routerl_jax.generation.streams import Stream
 from routerl_jax.generation.weights import WeightCopier
@@ -222,6 +223,7 @@ class DeviceCalls:
             steps=steps,
             span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
             truncate=any(stream.turn_request.sampling.truncated for stream in streams),
+            top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
         )
         return layout, jax.device_get(outputs)
 

@@ -17,14 +17,13 @@ from tqdm.auto import tqdm
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import StopReason
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
 from routerl_jax.generation.programs import DecodeOutputs
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
-from routerl_jax.generation.sampling import GREEDY, Sampling
-from routerl_jax.generation.stops import EOS_BIT, StopAutomaton, StopTables
-from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream
+from routerl_jax.generation.sampling import GREEDY, MOST_TOP, Sampling
+from routerl_jax.generation.stops import StopAutomaton, StopTables
+from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, seen
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
@@ -161,17 +160,19 @@ class Engine:
         sampling: Sampling = GREEDY,
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
+        top: int = 0,
     ) -> None:
-        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
+        """Asks for the next turn; `step` will produce it. It ends at a stop string, an end token or a limit.
 
         Args:
           begun: the conversation's last tokens, if they belong to this turn: a stop string may begin in them.
           given: tokens that the turn begins with. They are recorded as if they had been sampled, with the log-probabilities
             that the policy gives them: one way of several that it may go, taken on purpose.
+          top: so many of the likeliest tokens are wanted in the place of each that is sampled (`Generated.tops`).
 
         Raises:
           DoesNotFit: the conversation is full.
-          ValueError: a turn is under way, `max_tokens` is below 1, or the stop strings can't be used.
+          ValueError: a turn is under way, `max_tokens` is below 1, `top` above MOST_TOP, or the stop strings can't be used.
         """
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way already")
@@ -180,11 +181,13 @@ class Engine:
             raise DoesNotFit(f"{stream.name} is full; check `room` before asking for a turn")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+        if not 0 <= top <= MOST_TOP:
+            raise ValueError(f"top={top} must be in [0, {MOST_TOP}]")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:
             raise DoesNotFit(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
-        request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given))
+        request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given), top=top)
         if begun:
             request.automaton_state = self._stops.current()[0].after(begun)
         stream.request = request
@@ -221,7 +224,7 @@ class Engine:
             count = min(source.cached, len(target.ledger) - 1)
             if source.row is None or target.row is not None or count < 1:
                 continue
-            if _seen(source, count) != _seen(target, count):
+            if seen(source, count) != seen(target, count):
                 raise ValueError(
                     f"{target.name} differs from that of example {source.example_id!r}, sample {source.identity[1]}, "
                     f"within the {count} tokens that it would share"
@@ -374,7 +377,7 @@ class Engine:
 
     def _extend_all(self, running: list[Stream]) -> None:
         """Brings every row up to the last-but-one token of its ledger (decoding feeds the last one)."""
-        leaders: dict[tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]], Stream] = {}
+        leaders: dict[Any, Stream] = {}
         followers: list[tuple[Stream, Stream]] = []
         pending: list[Stream] = []
         for stream in running:
@@ -383,8 +386,7 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                seen = tuple((first, image.digest) for first, image in stream.ledger.images)
-                key = (stream.row[0], tuple(stream.ledger.tokens[:target]), seen)
+                key = (stream.row[0], seen(stream, target))
                 if key in leaders:
                     followers.append((leaders[key], stream))
                     continue
@@ -422,6 +424,7 @@ class Engine:
         )
         stream.cached += count
         request.sampled += count
+        request.tops += outputs.tops(place, count, request.top)
         request.given = request.given[count:]
         request.remaining -= count
         request.automaton_state = int(outputs.states[place])
@@ -429,18 +432,8 @@ class Engine:
         stopped = int(outputs.stopped[place])
         if not stopped and request.remaining > 0:
             return None
-        reason: StopReason = "length"
-        stop = None
-        names = [name for i, name in enumerate(automaton.stops) if stopped >> i & 1]
-        if names:
-            reason, stop = "stop", names[0]
-        elif stopped & int(EOS_BIT):
-            reason = "eos"
+        reason, stop = automaton.ending(stopped)
         stream.request = None
         stream.turn += 1
-        return Generated(tokens=stream.ledger.tokens[-request.sampled :], stop_reason=reason, stop=stop)
-
-
-def _seen(stream: Stream, count: int) -> tuple[list[int], list[tuple[int, str]]]:
-    """The first tokens of a conversation and the images among them."""
-    return stream.ledger.tokens[:count], [(at, image.digest) for at, image in stream.ledger.images if at < count]
+        tokens = stream.ledger.tokens[-request.sampled :]
+        return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops)

@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
-from routerl_jax.generation.sampling import row_keys, sample_tokens, token_logprobs
+from routerl_jax.generation.sampling import row_keys, sample_tokens, token_logprobs, top_logprobs
+from routerl_jax.generation.streams import TopLogprobs
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
@@ -70,7 +71,9 @@ class DecodeInputs:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["tokens", "logprobs", "counts", "states", "stopped"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["tokens", "logprobs", "counts", "states", "stopped", "top_tokens", "top_logprobs"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOutputs:
@@ -81,6 +84,15 @@ class DecodeOutputs:
     counts: Int[Array, "D A"]  # tokens sampled per row
     states: Int[Array, "D A"]
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
+    top_tokens: Int[Array, "D A S K"] | None = None  # the likeliest ones, best first; None: nobody asked
+    top_logprobs: Float[Array, "D A S K"] | None = None
+
+    def tops(self, place: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
+        """The `top` likeliest tokens in the places of a row's first `count` ones; none if nobody asked."""
+        if not top or self.top_tokens is None or self.top_logprobs is None:
+            return []
+        ids, values = (x[place][:count, :top].tolist() for x in (self.top_tokens, self.top_logprobs))
+        return [tuple(zip(*one)) for one in zip(ids, values)]
 
 
 def extend(
@@ -147,8 +159,12 @@ def decode(
     steps: int,
     span: int,
     truncate: bool,
+    top: int = 0,
 ) -> tuple[KVCache, DecodeOutputs]:
-    """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running."""
+    """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running.
+
+    `top`: of each step, tell so many of the likeliest tokens, too.
+    """
     model: Decoder = nnx.merge(graph, params)
     # A slice of stacked weights is a copy on CPUs and GPUs, as large as the model: once a call, and not in every step.
     layers = None if on_tpu(mesh) else model.layer_weights()
@@ -193,6 +209,10 @@ def decode(
             drawn = jnp.where(chosen >= 0, chosen, drawn)
             logprob = jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
         token = jnp.where(alive, drawn, token)
+        tops = state["tops"]
+        if top:
+            likeliest = top_logprobs(logits, temperature, top)
+            tops = [jax.lax.dynamic_update_slice_in_dim(a, b[:, None], step, axis=1) for a, b in zip(tops, likeliest)]
         hit = hits[state["automaton"], token] & stop_masks
         return {
             "step": step + 1,
@@ -203,7 +223,10 @@ def decode(
             "counts": state["counts"] + alive,
             "automaton": jnp.where(alive, transition[state["automaton"], token], state["automaton"]),
             "stopped": jnp.where(alive, hit, state["stopped"]),
+            "tops": tops,
         }
+
+    shape = (batch, steps, min(top, model.config.vocab_size))
 
     state = jax.lax.while_loop(
         go_on,
@@ -217,15 +240,19 @@ def decode(
             "counts": jnp.zeros(batch, jnp.int32),
             "automaton": flat(inputs.states),
             "stopped": jnp.zeros(batch, jnp.uint32),
+            "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
         },
     )
     counts = state["counts"].reshape(shards, active)
+    tops = [values.reshape(shards, active, *values.shape[1:]) for values in state["tops"]] or [None, None]
     outputs = DecodeOutputs(
         tokens=state["tokens"].reshape(shards, active, steps),
         logprobs=state["logprobs"].reshape(shards, active, steps),
         counts=counts,
         states=state["automaton"].reshape(shards, active),
         stopped=state["stopped"].reshape(shards, active),
+        top_tokens=tops[0],
+        top_logprobs=tops[1],
     )
     return segment.finish(state["cached"], counts), outputs
 
@@ -263,7 +290,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
         ),
         decode=jax.jit(
             functools.partial(decode, graph, mesh),
-            static_argnames=("steps", "span", "truncate"),
+            static_argnames=("steps", "span", "truncate", "top"),
             donate_argnames=("cache",),
             out_shardings=(cache_shardings, replicated(mesh)),
         ),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+MOST_TOP = 20  # likeliest tokens of a step that can be asked for
 _BLOCK = 128  # the cumulative distribution is searched in two levels: which block of ids, then which id in it
 
 
@@ -89,9 +90,17 @@ def token_logprobs(
 ) -> Float[Array, " B"]:
     """Log-probabilities of given tokens under the full softmax at the row's temperature (1 for greedy rows)."""
     scaled = logits / jnp.where(temperature <= 0, 1.0, temperature)[:, None]
-    peak = scaled.max(axis=-1)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return chosen - peak - jnp.log(jnp.exp(scaled - peak[:, None]).sum(axis=-1))
+    return chosen - jax.nn.logsumexp(scaled, axis=-1)
+
+
+def top_logprobs(
+    logits: Float[Array, "B V"], temperature: Float[Array, " B"], count: int
+) -> tuple[Int[Array, "B K"], Float[Array, "B K"]]:
+    """The likeliest tokens, best first, and their log-probabilities as of `token_logprobs`."""
+    scaled = logits / jnp.where(temperature <= 0, 1.0, temperature)[:, None]
+    values, ids = jax.lax.top_k(scaled, min(count, logits.shape[-1]))
+    return ids.astype(jnp.int32), values - jax.nn.logsumexp(scaled, axis=-1, keepdims=True)
 
 
 def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]) -> Float[Array, "B V"]:

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Int32, UInt32
 
+from routerl_jax.core.types import StopReason
+
 MAX_STOPS = 31
 EOS_BIT = np.uint32(1 << 31)
 STATE_BUCKET = 64  # automata are padded to multiples of this, so that new stop strings rarely change a compiled shape
@@ -35,6 +37,13 @@ class StopAutomaton:
         for stop in stops:
             bits |= 1 << self.stops.index(stop)
         return np.uint32(bits)
+
+    def ending(self, stopped: int) -> tuple[StopReason, str | None]:
+        """Why a turn ended that completed these bits, and the stop string, if it was one."""
+        for i, name in enumerate(self.stops):
+            if stopped >> i & 1:
+                return "stop", name
+        return ("eos" if stopped & int(EOS_BIT) else "length"), None
 
     def after(self, tokens: Sequence[int]) -> int:
         """The state after reading these tokens from the start."""

@@ -8,6 +8,9 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import StopReason, Usage
 from routerl_jax.generation.sampling import Sampling
 
+# The likeliest tokens in one place, best first, and their log-probabilities.
+TopLogprobs = tuple[tuple[int, float], ...]
+
 
 @dataclasses.dataclass(kw_only=True)
 class Request:
@@ -19,15 +22,22 @@ class Request:
     automaton_state: int = 0
     sampled: int = 0
     given: tuple[int, ...] = ()  # what it begins with
+    top: int = 0  # likeliest tokens of each step that are wanted
+    tops: list[TopLogprobs] = dataclasses.field(default_factory=list)  # of the tokens so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-    """A finished turn: its token ids, why it ended and, if a stop string ended it, which."""
+    """A finished turn: its token ids, why it ended and, if a stop string ended it, which.
+
+    Attributes:
+      tops: of each token the likeliest ones in its place, where they were asked for.
+    """
 
     tokens: list[int]
     stop_reason: StopReason
     stop: str | None
+    tops: list[TopLogprobs] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -67,6 +77,15 @@ class EngineStats:
     decoded_tokens: int = 0
     decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy
     evictions: int = 0
+
+
+Seen = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
+
+
+def seen(stream: Stream, count: int) -> Seen:
+    """The first `count` tokens of a conversation, and where which images are among them."""
+    images = tuple((at, image.digest) for at, image in stream.ledger.images if at < count)
+    return tuple(stream.ledger.tokens[:count]), images
 
 
 class DoesNotFit(ValueError):

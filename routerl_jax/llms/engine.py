@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-import queue
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import jax
-from absl import logging
 
 from routerl_jax.core.patience import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import Generated, Stream
+from routerl_jax.generation.streams import Generated
 from routerl_jax.llms.base import Completion, spoken
 from routerl_jax.llms.schemas import with_schema
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    conversation: Sequence[Message]
-    max_tokens: int
-    temperature: float
-    sample: int
-    done: Future[Completion]
 
 
 class EngineModel:
@@ -59,10 +47,7 @@ class EngineModel:
         self.name = name or str(getattr(engine.tokenizer.hf, "name_or_path", "") or "engine")
         self.settings = {"max_length": engine.max_length, "seed": engine.seed}
         self._engine = engine
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._running: dict[int, tuple[Stream, _Job]] = {}
-        self._worker: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._loop = EngineLoop(engine, "engine-model")
 
     def complete(
         self,
@@ -75,70 +60,33 @@ class EngineModel:
     ) -> list[Completion]:
         """One answer per conversation, in order; what fails has `error` set."""
         asked = [with_schema(conversation, schema) if schema else conversation for conversation in conversations]
-        jobs = [_Job(conversation, max_tokens, temperature, sample, Future()) for conversation in asked]
-        with self._lock:
-            if self._worker is None or not self._worker.is_alive():
-                self._worker = threading.Thread(target=self._work, daemon=True, name="engine-model")
-                self._worker.start()
-            for job in jobs:
-                self._jobs.put(job)
+        sampling = Sampling(temperature=temperature)
+        jobs = [self._loop.submit(self._answer(one, max_tokens, sampling, sample)) for one in asked]
         return [_result(job) for job in jobs]
 
     def close(self) -> None:
         """Ends the thread after the conversations that are under way."""
-        with self._lock:
-            if self._worker is not None and self._worker.is_alive():
-                self._jobs.put(None)
-                self._worker.join()
+        self._loop.close()
 
-    def _work(self) -> None:
-        open_ = True
-        while open_ or self._running:
-            open_ = self._take_jobs(block=open_ and not self._running) and open_
-            try:
-                finished = self._engine.step() if self._running else []
-            except (
-                Exception
-            ) as error:  # out of memory, a device that is gone: fails what is under way, not the callers' runs
-                logging.exception("the engine failed; %d conversations end with an error", len(self._running))
-                self._fail_all(f"{type(error).__name__}: {error}")
-                continue
-            for stream, generated in finished:
-                _, job = self._running.pop(id(stream))
-                length = len(stream.ledger)
-                self._engine.close(stream)
-                try:
-                    answer = self._completion(generated, length)
-                except Exception as error:  # whoever waits must hear of it
-                    answer = Completion(error=f"{type(error).__name__}: {error}", finish="error")
-                job.done.set_result(answer)
-
-    def _take_jobs(self, block: bool) -> bool:
-        """Opens conversations for all jobs that wait; False if the model is to be closed."""
-        while True:
-            try:
-                job = self._jobs.get(block=block)
-            except queue.Empty:
-                return True
-            if job is None:
-                return False
-            block = False
-            self._open(job)
-
-    def _open(self, job: _Job) -> None:
-        stream = None
+    async def _answer(
+        self, conversation: Sequence[Message], max_tokens: int, sampling: Sampling, sample: int
+    ) -> Completion:
+        engine, stream = self._engine, None
         try:
-            prompt = self._engine.tokenizer.chat([self._marked(message) for message in job.conversation])
-            images = [image for message in job.conversation for image in message.images]
-            stream = self._engine.open(prompt, _identity(job.conversation), job.sample, images=images)
-            sampling = Sampling(temperature=job.temperature)
-            self._engine.request(stream, max_tokens=job.max_tokens, sampling=sampling)
-        except Exception as error:  # a template or a prompt that can't be used
+            prompt = engine.tokenizer.chat([self._marked(message) for message in conversation])
+            images = [image for message in conversation for image in message.images]
+            stream = engine.open(prompt, _identity(conversation), sample, images=images)
+            engine.request(stream, max_tokens=max_tokens, sampling=sampling)
+            generated = await self._loop.turn(stream)
+            assert generated is not None, "nothing ends a turn early"
+            return self._completion(generated, len(stream.ledger))
+        except (
+            Exception
+        ) as error:  # a template or a prompt that can't be used, an engine that failed: the caller goes on
+            return Completion(error=f"{type(error).__name__}: {error}", finish="error")
+        finally:
             if stream is not None:
-                self._engine.close(stream)
-            job.done.set_result(Completion(error=f"{type(error).__name__}: {error}", finish="error"))
-            return
-        self._running[id(stream)] = (stream, job)
+                engine.close(stream)
 
     def _marked(self, message: Message) -> Message:
         """The message with the model's mark before its content for each of its pictures; marks in the content are text."""
@@ -146,13 +94,6 @@ class EngineModel:
         if message.images and (reader := self._engine.images) is not None:  # else the engine says that it sees none
             content = tokenizer.decode(reader.marker) * len(message.images) + content
         return dataclasses.replace(message, content=content)
-
-    def _fail_all(self, message: str) -> None:
-        for stream, job in self._running.values():
-            with contextlib.suppress(Exception):
-                self._engine.close(stream)
-            job.done.set_result(Completion(error=message, finish="error"))
-        self._running.clear()
 
     def _completion(self, generated: Generated, length: int) -> Completion:
         tokens = generated.tokens
@@ -166,12 +107,13 @@ class EngineModel:
         )
 
 
-def _result(job: _Job) -> Completion:
-    """A job's answer, waited for as long as the caller has time. One that comes later is nobody's."""
+def _result(job: Future[Completion]) -> Completion:
+    """A job's answer, waited for as long as the caller has time. One that takes longer is given up."""
     seconds = seconds_left(math.inf)
     try:
-        return job.done.result(None if seconds == math.inf else seconds)
+        return job.result(None if seconds == math.inf else seconds)
     except TimeoutError:
+        job.cancel()
         return Completion(error="no answer in the time that was left", finish="error")
 
 

@@ -21,6 +21,12 @@ def logprobs(model, tokens, positions=None):
     return scores[np.arange(count - 1), padded[1:count]]
 
 
+def scores(model, tokens):
+    """Log-probabilities of all tokens after these, [V]."""
+    padded = np.pad(np.asarray(tokens), (0, _PADDED - len(tokens)))
+    return np.asarray(_scores(model, padded[None], np.arange(_PADDED)[None])[0, len(tokens) - 1])
+
+
 @nnx.jit
 def _scores(model, tokens, positions):
     index = jnp.arange(tokens.shape[1])

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import hmac
 import pathlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from routerl_jax.knowledge.serving.batching import BatchConfig, Batcher
 from routerl_jax.knowledge.serving.metrics import Metrics
 from routerl_jax.knowledge.serving.schema import (
     Limits,
-    Refusal,
     SearchRequest,
     invalid,
     portable_image,
@@ -35,12 +33,21 @@ from routerl_jax.knowledge.serving.schema import (
     reply_json,
 )
 from routerl_jax.knowledge.timing import TimedResults
+from routerl_jax.remote.asgi import (
+    Refusal,
+    TokenCheck,
+    client_gone,
+    disconnected,
+    json_bytes,
+    json_reply,
+    raw_reply,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _OPEN = frozenset({"/", "/healthz", "/readyz"})  # need no token
 
@@ -209,7 +216,7 @@ def create_app(
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
     if beside is not None:
         routes += beside.routes
-    middleware = [Middleware(_TokenCheck, token=token)] if token else []
+    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN)] if token else []
     handlers = {404: _no_such_path, 405: _wrong_method}
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
     app.state.server = server
@@ -227,7 +234,7 @@ async def _respond(server: Server, endpoint: str, answer: _Answer, request: Requ
     refusal: Refusal | None = None
     body = b""
     try:
-        body = _dumps(await answer(server, server.named(name), request))
+        body = json_bytes(await answer(server, server.named(name), request))
     except Refusal as error:
         refusal = error
     except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
@@ -241,12 +248,12 @@ async def _respond(server: Server, endpoint: str, answer: _Answer, request: Requ
     seconds = time.perf_counter() - started
     label = name if name in server.served else ""
     server.metrics.request(label, endpoint, status, seconds, refusal.kind if refusal else "")
-    return _json(refusal.body(), status, refusal.headers) if refusal else _reply(body)
+    return json_reply(refusal.body(), status, refusal.headers) if refusal else raw_reply(body)
 
 
 async def _native(server: Server, served: Served, request: Request) -> dict[str, Any]:
     started = time.perf_counter()
-    search = read_request(await _body(request, server.settings.limits), server.settings.limits)
+    search = read_request(await read_json(request, server.settings.limits.body_bytes), server.settings.limits)
     mode, kb, results = await _while_connected(server, request, server.search(served, search))
     write = functools.partial(
         reply_json,
@@ -261,7 +268,7 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
 
 
 async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
-    asked = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
+    asked = read_pictures(await read_json(request, server.settings.limits.body_bytes), server.settings.limits)
     mode, kb = served.mode(asked.mode)
     if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
@@ -285,7 +292,7 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
     if adapter.method == "GET":
         body: Any = {key: request.query_params.getlist(key) for key in request.query_params}
     else:
-        body = await _body(request, server.settings.limits)
+        body = await read_json(request, server.settings.limits.body_bytes)
     searches = adapter.read(body, server.settings.limits)
 
     async def search_all() -> TimedResults:
@@ -307,27 +314,6 @@ def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
     return search
 
 
-async def _body(request: Request, limits: Limits) -> Any:
-    """The request's JSON. Raises Refusal."""
-    import orjson
-    from starlette.requests import ClientDisconnect
-
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limits.body_bytes:
-                message = f"the body has more than {limits.body_bytes} bytes"
-                raise Refusal(413, "too_large", message, {"Connection": "close"})
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise Refusal(499, "client_gone", "the client closed the connection") from error
-    try:
-        return orjson.loads(b"".join(parts))
-    except ValueError as error:
-        raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
-
-
 async def _while_connected(server: Server, request: Request, work: Awaitable[Any]) -> Any:
     """The result of `work`, which is cancelled when the client goes away or the time is up."""
     seconds = server.settings.limits.seconds
@@ -336,22 +322,17 @@ async def _while_connected(server: Server, request: Request, work: Awaitable[Any
         with contextlib.suppress(ValueError):
             seconds = min(seconds, max(float(asked), 0.0))
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         if gone.done():
-            raise Refusal(499, "client_gone", "the client closed the connection")
+            raise client_gone()
         raise Refusal(504, "timeout", f"no result within {seconds:g} s")
     finally:
         task.cancel()
         gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _page(server: Server, request: Request) -> Response:
@@ -364,12 +345,12 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 
 
 async def _healthz(request: Request) -> Response:
-    return _json({"status": "alive"})
+    return json_reply({"status": "alive"})
 
 
 async def _readyz(server: Server, request: Request) -> Response:
     reason = server.busy()
-    return _json({"status": reason or "ready"}, 503 if reason else 200)
+    return json_reply({"status": reason or "ready"}, 503 if reason else 200)
 
 
 async def _metrics(server: Server, request: Request) -> Response:
@@ -380,44 +361,10 @@ async def _metrics(server: Server, request: Request) -> Response:
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     message = f"there is nothing at {request.url.path}; POST /v1/search, GET /v1/kbs"
-    return _json(Refusal(404, "unknown_path", message).body(), 404)
+    return json_reply(Refusal(404, "unknown_path", message).body(), 404)
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     message = f"{request.url.path} does not take {request.method}; it takes {headers.get('Allow', 'another method')}"
-    return _json(Refusal(405, "wrong_method", message).body(), 405, headers)
-
-
-class _TokenCheck:
-    """Lets in whoever knows the token, and everybody to health checks and the page (which asks for the token)."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self._expected = app, f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
-            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
-                message = "this server wants a token: Authorization: Bearer TOKEN"
-                headers = {"WWW-Authenticate": "Bearer"}
-                refusal = Refusal(401, "unauthorized", message, headers)
-                await _json(refusal.body(), 401, headers)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return _reply(_dumps(body), status, headers)
-
-
-def _reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    from starlette.responses import Response
-
-    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
-
-
-def _dumps(value: Any) -> bytes:
-    import orjson
-
-    return orjson.dumps(value)
+    return json_reply(Refusal(405, "wrong_method", message).body(), 405, headers)

@@ -16,9 +16,9 @@ from absl import logging
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.cassette import Searchable
-from routerl_jax.knowledge.serving.schema import Refusal
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.knowledge.together import search_together
+from routerl_jax.remote.asgi import Refusal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -42,19 +41,6 @@ class ServeConfig(ServerSettings):
     warm_up: bool = True
     index: str | None = None
     shutdown_seconds: Count = 30
-
-
-def read_token(path: str) -> str:
-    """The token in a file, "" for no path. Raises ValueError if there is none in it."""
-    if not path:
-        return ""
-    try:
-        token = pathlib.Path(path).expanduser().read_text("utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"token_file={path}: can't be read ({error.strerror})") from error
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"token_file={path}: must hold one token in printable ASCII without spaces")
-    return token
 
 
 def open_served(config: ServeConfig) -> list[Served]:

@@ -11,7 +11,8 @@ from routerl_jax.core.tool_schema import function_name
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.serving import app as serving
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
-from routerl_jax.knowledge.serving.schema import Limits, Refusal, SearchRequest, passage_json, read_k, read_query
+from routerl_jax.knowledge.serving.schema import Limits, SearchRequest, passage_json, read_k, read_query
+from routerl_jax.remote.asgi import Refusal
 
 if TYPE_CHECKING:
     from mcp.server import Server

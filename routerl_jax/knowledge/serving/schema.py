@@ -21,24 +21,7 @@ from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.query import with_question
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_bytes, is_url
-
-
-class Refusal(Exception):
-    """A request that gets an error for a reply.
-
-    Attributes:
-      status: of HTTP.
-      kind: what `error.type` says; one of a few words that programs may compare with.
-      headers: of the reply, such as Retry-After.
-    """
-
-    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.headers = status, kind, dict(headers or {})
-
-    def body(self) -> dict[str, Any]:
-        """The reply."""
-        return {"error": {"type": self.kind, "message": str(self)}}
+from routerl_jax.remote.asgi import Refusal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from routerl_jax.knowledge.serving.batching import BatchConfig, Batcher
-from routerl_jax.knowledge.serving.schema import Refusal
+from routerl_jax.remote.asgi import Refusal
 from tests.knowledge.serving.servers import EchoKB
 
 

@@ -1,0 +1,90 @@
+r"""Serves a policy over HTTP by the OpenAI protocol, alone or with its searches.
+
+    python -m launch.serve_policy --workdir=runs/quickstart                    # the policy of a run
+    python -m launch.serve_policy --path=Qwen/Qwen2.5-1.5B-Instruct --port=8001 --rows=128 --max_length=8192
+    python -m launch.serve_policy --workdir=runs/quickstart --with_searches    # answers with sources
+
+    from openai import OpenAI
+    client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+    client.chat.completions.create(model="quickstart", messages=[{"role": "user", "content": "..."}])
+
+SIGTERM or Ctrl-C: no new connections, what is running is finished. docs/serving_policies.md
+"""
+
+from __future__ import annotations
+
+from routerl_jax.parallel.platform import tune_process
+
+if __name__ == "__main__":
+    tune_process()
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from launch.command import start
+
+if TYPE_CHECKING:
+    from routerl_jax.serving.app import Served
+    from routerl_jax.serving.config import ServePolicyConfig
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train, whose policy is served.")
+    flags.DEFINE_integer("step", None, "Of its checkpoints; default: the finished policy, or the newest checkpoint.")
+    flags.DEFINE_string("path", None, "A model instead: a directory, a hub id or a packaged model.")
+    flags.DEFINE_string("name", None, "By which clients ask for it; default: the name of its directory.")
+    flags.DEFINE_bool(
+        "with_searches", None, "Answer with the run's agent and knowledge bases; replies name their sources."
+    )
+    flags.DEFINE_multi_string("knowledge", None, "NAME=PLACE: another knowledge base in the place of the run's NAME.")
+    flags.DEFINE_integer("rows", None, "Conversations written at once; default: the run's, or 64.")
+    flags.DEFINE_integer("max_length", None, "Tokens of a conversation; default: the run's, or at most 4096.")
+    flags.DEFINE_integer("max_queue", None, "Conversations that may wait for a row; more are refused (1024).")
+    flags.DEFINE_string("dtype", None, "Of the weights of a model without a run (bfloat16).")
+    flags.DEFINE_string("host", None, "Interface to listen at (127.0.0.1).")
+    flags.DEFINE_integer("port", None, "Port (8000); 0 takes a free one.")
+    flags.DEFINE_string("token_file", None, "File with the token that clients must give as their API key.")
+    flags.DEFINE_integer("body_bytes", None, "Of a request at most (32 MiB).")
+    flags.DEFINE_bool("warm_up", None, "Compile before the first client comes (true).")
+    flags.DEFINE_integer("shutdown_seconds", None, "That requests may still take after SIGTERM (30).")
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.remote.asgi import read_token, run_server
+    from routerl_jax.serving.app import create_app
+    from routerl_jax.serving.config import ServePolicyConfig, open_policy
+
+    names = [field.name for field in dataclasses.fields(ServePolicyConfig)]
+    given: dict[str, Any] = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
+    if "knowledge" in given:
+        given["knowledge"] = tuple(given["knowledge"])
+    config = ServePolicyConfig(**given)
+    token = read_token(config.token_file)
+    served = open_policy(config)
+    app = create_app(served, token=token)
+    run_server(
+        app,
+        config.host,
+        config.port,
+        lambda url: _greeting(served, config, url),
+        shutdown_seconds=config.shutdown_seconds,
+    )
+
+
+def _greeting(served: Served, config: ServePolicyConfig, url: str) -> str:
+    name = config.model_name
+    about = served.models[name].about
+    said = f"{about['max_model_len']:,} tokens, {'sees pictures' if about['pictures'] else 'text alone'}"
+    if "knowledge_bases" in about:
+        said += f", searches {', '.join(about['knowledge_bases'])}"
+    key = "the token" if config.token_file else "none"
+    return f"serving {name} at {url}/v1 ({said}); OpenAI(base_url='{url}/v1', api_key='{key}')"
+
+
+if __name__ == "__main__":
+    start(main, define_flags)

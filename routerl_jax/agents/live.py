@@ -1,0 +1,93 @@
+"""An agent that works on questions as they come: its attempts share an engine's rows and batches with whoever else uses it.
+
+`agents.driver` runs a known list of attempts in an order that repeats; here each begins when it is asked for, and may be
+cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
+from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.conversation import Rollout
+from routerl_jax.agents.request import Request
+from routerl_jax.core.patience import USUAL
+from routerl_jax.core.types import Call, Episode, Example
+from routerl_jax.generation.loop import EngineLoop
+from routerl_jax.generation.sampling import Sampling
+from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
+
+_Waiting = tuple[Request, asyncio.Future[Call]]
+
+
+class LiveAgent:
+    """Runs an agent's attempts on an engine's thread.
+
+    Searches that are asked for between two steps of the engine are one batch per knowledge base; they overlap with decoding.
+
+    Args:
+      tools: knowledge bases by the name that the agent uses.
+      tool_timeout: seconds after which a tool call counts as failed.
+    """
+
+    def __init__(
+        self, agent: Agent, loop: EngineLoop, tools: Mapping[str, SearchTool], tool_timeout: float = USUAL
+    ) -> None:
+        self.agent, self._loop, self._tools, self._timeout = agent, loop, tools, tool_timeout
+        self._waiting: list[_Waiting] = []
+        self._searching: set[asyncio.Task[None]] = set()
+
+    async def attempt(self, example: Example, sample: int = 0, sampling: Sampling | None = None) -> Episode:
+        """One attempt, as `driver.run` would have it; for `EngineLoop.submit`. Cancelled, it gives back its rows.
+
+        Raises:
+          Exception: what the agent or the engine raised.
+        """
+        rollout = Rollout(
+            *(example, sample, self._loop.engine, sampling or Sampling(), self._turn, self._search),
+            tags=self.agent.special_tokens,
+        )
+        try:
+            return await self.agent.run(example, LLM(rollout), Tools(rollout, list(self._tools)))
+        except DoesNotFit:
+            return rollout.cut_short()
+        finally:
+            rollout.close()
+
+    async def _turn(self, rollout: Rollout, stream: Stream) -> Generated:
+        generated = await self._loop.turn(stream)
+        assert generated is not None, "nothing ends a turn early"
+        return generated
+
+    async def _search(self, rollout: Rollout, request: Request) -> Call:
+        future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if len(self._waiting) == 1:
+            self._start(self._search_all())
+        return await future
+
+    async def _search_all(self) -> None:
+        await asyncio.sleep(0)  # agents whose turns ended in the same step ask meanwhile
+        waiting, self._waiting = self._waiting, []
+        for tool in dict.fromkeys(request.tool for request, _ in waiting):
+            self._start(self._ask([one for one in waiting if one[0].tool == tool]))
+
+    async def _ask(self, waiting: Sequence[_Waiting]) -> None:
+        try:
+            calls = await calls_of_all(self._tools, [request for request, _ in waiting], self._timeout)
+        except Exception as error:  # what is wrong with a tool itself is raised in the agents that wait for it
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), call in zip(waiting, calls, strict=True):
+            if not future.done():
+                future.set_result(call)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._searching.add(task)
+        task.add_done_callback(self._searching.discard)

@@ -1,0 +1,169 @@
+"""What our own HTTP servers share: refusals, JSON in and out, clients that have gone, tokens, and uvicorn."""
+
+from __future__ import annotations
+
+import hmac
+import pathlib
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from routerl_jax.core.extras import needs
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Refusal(Exception):
+    """A request that gets an error for a reply.
+
+    Attributes:
+      status: of HTTP.
+      kind: what `error.type` says; one of a few words that programs may compare with.
+      headers: of the reply, such as Retry-After.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.headers = status, kind, dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The reply."""
+        return {"error": {"type": self.kind, "message": str(self)}}
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The request's JSON. Raises Refusal if it is none, or has more than `most` bytes."""
+    import orjson
+    from starlette.requests import ClientDisconnect
+
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise Refusal(413, "too_large", f"the body has more than {most} bytes", {"Connection": "close"})
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise client_gone() from error
+    try:
+        return orjson.loads(b"".join(parts))
+    except ValueError as error:
+        raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
+
+
+def client_gone() -> Refusal:
+    """Of a request that nobody waits for any more; nobody reads it either."""
+    return Refusal(499, "client_gone", "the client closed the connection")
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client has gone. The request's body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON in UTF-8."""
+    import orjson
+
+    return orjson.dumps(value)
+
+
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A reply of this JSON."""
+    return raw_reply(json_bytes(body), status, headers)
+
+
+def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A reply of JSON that is written already."""
+    from starlette.responses import Response
+
+    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+
+
+class TokenCheck:
+    """Middleware that lets in whoever knows the token, and everybody to some paths.
+
+    Args:
+      token: what clients give as `Authorization: Bearer TOKEN`.
+      unguarded: paths that need none.
+      write: the body of a refusal.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        unguarded: frozenset[str],
+        write: Callable[[Refusal], Any] = Refusal.body,
+    ) -> None:
+        self.app, self._expected, self._unguarded, self._write = app, f"Bearer {token}".encode(), unguarded, write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._unguarded:
+            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                message = "this server wants a token: Authorization: Bearer TOKEN"
+                refusal = Refusal(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
+                await json_reply(self._write(refusal), 401, refusal.headers)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def read_token(path: str) -> str:
+    """The token in a file, "" for no path. Raises ValueError if there is none in it."""
+    if not path:
+        return ""
+    try:
+        token = pathlib.Path(path).expanduser().read_text("utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"token_file={path}: can't be read ({error.strerror})") from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"token_file={path}: must hold one token in printable ASCII without spaces")
+    return token
+
+
+def run_server(
+    app: ASGIApp, host: str, port: int, greeting: Callable[[str], str], *, shutdown_seconds: int = 30
+) -> None:
+    """Serves an application until SIGTERM or SIGINT: one process, requests in flight are finished at the end.
+
+    Args:
+      port: 0 takes a free one.
+      greeting: of the server's URL: what is printed when it can be reached.
+      shutdown_seconds: that requests may still take then.
+
+    Raises:
+      ValueError: the port is taken, or a package is missing.
+    """
+    with needs("serving", "serve"):
+        import uvicorn
+    listener = _listen(host, port)
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    print(greeting(f"http://{name}:{listener.getsockname()[1]}"), flush=True)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=shutdown_seconds,
+            timeout_keep_alive=75,
+        )
+    )
+    with listener:
+        server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        raise ValueError(f"can't listen at {host}:{port} ({error.strerror}); give another --port or --host") from error
+    return listener

@@ -1,0 +1,1 @@
+"""Policies behind HTTP: the OpenAI protocol over our engine, alone or with their searches."""

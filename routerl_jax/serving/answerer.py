@@ -1,0 +1,221 @@
+"""A policy with its searches behind the OpenAI protocol: a chat's last question is answered, with the sources of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import urllib.parse
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.live import LiveAgent
+from routerl_jax.core.types import Episode, Example, Passage
+from routerl_jax.generation.loop import EngineLoop
+from routerl_jax.models.images import image_bytes, is_url
+from routerl_jax.serving.errors import ApiError, invalid
+from routerl_jax.serving.prompts import parts
+from routerl_jax.serving.protocol import ChatRequest, Writing, read_chat
+from routerl_jax.serving.replies import new_head, usage
+from routerl_jax.serving.writer import Queue
+
+
+class AnswererModel:
+    """A `serving.app.Model`: an agent with its knowledge bases.
+
+    It answers the last message, which must be a user's; it sees nothing of what came before. Lengths are the agent's own, so
+    `max_tokens` changes nothing. Without a `temperature` it is greedy.
+    """
+
+    def __init__(self, loop: EngineLoop, queue: Queue, live: LiveAgent, tools: Mapping[str, SearchTool]) -> None:
+        self._loop, self._queue, self._live, self._tools = loop, queue, live, tools
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the list of models says of it."""
+        engine = self._loop.engine
+        return {
+            "max_model_len": engine.max_length,
+            "pictures": engine.images is not None,
+            "knowledge_bases": list(self._tools),
+        }
+
+    def chat(self, body: Any) -> Attempts:
+        """The answers to a chat's last question. Raises ApiError."""
+        request = read_chat(body, temperature=0.0)
+        _check(request)
+        return Attempts(
+            loop=self._loop,
+            queue=self._queue,
+            live=self._live,
+            writing=request.writing,
+            example=self._example(request),
+            head=new_head("chatcmpl", request.writing.model),
+        )
+
+    def text(self, body: Any) -> Attempts:
+        """Raises ApiError."""
+        raise ApiError(
+            400,
+            "unsupported_endpoint",
+            "this model answers questions with its searches: ask /v1/chat/completions",
+            "model",
+        )
+
+    def _example(self, request: ChatRequest) -> Example:
+        message, where = request.messages[-1], f"messages[{len(request.messages) - 1}]"
+        if message.get("role") != "user":
+            raise invalid(f"{where}.role must be user: the last message is the question", f"{where}.role")
+        texts, images = [], []
+        for part in parts(message.get("content"), f"{where}.content"):
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            if self._loop.engine.images is None:
+                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+            try:
+                images.append(image_bytes(part.uri, part.where))
+            except ValueError as error:
+                raise invalid(str(error), part.where) from error
+        question = "".join(texts).strip()
+        if not question:
+            raise invalid(f"{where}.content holds no question", f"{where}.content")
+        seed = request.writing.seed
+        name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
+        return Example(id=name, question=question, answers=(), images=tuple(images))
+
+
+def _check(request: ChatRequest) -> None:
+    """Raises ApiError for what means nothing to an agent that has a protocol of its own."""
+    given = {
+        "tools": request.tools,
+        "stop": request.writing.stops,
+        "logprobs": request.writing.logprobs,
+        "return_token_ids": request.writing.token_ids,
+        "continue_final_message": request.continue_final,
+        "chat_template_kwargs": request.template,
+    }
+    if name := next((name for name, value in given.items() if value), None):
+        raise invalid(
+            f"{name}: this model answers with its own searches, and takes none", name, "unsupported_parameter"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempts:
+    """A `serving.app.Answers`: as many attempts at a question as choices are wanted."""
+
+    loop: EngineLoop
+    queue: Queue
+    live: LiveAgent
+    writing: Writing
+    example: Example
+    head: dict[str, Any]
+    episodes: dict[int, Episode] = dataclasses.field(default_factory=dict)
+
+    @property
+    def stream(self) -> bool:
+        """Whether each answer is wanted as soon as it is there."""
+        return self.writing.stream
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """The beginning of every choice at once; each answer whole, when its attempt ends."""
+        with self.queue.admitted(self.writing.n):
+            work = [self.live.attempt(self.example, sample, self.writing.sampling) for sample in range(self.writing.n)]
+            tasks = {asyncio.wrap_future(self.loop.submit(one)): index for index, one in enumerate(work)}
+            try:
+                if self.stream:
+                    for index in range(self.writing.n):
+                        yield self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
+                left = set(tasks)
+                while left:
+                    done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        index = tasks[task]
+                        self.episodes[index] = _checked(task)
+                        if self.stream:
+                            delta = _message(self.episodes[index])
+                            yield self._chunk([{"index": index, "delta": delta, "finish_reason": self._finish(index)}])
+            finally:
+                for task in tasks:
+                    task.cancel()
+        if self.stream and self.writing.usage:
+            yield {**self._chunk([]), "usage": self._usage()}
+
+    def whole(self) -> dict[str, Any]:
+        """The reply, after all attempts."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "refusal": None, **_message(self.episodes[index])},
+                "logprobs": None,
+                "finish_reason": self._finish(index),
+            }
+            for index in sorted(self.episodes)
+        ]
+        return {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.head, "object": "chat.completion.chunk", "choices": choices}
+
+    def _finish(self, index: int) -> str:
+        episode = self.episodes[index]
+        return "length" if episode.answer is None and episode.truncated else "stop"
+
+    def _usage(self) -> dict[str, int]:
+        """Of all conversations of all attempts; what was found and shown counts as read."""
+        sequences = [sequence for episode in self.episodes.values() for sequence in episode.sequences]
+        written = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+        return usage(sum(map(len, sequences)) - written, written)
+
+
+def _checked(task: asyncio.Future[Episode]) -> Episode:
+    """An attempt's episode. Raises ApiError."""
+    if (error := task.exception()) is not None:
+        raise ApiError(500, "attempt_failed", f"{type(error).__name__}: {error}") from error
+    episode = task.result()
+    if episode.truncated and not episode.turns:
+        said = "the question is longer than this model's maximum context length"
+        raise ApiError(400, "context_length_exceeded", said, "messages")
+    return episode
+
+
+def _message(episode: Episode) -> dict[str, Any]:
+    """An answer with what it rests on.
+
+    `searches`: what was asked of which knowledge base, and the ids of what was found; `sources`: these passages, each once;
+    `annotations`: the same as citations of the whole answer, as the protocol has them.
+    """
+    answer = episode.answer or ""
+    sources: dict[tuple[str, str], dict[str, Any]] = {}
+    searches = []
+    for call in episode.calls:
+        found = [passage.id for passage in call.passages]
+        searches.append({"knowledge_base": call.tool, "query": call.query, "passages": found, "error": call.error})
+        for passage in call.passages:
+            sources.setdefault((call.tool, passage.id), _source(call.tool, passage))
+    citations = [
+        {"url": one["url"], "title": one["title"], "start_index": 0, "end_index": len(answer)}
+        for one in sources.values()
+    ]
+    return {
+        "content": answer,
+        "annotations": [{"type": "url_citation", "url_citation": one} for one in citations],
+        "sources": list(sources.values()),
+        "searches": searches,
+    }
+
+
+def _source(tool: str, passage: Passage) -> dict[str, Any]:
+    """A passage; one that is no page of the web is named by a URN of its knowledge base and id."""
+    quoted = (urllib.parse.quote(name, safe="") for name in (tool, passage.id))
+    url = passage.id if is_url(passage.id) else ":".join(("urn:routerl", *quoted))
+    return {
+        "knowledge_base": tool,
+        "id": passage.id,
+        "title": passage.title,
+        "text": passage.text,
+        "score": float(passage.score),
+        "url": url,
+    }

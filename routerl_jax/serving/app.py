@@ -1,0 +1,237 @@
+"""The ASGI application that serves policies by the OpenAI protocol: models, chats, texts, each whole or in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from absl import logging
+
+from routerl_jax.core.extras import needs
+from routerl_jax.remote.asgi import (
+    Refusal,
+    TokenCheck,
+    client_gone,
+    disconnected,
+    json_bytes,
+    json_reply,
+    read_json,
+)
+from routerl_jax.serving.errors import ApiError, error_body
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_OPEN = frozenset({"/healthz", "/readyz"})  # need no token
+
+
+class Answers(Protocol):
+    """What comes of one request: `pieces` is run to its end for either; then there is a whole reply, too."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the pieces are wanted."""
+        ...
+
+    def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """The JSON of each piece of a streamed reply, as soon as it is there."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The JSON of a reply that is not streamed."""
+        ...
+
+
+class Model(Protocol):
+    """A policy under a name, alone (`serving.policy`) or with its searches (`serving.answerer`)."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the list of models says of it, beside its name."""
+        ...
+
+    def chat(self, body: Any) -> Answers:
+        """What will come of a request to /v1/chat/completions. Raises ApiError."""
+        ...
+
+    def text(self, body: Any) -> Answers:
+        """What will come of a request to /v1/completions. Raises ApiError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served:
+    """The policies of a server.
+
+    Attributes:
+      models: by name.
+      busy: why no further request should be sent here; "" if it may.
+      body_bytes: of a request at most.
+      close: called at the end.
+    """
+
+    models: Mapping[str, Model]
+    busy: Callable[[], str]
+    body_bytes: int
+    close: Callable[[], None]
+    started: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    def named(self, name: Any) -> Model:
+        """The model of that name. Raises ApiError."""
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "missing_required_parameter", "model must be a string", "model")
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there is: {known}", "model")
+        return self.models[name]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What /v1/models says of a model."""
+        head = {"id": name, "object": "model", "created": self.started, "owned_by": "routerl_jax"}
+        return {**head, **self.named(name).about}
+
+
+def create_app(served: Served, *, token: str = "") -> Starlette:
+    """The application. `token`: asked of every client, "" for none."""
+    with needs("serving", "serve"):
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(served.close)
+
+    def route(path: str, method: str, answer: _Answer) -> Route:
+        return Route(path, functools.partial(_respond, served, answer), methods=[method])
+
+    routes = [
+        route("/v1/models", "GET", _models),
+        route("/v1/models/{model:path}", "GET", _model),
+        route("/v1/chat/completions", "POST", functools.partial(_written, "chat")),
+        route("/v1/completions", "POST", functools.partial(_written, "text")),
+        route("/healthz", "GET", _healthz),
+        route("/readyz", "GET", _readyz),
+    ]
+    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN, write=error_body)] if token else []
+    handlers = {404: _no_such_path, 405: _wrong_method}
+    return Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
+
+
+_Answer = Callable[[Served, "Request"], Awaitable["Response"]]
+
+
+async def _respond(served: Served, answer: _Answer, request: Request) -> Response:
+    """One request to its reply, or the beginning of it, whatever happens."""
+    try:
+        return await answer(served, request)
+    except Refusal as error:
+        return _refused(error)
+    except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
+        return _refused(ApiError(503, "shutting_down", "the server is shutting down", headers={"Retry-After": "1"}))
+    except Exception as error:  # a bug here; the server goes on
+        logging.exception("request to %s failed", request.url.path)
+        return _refused(ApiError(500, "internal", f"{type(error).__name__}: {error}"))
+
+
+async def _models(served: Served, request: Request) -> Response:
+    return json_reply({"object": "list", "data": [served.describe(name) for name in served.models]})
+
+
+async def _model(served: Served, request: Request) -> Response:
+    return json_reply(served.describe(request.path_params["model"]))
+
+
+async def _healthz(served: Served, request: Request) -> Response:
+    return json_reply({"status": "alive"})
+
+
+async def _readyz(served: Served, request: Request) -> Response:
+    reason = served.busy()
+    return json_reply({"status": reason or "ready"}, 503 if reason else 200)
+
+
+async def _written(kind: str, served: Served, request: Request) -> Response:
+    from starlette.responses import StreamingResponse
+
+    body = await read_json(request, served.body_bytes)
+    model = served.named(body.get("model") if isinstance(body, dict) else None)
+    answers = await asyncio.to_thread(model.chat if kind == "chat" else model.text, body)
+    pieces = _while_connected(answers.pieces(), request)
+    if not answers.stream:
+        async for _ in pieces:
+            pass
+        return json_reply(answers.whole())
+    first = await anext(pieces, None)  # what is wrong with a request is known by now, and is no event but an error
+    events = _events(first, pieces)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _events(first: dict[str, Any] | None, pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    try:
+        if first is not None:
+            yield _event(first)
+        async for piece in pieces:
+            yield _event(piece)
+        yield b"data: [DONE]\n\n"
+    except Refusal as error:
+        if error.status != 499:
+            yield _event(error_body(error))
+    except Exception as error:  # a bug here
+        logging.exception("a reply failed while it was sent")
+        yield _event(error_body(ApiError(500, "internal", f"{type(error).__name__}: {error}")))
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+async def _while_connected(pieces: AsyncIterator[dict[str, Any]], request: Request) -> AsyncIterator[dict[str, Any]]:
+    """The pieces, until the client has gone: then whoever writes them is told to stop, by the end of the iteration.
+
+    Raises:
+      Refusal: the client has gone, and whatever the pieces raise.
+    """
+    gone = asyncio.ensure_future(disconnected(request))
+    following: asyncio.Future[dict[str, Any] | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(pieces, None))
+            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                raise client_gone()
+            piece = following.result()
+            if piece is None:
+                return
+            yield piece
+    finally:
+        gone.cancel()
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    message = f"there is nothing at {request.url.path}; POST /v1/chat/completions, /v1/completions, GET /v1/models"
+    return _refused(Refusal(404, "unknown_path", message))
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    headers = dict(getattr(error, "headers", None) or {})
+    message = f"{request.url.path} does not take {request.method}; it takes {headers.get('Allow', 'another method')}"
+    return _refused(Refusal(405, "wrong_method", message, headers))
+
+
+def _refused(refusal: Refusal) -> Response:
+    return json_reply(error_body(refusal), refusal.status, refusal.headers)

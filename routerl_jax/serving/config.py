@@ -1,0 +1,123 @@
+"""What `launch.serve_policy` is told: which policy, where, and within which bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+from routerl_jax.agents.live import LiveAgent
+from routerl_jax.core.checked import Count, Range, Size, checked
+from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.loop import EngineLoop
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.lora import merged
+from routerl_jax.parallel.platform import split_cpu
+from routerl_jax.serving.answerer import AnswererModel
+from routerl_jax.serving.app import Model, Served
+from routerl_jax.serving.policy import PolicyModel
+from routerl_jax.serving.writer import Queue
+from routerl_jax.training.knowledge import with_knowledge
+from routerl_jax.training.load import load_config, load_policy
+from routerl_jax.training.setup import build_recipe, evaluated_agent, make_engine, open_knowledge
+
+_ROWS, _MAX_LENGTH = 64, 4096  # of a policy that no run has settings for
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ServePolicyConfig:
+    """A server of one policy.
+
+    Attributes:
+      workdir: of a run of launch.train, whose policy it is; `step`: of its checkpoints, default the finished policy.
+      path: of a model instead: a directory, a hub id or a packaged model.
+      name: by which clients ask for it; default: that of its directory.
+      with_searches: it answers questions with its run's agent and knowledge bases.
+      knowledge: NAME=PLACE, as launch.ask has it: other knowledge bases in the place of the run's.
+      rows, max_length: conversations that are written at once, tokens of one; 0: as in the run's config.engine, or 64 and
+        4,096 of a model without a run, or what it takes.
+      max_queue: conversations that may wait for a row; more are refused with 503 and Retry-After.
+      dtype: of the weights of a model without a run.
+      host, port: to listen at. 0.0.0.0 for all interfaces; set a token then.
+      token_file: file with the token that clients must give as their API key, "" for none.
+      body_bytes: of a request; pictures travel in it in base64.
+      warm_up: write a little before the first client comes, so that nobody waits for compilers.
+      shutdown_seconds: that requests may still take after SIGTERM.
+    """
+
+    workdir: str = ""
+    step: int | None = None
+    path: str = ""
+    name: str = ""
+    with_searches: bool = False
+    knowledge: tuple[str, ...] = ()
+    rows: Count = 0
+    max_length: Count = 0
+    max_queue: Count = 1024
+    dtype: str = "bfloat16"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(least=0, most=65_535)] = 8000
+    token_file: str = ""
+    body_bytes: Size = 32 << 20
+    warm_up: bool = True
+    shutdown_seconds: Count = 30
+
+    def __post_init__(self) -> None:
+        if bool(self.workdir) == bool(self.path):
+            raise ValueError("give either --workdir, the directory of a run, or --path, a model")
+        if self.path and (self.with_searches or self.knowledge or self.step is not None):
+            given = "--with_searches" if self.with_searches else "--knowledge" if self.knowledge else "--step"
+            raise ValueError(f"{given} needs --workdir: a model alone has no agent, knowledge bases or checkpoints")
+        if self.knowledge and not self.with_searches:
+            raise ValueError("--knowledge needs --with_searches: a policy by itself searches nothing")
+
+    @property
+    def model_name(self) -> str:
+        """What clients ask for."""
+        return self.name or pathlib.Path(self.workdir or self.path).expanduser().name or "policy"
+
+
+def open_policy(config: ServePolicyConfig) -> Served:
+    """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that says what is missing."""
+    if config.path:
+        engine = _engine_of_path(config)
+        loop, queue = _parts(engine, config)
+        model: Model = PolicyModel(loop, queue)
+    else:
+        workdir = pathlib.Path(config.workdir)
+        run = with_knowledge(load_config(workdir), config.knowledge)
+        split_cpu(run.mesh.cpu_devices)
+        if config.max_length:
+            run = dataclasses.replace(run, engine=dataclasses.replace(run.engine, max_length=config.max_length))
+        recipe = build_recipe(run)
+        engine = make_engine(run, load_policy(workdir, run, step=config.step), rows=config.rows or None)
+        loop, queue = _parts(engine, config)
+        if config.with_searches:
+            tools = open_knowledge(run, workdir)
+            live = LiveAgent(evaluated_agent(run, recipe), loop, tools, run.rollout.tool_timeout)
+            model = AnswererModel(loop, queue, live, tools)
+        else:
+            model = PolicyModel(loop, queue, recipe.agent.special_tokens)
+    if config.warm_up:
+        engine.generate([[engine.tokenizer.pad_id] * 8], max_tokens=2)
+
+    def busy() -> str:
+        return f"{queue.open} conversations are under way or wait" if queue.open >= queue.most else ""
+
+    models = {config.model_name: model}
+    return Served(models=models, busy=busy, body_bytes=config.body_bytes, close=loop.close)
+
+
+def _parts(engine: Engine, config: ServePolicyConfig) -> tuple[EngineLoop, Queue]:
+    return EngineLoop(engine), Queue(engine.rows + config.max_queue)
+
+
+def _engine_of_path(config: ServePolicyConfig) -> Engine:
+    model = load_pretrained(config.path, dtype=config.dtype)
+    if not isinstance(model, Decoder):
+        raise ValueError(f"--path={config.path} is no decoder, so it writes nothing")
+    model = merged(model)
+    length = config.max_length or min(_MAX_LENGTH, model.config.max_length)
+    return Engine(model, rows=config.rows or _ROWS, max_length=length)

@@ -1,0 +1,155 @@
+"""From the messages of a request to what the engine takes: token ids, and what to see at its images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from routerl_jax.core.text import whole_letters
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.models.image_tokens import PictureReader
+from routerl_jax.serving.errors import invalid
+from routerl_jax.serving.protocol import ChatRequest
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What is to be gone on with. `images`: `data:` URIs, one for each image's mark."""
+
+    ids: Sequence[int]
+    images: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture in a message, as a `data:` URI, and which part of the request it is."""
+
+    uri: str
+    where: str
+
+
+def parts(content: Any, where: str) -> list[str | Picture]:
+    """A message's content as texts and pictures in order. Raises ApiError."""
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    if not isinstance(content, list):
+        raise invalid(f"{where} must be a string or a list of parts, got {type(content).__name__}", where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> str | Picture:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind != "image_url":
+        raise invalid(f'{where} must be {{"type": "text", ..}} or {{"type": "image_url", ..}}', where)
+    address = part.get("image_url")
+    address = address.get("url") if isinstance(address, dict) else address
+    if not isinstance(address, str) or not address.startswith("data:"):  # a path would be read on this machine
+        raise invalid(
+            f"{where}.image_url.url must be a data URI: data:image/png;base64,... (nothing is fetched)", where
+        )
+    return Picture(uri=address, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Makes prompts for one policy.
+
+    Attributes:
+      reader: how it sees pictures; None if it sees none.
+      size: of its vocabulary.
+      tags: of its own protocol: of all special tokens in a message these alone are read as such; others are text.
+    """
+
+    tokenizer: Tokenizer
+    reader: PictureReader | None
+    size: int
+    tags: Collection[str] = ()
+
+    def of_text(self, prompt: str | list[int]) -> Prompt:
+        """A text, special tokens included, or token ids. Raises ApiError."""
+        ids = self.tokenizer.encode_prompt(whole_letters(prompt)) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise invalid("the prompt is empty", "prompt")
+        if odd := next((one for one in ids if not 0 <= one < self.size), None):
+            raise invalid(f"prompt: there is no token {odd}; ids are from 0 to {self.size - 1}", "prompt")
+        return Prompt(ids=ids)
+
+    def of_chat(self, request: ChatRequest) -> Prompt:
+        """Messages in the model's chat template. Raises ApiError."""
+        if not self.tokenizer.has_chat_template:
+            raise invalid(
+                "the model's tokenizer has no chat template: ask /v1/completions with its own text", "messages"
+            )
+        if request.tools and not self.tokenizer.takes_tools:
+            raise invalid("the model's chat template takes no tools", "tools", "unsupported_parameter")
+        images: list[str] = []
+        messages = [self._message(one, f"messages[{i}]", images) for i, one in enumerate(request.messages)]
+        if request.continue_final and messages[-1]["role"] != "assistant":
+            raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
+        try:
+            ids = self.tokenizer.chat(
+                messages, continue_final=request.continue_final, tools=request.tools, settings=request.template
+            )
+        except Exception as error:  # templates raise what they like
+            raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
+        return Prompt(ids=ids, images=images)
+
+    def _message(self, message: Mapping[str, Any], where: str, images: list[str]) -> dict[str, Any]:
+        role = _ROLES.get(str(message.get("role")))
+        if role is None:
+            raise invalid(f"{where}.role={message.get('role')!r} must be one of {', '.join(_ROLES)}", f"{where}.role")
+        made: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), where, images)}
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise invalid(f"{where}.tool_calls must be a list, got {type(calls).__name__}", f"{where}.tool_calls")
+        if calls:
+            made["tool_calls"] = [self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        for key in ("name", "tool_call_id"):
+            if isinstance(value := message.get(key), str):
+                made[key] = self._plain(value)
+        return made
+
+    def _content(self, content: Any, where: str, images: list[str]) -> str:
+        said = []
+        for part in parts(content, f"{where}.content"):
+            if isinstance(part, str):
+                said.append(self._plain(part))
+                continue
+            if self.reader is None:
+                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+            images.append(part.uri)
+            said.append(self.tokenizer.decode(self.reader.marker))
+        return "".join(said)
+
+    def _call(self, call: Any, where: str) -> dict[str, Any]:
+        """A call that the policy made before; its arguments as templates take them, not as the JSON in a string that came."""
+        if not (isinstance(call, dict) and _names_function(call)):
+            raise invalid(f"{where} must have a function with a name and arguments", where)
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError as error:
+            raise invalid(f"{where}.function.arguments is no JSON: {error}", where) from error
+        return {"type": "function", "function": {"name": function["name"], "arguments": self._plain_all(arguments)}}
+
+    def _plain_all(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._plain_all(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._plain_all(one) for one in value]
+        return self._plain(value) if isinstance(value, str) else value
+
+    def _plain(self, text: str) -> str:
+        return self.tokenizer.plain(whole_letters(text), self.tags)
+
+
+def _names_function(call: Mapping[str, Any]) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -1,0 +1,67 @@
+"""Calls of functions in a served reply, in the forms of agents/tool_forms.py: any number of them, and what is none stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+from routerl_jax.agents.tool_forms import FORMS
+
+_OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
+_HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
+(_LLAMA,) = FORMS["llama"].marks
+_KEYS = [form.key for form in FORMS.values()]
+
+
+def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """What a reply says beside its calls, and the calls as the OpenAI protocol has them, in order.
+
+    Hermes: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, any number of them among other text. Llama 3: the whole
+    reply is `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, several with `;` between them. Text that has
+    neither form stays text.
+    """
+    if found := list(_HERMES.finditer(text)):
+        calls = [_call(match[1]) for match in found]
+        if all(calls):
+            return _HERMES.sub("", text).strip(), [call for call in calls if call]
+        return text, []
+    whole = text.strip().removeprefix(_LLAMA).strip()
+    if whole.startswith("{"):
+        calls = [_call(part) for part in _split(whole)]
+        if calls and all(calls):
+            return "", [call for call in calls if call]
+    return text, []
+
+
+def _split(text: str) -> list[str]:
+    """JSON objects with `;` between them; one piece that is no JSON where there is anything else."""
+    decoder, parts, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except ValueError:
+            return [text]
+        parts.append(text[at:end])
+        rest = text[end:].lstrip()
+        if rest and not rest.startswith(";"):
+            return [text]
+        rest = rest.removeprefix(";").lstrip()
+        at = len(text) - len(rest)
+    return parts
+
+
+def _call(text: str) -> dict[str, Any] | None:
+    """A call out of its JSON; None if it is none."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return None
+    arguments = next((said[key] for key in _KEYS if key in said), None)
+    if not isinstance(arguments, dict):
+        return None
+    function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

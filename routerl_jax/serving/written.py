@@ -1,0 +1,84 @@
+"""The text of a turn while it is being written: whole characters, and nothing that may yet turn out to be a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from routerl_jax.core.tokenizer import Tokenizer
+
+_BROKEN = "\ufffd"  # what is decoded from a part of a character
+_WINDOW, _KEPT = (
+    96,
+    8,
+)  # tokens that are decoded together at most, and those of them that the next ones are decoded with
+
+
+class Written:
+    """Turns tokens into text, piece by piece. The pieces together are the text of all tokens up to the first stop string.
+
+    Args:
+      stops: the text ends before the one of these that is complete first.
+      keep_stop: it ends after it.
+
+    Attributes:
+      stop: the stop string that has ended the text; None if none has.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
+        self._tokenizer, self._stops, self._keep_stop = tokenizer, tuple(stops), keep_stop
+        self._window: list[int] = []
+        self._given = 0  # letters of the window's text that have been taken
+        self._held = ""  # text that has been taken, and may begin a stop string
+        self.stop: str | None = None
+
+    def add(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """The text that is certain now, and how many of the tokens count: all of them, or those up to a stop string's end."""
+        if self.stop is not None:
+            return "", 0
+        before = list(self._window), self._given, self._held
+        piece = self._add(tokens)
+        if self.stop is None or len(tokens) < 2:
+            return piece, len(tokens)
+        for count in range(1, len(tokens) + 1):  # once a turn
+            self._window, self._given, self._held = list(before[0]), before[1], before[2]
+            self.stop = None
+            piece = self._add(tokens[:count])
+            if self.stop is not None:
+                return piece, count
+        raise AssertionError("a stop string was there and is not")
+
+    def end(self) -> str:
+        """What was held back, as nothing will follow."""
+        if self.stop is not None:
+            return ""
+        text = self._tokenizer.decode(self._window)
+        piece = self._released(text[self._given :])
+        self._given = len(text)
+        held, self._held = self._held, ""
+        return piece if self.stop is not None else piece + held
+
+    def _add(self, tokens: Sequence[int]) -> str:
+        self._window += tokens
+        text = self._tokenizer.decode(self._window)
+        certain = text.rstrip(_BROKEN)
+        new = certain[self._given :]
+        self._given = max(self._given, len(certain))
+        if len(self._window) > _WINDOW and len(certain) == len(text):
+            self._window = self._window[-_KEPT:]
+            self._given = len(self._tokenizer.decode(self._window))
+        return self._released(new)
+
+    def _released(self, new: str) -> str:
+        text, self._held = self._held + new, ""
+        found = [(place + len(stop), stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
+            end, self.stop = min(found)
+            return text[: end if self._keep_stop else end - len(self.stop)]
+        held = max((_begun(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Letters at the end of a text that a stop string may begin with."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
