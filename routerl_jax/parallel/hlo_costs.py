@@ -86,14 +86,14 @@ class Costs:
     @property
     def sent(self) -> dict[str, float]:
         """Bytes sent, by kind of collective."""
-        found: dict[str, float] = collections.Counter()
+        found: dict[str, float] = collections.defaultdict(float)
         for one in self.collectives:
             found[one.kind] += one.sent * one.times
         return dict(found)
 
 
-def count(text: str, *, trips: float = 1, filled: float = 1.0) -> Costs:
-    """Counts a compiled program's text (`compiled.as_text()`, or a dump).
+def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Costs:
+    """Counts a compiled program, given as its text (`compiled.as_text()`, or a dump) or as what was read from it.
 
     Args:
       trips: of loops that go round as often as a value says that is known only when the program runs.
@@ -101,7 +101,7 @@ def count(text: str, *, trips: float = 1, filled: float = 1.0) -> Costs:
 
     Of a conditional the costlier branch counts. Raises ValueError for text that is no program.
     """
-    return _Counter(parse(text), trips, filled).run()
+    return _Counter(parse(program) if isinstance(program, str) else program, trips, filled).run()
 
 
 class _Counter:

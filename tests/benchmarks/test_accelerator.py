@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 
 from benchmarks import accelerator, accelerator_ours
-from benchmarks.accelerator_limits import Work
 from routerl_jax.generation.segments import SegmentCache
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.published import architecture_of
+from routerl_jax.models.work import Work
 from routerl_jax.parallel.mesh import single_device_mesh
 
 QWEN3 = {"model_type": "qwen3", "qkv_bias": False, "qk_norm": True}
