@@ -2,6 +2,7 @@ r"""Compiles a configuration's programs for a TPU slice, without a TPU: do they 
 
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
+python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16 --search
 
 Weights are not needed: of a model that is not on this machine the published architecture is taken (models/published.py).
 The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install -e ".[compile_check]"
@@ -27,6 +28,7 @@ from launch.command import read_config, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.compile_check import ProgramReport, Report
+    from routerl_jax.training.layout_search import Choice
 
 FLAGS = flags.FLAGS
 
@@ -39,6 +41,7 @@ def define_flags() -> None:
         ["update", "reference", "merge", "copy", "encode", "prefill", "decode"],
         "Which to compile, of those that the run has.",
     )
+    flags.DEFINE_bool("search", False, "Compile other meshes, micro-batches and rows, too, and print which is best.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
 
@@ -47,6 +50,14 @@ def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.training.compile_check import check
 
+    if FLAGS.search:
+        from routerl_jax.training.layout_search import search
+
+        found = search(config, FLAGS.topology)
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2) if FLAGS.json else choices(found))
+        if found[0].step_s is None:
+            sys.exit(1)
+        return
     report = check(config, FLAGS.topology, FLAGS.programs)
     print(json.dumps(dataclasses.asdict(report), indent=2) if FLAGS.json else table(report))
     if not report.fits:
@@ -83,6 +94,23 @@ def table(report: Report) -> str:
                 lines.append(f"  FLOPs not counted of {', '.join(roofline.uncounted)}")
         lines += [f"ERROR: {problem}" for problem in program.problems]
     return "\n".join(lines)
+
+
+def choices(found: Sequence[Choice]) -> str:
+    """Markdown: what was tried, the best first, and the settings of that."""
+    lines = [
+        "| mesh (data x fsdp x tensor) | micro_tokens | rows | a step, at best | its updates | decoded tokens/s | GiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        row = f"| {one.data} x {one.fsdp} x {one.tensor} | {one.micro_tokens:,} | {one.rows:,} "
+        if one.step_s is None:
+            lines.append(f"{row}| does not fit | | | {one.gib:.2f} |")
+        else:
+            lines.append(
+                f"{row}| {one.step_s:.2f} s | {one.update_s:.2f} s | {one.tokens_per_s:,.0f} | {one.gib:.2f} |"
+            )
+    return "\n".join([*lines, "", f"best: {found[0].flags()}" if found[0].step_s is not None else "nothing fits"])
 
 
 def _at_best(report: Report) -> list[str]:

@@ -248,12 +248,16 @@ def _compiled(stage: TrainConfig) -> tuple[Any, ...]:
     return stage.learner.loss, stage.rollout.temperature, _sequences(stage)
 
 
+def sequences_of_step(config: TrainConfig) -> int:
+    """Sequences of a step of a run, or of a stage of it."""
+    if config.kind != "rl":
+        return config.warm_start.examples
+    return config.rollout.examples * config.rollout.samples * len(config.knowledge) ** config.rollout.forks
+
+
 def _sequences(stage: TrainConfig) -> int:
     """Sequences of an update."""
-    if stage.kind != "rl":
-        return stage.warm_start.examples
-    ways = len(stage.knowledge) ** stage.rollout.forks
-    return -(-stage.rollout.examples * stage.rollout.samples * ways // stage.learner.minibatches)
+    return -(-sequences_of_step(stage) // (stage.learner.minibatches if stage.kind == "rl" else 1))
 
 
 def _has_reference(stage: TrainConfig) -> bool:
