@@ -22,6 +22,7 @@ from routerl_jax.learning.programs import abstract_state, jit_programs
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.family import FAMILIES
 from routerl_jax.models.lora import adapters, apply_lora, lower_merge, merged
+from routerl_jax.models.projection import MODULES
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.models.work import Work
@@ -176,7 +177,7 @@ def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learn
     served = merged(model, model.compute_dtype) if engine.lora == "merged" else model
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
-        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_others(params)), copies=True)
+        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_unmerged(model)), copies=True)
     given = nnx.state(served)
     copier = WeightCopier(mesh, engine.layout, model.compute_dtype)
     copy = copier.lower(given)
@@ -220,9 +221,13 @@ def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learn
     return found
 
 
-def _others(params: nnx.State) -> nnx.State:
-    """The weights that a merge does not read: all but the blocks'."""
-    return nnx.from_flat_state([(path, leaf) for path, leaf in nnx.to_flat_state(params) if path[0] != "blocks"])
+def _unmerged(model: Decoder) -> nnx.State:
+    """The weights that a merge does not read."""
+    read = {name for name in MODULES if name in adapters(model) or hasattr(model.blocks, f"{name}_scale")}
+    parts = {("blocks", name + suffix) for name in read for suffix in ("", "_scale", "_lora_a", "_lora_b")}
+    return nnx.from_flat_state(
+        [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model)) if path not in parts]
+    )
 
 
 def _read_by_decode(params: nnx.State, model: Decoder) -> nnx.State:
