@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from routerl_jax.parallel import topology
 from routerl_jax.parallel.hlo_collectives import collective_kind, result_shapes
 from routerl_jax.parallel.hlo_text import parse
 from routerl_jax.training.compile_check import Report, check
-from routerl_jax.training.config import StageConfig
+from routerl_jax.training.config import StageConfig, TrainConfig
 from tests.training.small_policy import ARCHITECTURE, small_policy
 
 SLICE = "v5e:2x2"
@@ -143,12 +144,28 @@ def test_the_other_programs(report: Report) -> None:
     assert reference.resident_gib * 2**30 == pytest.approx(parameters() * 3 * 4 / 4, rel=0.02)
 
 
-def test_an_adapter() -> None:
-    """On codes of 4 bits: its programs have a merge, and the optimiser holds the adapter alone."""
+def adapted(**settings: Any) -> TrainConfig:
     run = small_policy()
-    adapted = dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4, base_qtype="nf4")))
-    found = check(adapted, SLICE, ["update", "merge", "copy", "decode"]).programs
-    assert list(found) == ["update", "merge", "copy", "decode"]
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4, **settings)))
+
+
+def test_an_adapter_is_merged_for_the_engine() -> None:
+    """Into its matrices, which lie as they did, in the engine's type; and the whole is copied as without one."""
+    found = check(adapted(), SLICE, ["merge", "copy"]).programs
+    assert list(found) == ["merge", "copy"]
+    biases, norms = 2 * 128 * (4 + 2 * 2), 2 * 2 * 512
+    matrices_of_layers = parameters() - 2 * 1024 * 512 - 512 - biases - norms
+    assert found["merge"].outputs_gib * 2**30 == pytest.approx(matrices_of_layers * 2 / 4, rel=0.01)
+    assert found["copy"].outputs_gib * 2**30 == pytest.approx(parameters() * 2 / 2, rel=0.02)
+    assert found["merge"].roofline is not None
+    # A B of every matrix, of rank 4, each chip its quarter: in float32, of which XLA makes products of bfloat16 itself.
+    assert found["merge"].roofline.flops == pytest.approx(2 * 4 * matrices_of_layers / 4, rel=0.02)
+
+
+@pytest.mark.slow
+def test_an_adapter_on_codes_of_4_bits(report: Report) -> None:
+    """The optimiser holds the adapter alone, and decoding is what it was."""
+    found = check(adapted(base_qtype="nf4"), SLICE, ["update", "decode"]).programs
     assert not any(program.problems for program in found.values())
     embeddings = (2 * 1024 * 512 + 512) * 4 / 4  # float32, over four chips
     blocks = parameters() - 2 * 1024 * 512 - 512
@@ -156,7 +173,9 @@ def test_an_adapter() -> None:
     adapters = 2 * 4 * (2 * (512 + 512) + 2 * (512 + 256) + 3 * (512 + 1280)) * 3 * 4 / 4
     # Biases, norms, scales and the rank's axis lie whole on more chips than one.
     assert found["update"].arguments_gib * 2**30 == pytest.approx(embeddings + codes + adapters, rel=0.25)
-    assert found["update"].arguments_gib < 0.5 * check(run, SLICE, ["update"]).programs["update"].arguments_gib
+    assert found["update"].arguments_gib < 0.5 * report.programs["update"].arguments_gib
+    assert found["decode"].kernels == report.programs["decode"].kernels
+    assert found["decode"].arguments_gib == pytest.approx(report.programs["decode"].arguments_gib)
 
 
 def test_collectives(report: Report) -> None:
@@ -238,10 +257,8 @@ def test_bad_input() -> None:
             check(small_policy(), name)
     with pytest.raises(ValueError, match="choose some of update, reference, merge, copy, encode, prefill, decode"):
         check(small_policy(), SLICE, ["train"])
-    run = small_policy()
-    adapted = dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4, modules="query")))
     with pytest.raises(ValueError, match=r"config\.model\.lora: LoRA rule 1 .* matches no module"):
-        check(adapted, SLICE)
+        check(adapted(modules="query"), SLICE)
     with pytest.raises(ValueError, match="published ones"):
         architecture_of("Qwen/Qwen9-1T")
 
