@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import peers
-from benchmarks.accelerator_limits import Work, peak_gib, timed
+from benchmarks.accelerator_limits import peak_gib, timed
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.generation.engine import Engine
@@ -29,6 +29,7 @@ from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.work import Work
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
 

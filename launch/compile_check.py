@@ -1,7 +1,8 @@
-r"""Compiles a configuration's programs for a TPU slice, without a TPU, and tells whether they fit its memory.
+r"""Compiles a configuration's programs for a TPU slice, without a TPU: do they fit, how fast can they be, what binds?
 
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
+python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16 --search
 
 Weights are not needed: of a model that is not on this machine the published architecture is taken (models/published.py).
 The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install -e ".[compile_check]"
@@ -26,7 +27,8 @@ from ml_collections import config_flags
 from launch.command import read_config, start
 
 if TYPE_CHECKING:
-    from routerl_jax.training.compile_check import Report
+    from routerl_jax.training.compile_check import ProgramReport, Report
+    from routerl_jax.training.layout_search import Choice
 
 FLAGS = flags.FLAGS
 
@@ -35,8 +37,11 @@ def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/r1_searcher_qwen25_7b.py.")
     flags.DEFINE_string("topology", "v5e:16x16", "TPU slice: generation and shape in chips.")
     flags.DEFINE_list(
-        "programs", ["update", "encode", "prefill", "decode"], "Which to compile (encode: of models that see)."
+        "programs",
+        ["update", "reference", "merge", "copy", "encode", "prefill", "decode"],
+        "Which to compile, of those that the run has.",
     )
+    flags.DEFINE_bool("search", False, "Compile other meshes, micro-batches and rows, too, and print which is best.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
 
@@ -45,6 +50,14 @@ def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.training.compile_check import check
 
+    if FLAGS.search:
+        from routerl_jax.training.layout_search import search
+
+        found = search(config, FLAGS.topology)
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2) if FLAGS.json else choices(found))
+        if found[0].step_s is None:
+            sys.exit(1)
+        return
     report = check(config, FLAGS.topology, FLAGS.programs)
     print(json.dumps(dataclasses.asdict(report), indent=2) if FLAGS.json else table(report))
     if not report.fits:
@@ -52,7 +65,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def table(report: Report) -> str:
-    """Markdown: a line per program, then kernels, collectives and problems."""
+    """Markdown: memory, time at best, then kernels, collectives, hints and problems."""
     mesh = " x ".join(f"{axis}={size}" for axis, size in report.mesh.items())
     lines = [
         f"{report.topology}: {report.devices} devices ({report.device}), {mesh}, {report.hbm_gib} GiB of HBM each",
@@ -71,13 +84,75 @@ def table(report: Report) -> str:
         ]
         cells = " | ".join(f"{size:.2f}" for size in sizes)
         lines.append(f"| {name} | {cells} | {'yes' if program.fits else 'NO'} | {program.compile_s:.0f} s |")
-    lines.append("")
+    lines += ["", *_at_best(report), ""]
     for name, program in report.programs.items():
         kernels = ", ".join(f"{kernel} x {count}" for kernel, count in program.kernels.items()) or "none"
-        collectives = ", ".join(f"{kind} x {count}" for kind, count in program.collectives.items()) or "none"
-        lines.append(f"{name}: kernels {kernels}; collectives {collectives}")
+        lines.append(f"{name}: kernels {kernels}; collectives {_collectives(program)}")
+        if (roofline := program.roofline) is not None:
+            lines.append(f"  {roofline.bound} binds: {roofline.hint}")
+            if roofline.uncounted:
+                lines.append(f"  FLOPs not counted of {', '.join(roofline.uncounted)}")
         lines += [f"ERROR: {problem}" for problem in program.problems]
     return "\n".join(lines)
+
+
+def choices(found: Sequence[Choice]) -> str:
+    """Markdown: what was tried, the best first, and the settings of that."""
+    lines = [
+        "| mesh (data x fsdp x tensor) | micro_tokens | rows | a step, at best | its updates | decoded tokens/s | GiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found:
+        row = f"| {one.data} x {one.fsdp} x {one.tensor} | {one.micro_tokens:,} | {one.rows:,} "
+        if one.step_s is None:
+            lines.append(f"{row}| does not fit | | | {one.gib:.2f} |")
+        else:
+            lines.append(
+                f"{row}| {one.step_s:.2f} s | {one.update_s:.2f} s | {one.tokens_per_s:,.0f} | {one.gib:.2f} |"
+            )
+    return "\n".join([*lines, "", f"best: {found[0].flags()}" if found[0].step_s is not None else "nothing fits"])
+
+
+def _at_best(report: Report) -> list[str]:
+    """A call of each program by the roofline; nothing for a chip whose peaks are not known."""
+    lines = []
+    for name, program in report.programs.items():
+        if (found := program.roofline) is None:
+            continue
+        if not lines:
+            lines = [
+                f"| a call, at best ({found.chip}) | ms | products | memory | network (exposed) | TFLOP | GB | binds | MFU "
+                "| HBM |",
+                "|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
+            ]
+        seconds = [found.seconds, found.compute_s, found.memory_s]
+        cells = " | ".join(f"{1000 * second:.2f}" for second in seconds)
+        network = f"{1000 * found.network_s:.2f} ({1000 * found.exposed_s:.2f})"
+        lines.append(
+            f"| {name} | {cells} | {network} | {found.flops / 1e12:.3f} | {found.hbm_bytes / 1e9:.2f} | {found.bound} "
+            f"| {found.mfu:.0%} | {found.hbm_share:.0%} |"
+        )
+    for program in report.programs.values():
+        found = program.roofline
+        if found is not None and found.token_s is not None:
+            lines += [
+                "",
+                f"a decoded token of every row: {1000 * found.token_s:.3f} ms, {found.tokens_per_s:,.0f} tokens/s of the "
+                f"slice; it moves {program.moved_over_least:.2f} times the chip's weights and cache, with every row full",
+            ]
+    return lines
+
+
+def _collectives(program: ProgramReport) -> str:
+    if program.roofline is None:
+        return ", ".join(f"{kind} x {count}" for kind, count in program.collectives.items()) or "none"
+    return (
+        ", ".join(
+            f"{kind} x {one.count:g} ({one.bytes / 1e6:.1f} MB, {1000 * one.seconds:.2f} ms, {1000 * one.hidden_s:.2f} hidden)"
+            for kind, one in program.roofline.traffic.items()
+        )
+        or "none"
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,18 @@ from routerl_jax.models.patches import abstract_images
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
+FED_TOKENS = 512  # of a row in one call of the prefill that is lowered
+
+
+def fed_tokens(max_length: int, prompt_tokens: int = FED_TOKENS) -> int:
+    """How many tokens of a row the lowered prefill is fed."""
+    return min(prompt_tokens, max_length)
+
+
+def fed_rows(mesh: Mesh, per_shard: int, steps: int) -> int:
+    """How many rows of a shard an engine with so many feeds at once with `steps` tokens each."""
+    return most_rows(prefill_rows(per_shard, mesh), steps)
+
 
 def lower_programs(
     model: Decoder,
@@ -30,7 +42,7 @@ def lower_programs(
     segment: int,
     layout: str = "tensor",
     prompt_rows: int | None = None,
-    prompt_tokens: int = 512,
+    prompt_tokens: int = FED_TOKENS,
     truncate: bool = False,
 ) -> dict[str, jax.stages.Lowered]:
     """Lowers what an `Engine` of these settings runs when it is busiest: every row decoding, with full rows.
@@ -62,11 +74,8 @@ def lower_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(graph, mesh, stored)
-    steps = min(prompt_tokens, max_length)
-    some = (
-        shards,
-        most_rows(prefill_rows(per_shard, mesh), steps) if prompt_rows is None else min(prompt_rows, per_shard),
-    )
+    steps = fed_tokens(max_length, prompt_tokens)
+    some = (shards, fed_rows(mesh, per_shard, steps) if prompt_rows is None else min(prompt_rows, per_shard))
     fed = (*some, steps)
     seen: dict[str, Any] = {}
     lowered = {}

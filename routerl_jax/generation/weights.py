@@ -38,14 +38,17 @@ class WeightCopier:
         if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), wanted, strict=True)):
             return params
         if self._copy is None:
-            dtypes = [want.dtype for want in wanted]
-
-            def copy(params: nnx.State) -> nnx.State:
-                leaves, tree = jax.tree.flatten(params)
-                return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
-
-            self._copy = jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
+            self._copy = _jit_copy(target)
         return self._copy(params)
+
+    def lower(self, params: nnx.State) -> jax.stages.Lowered | None:
+        """The program, lowered for arrays or shapes with shardings; None where the learner's weights are taken as they are."""
+        if not self._layout:
+            return None
+        target = self.abstract(params)
+        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)):
+            return None
+        return _jit_copy(target).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract)."""
@@ -58,6 +61,16 @@ class WeightCopier:
 
         placed = shardings(params, self._mesh, self._layout)
         return jax.tree.map(one, params, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def _jit_copy(target: nnx.State) -> Any:
+    dtypes = [want.dtype for want in jax.tree.leaves(target)]
+
+    def copy(params: nnx.State) -> nnx.State:
+        leaves, tree = jax.tree.flatten(params)
+        return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
+
+    return jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
 
 
 def mesh_of(model: Decoder) -> Mesh:

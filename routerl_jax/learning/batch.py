@@ -196,14 +196,17 @@ class BatchLayout:
         sharding = batch_sharding(self.mesh, axis=1)
         return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index
 
+    def micro_batches(self, sequences: int, length: int) -> int:
+        """How many micro-batches `sequences` of `length` tokens each take."""
+        bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
+        return -(-sequences // (self.rows(bucket) * (self.buckets[bucket] // length) * self.shards))
+
     def abstract(self, sequences: int, length: int) -> Batch:
         """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated.
 
         For a model that sees, half of all tokens are taken for image tokens.
         """
-        bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
-        per_micro = self.rows(bucket) * (self.buckets[bucket] // length) * self.shards
-        micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # as `build` grows
+        micros = 1 << (self.micro_batches(sequences, length) - 1).bit_length()  # as `build` grows
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
         fields: dict[str, Any] = {
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)

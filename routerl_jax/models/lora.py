@@ -124,7 +124,8 @@ def apply_lora(
     A matrix's path is `blocks/q` (k, v, o, gate, up, down); the first rule whose `module_path` matches all of it counts.
     A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers; `weight_qtype` and `tile_size` of any rule quantise.
     Adapters lie on the devices as their matrix does. B starts at 0, so the model's function does not change. An
-    adapter that is there already (of a PEFT directory) is kept.
+    adapter that is there already (of a PEFT directory) is kept. A model of shapes (jax.ShapeDtypeStruct, with shardings) gets
+    shapes.
 
     Args:
       key: what A is drawn from.
@@ -191,6 +192,28 @@ def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
 
     Returns `params` itself if there is nothing to merge.
     """
+    flat, arrays, plan = _plan_merge(params, dtype)
+    if not plan:
+        return params
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
+        homes = {one.name: one.sharding for one in plan}
+        shapes = jax.eval_shape(functools.partial(_merge_all, plan=plan), arrays)
+        merged_arrays = {name: _shape_at(shape, homes[name]) for name, shape in shapes.items()}
+    else:
+        merged_arrays = _merge_all(arrays, plan)
+    for name, value in merged_arrays.items():
+        flat[("blocks", name)] = flat[("blocks", name)].replace(value)
+    return nnx.from_flat_state(flat)
+
+
+def lower_merge(params: nnx.State, dtype: Any = None) -> jax.stages.Lowered | None:
+    """The program of `merge_state`, lowered for arrays or shapes; None if there is nothing to merge."""
+    _, arrays, plan = _plan_merge(params, dtype)
+    return _merge_all.lower(arrays, plan=plan) if plan else None
+
+
+def _plan_merge(params: nnx.State, dtype: Any) -> tuple[dict[Any, Any], dict[str, tuple], tuple[_Merge, ...]]:
+    """The state as it will be, what is merged into it, and how."""
     flat = dict(nnx.to_flat_state(params))
     arrays, plan = {}, []
     for name in MODULES:
@@ -211,11 +234,7 @@ def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
             )
         )
         flat[("blocks", name)] = nnx.Param(None, axes=weight.get_metadata()["axes"])
-    if not plan:
-        return params
-    for name, value in _merge_all(arrays, tuple(plan)).items():
-        flat[("blocks", name)] = flat[("blocks", name)].replace(value)
-    return nnx.from_flat_state(flat)
+    return flat, arrays, tuple(plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,13 +339,20 @@ def _say(found: Mapping[str, Adapter]) -> str:
 
 def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """A and B for matrix `name`, lying as it does: their share of its axes as there, the rank whole."""
-    value, split, homes = getattr(model.blocks, name)[...], 1 + MODULES[name], None
+    value, split, homes = getattr(model.blocks, name).get_value(), 1 + MODULES[name], None
     if (found := _lies(value)) is not None:
         mesh, spec = found
         specs = PartitionSpec(*spec[:split], None), PartitionSpec(spec[0], None, *spec[split:])
         homes = tuple(NamedSharding(mesh, one) for one in specs)
     initializers = (rule.lora_a_initializer, rule.lora_b_initializer)
-    return _draw_stack(key, initializers, value.shape, split, rule.rank, dtype, homes)
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _draw_stack(key, initializers, value.shape, split, rule.rank, dtype, homes)
+
+    if isinstance(value, jax.ShapeDtypeStruct):
+        a, b = (_shape_at(*pair) for pair in zip(jax.eval_shape(draw, key), homes or (None, None)))
+        return a, b
+    return draw(key)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
@@ -348,6 +374,11 @@ def _draw_stack(
     return drawn if homes is None else jax.lax.with_sharding_constraint(drawn, homes)
 
 
+def _shape_at(shape: Any, home: NamedSharding | None) -> Any:
+    """A shape, to lie as told."""
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=home)
+
+
 def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
     """The mesh that an array is on, and how each of its axes is split there; None where no mesh is involved."""
     if isinstance(value, Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
@@ -359,7 +390,7 @@ def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
 def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
     """Replaces a matrix by its codes and scales, which lie as it does."""
     old = getattr(model.blocks, name)
-    value, axes = old[...], old.get_metadata()["axes"]
+    value, axes = old.get_value(), old.get_metadata()["axes"]
     settings = {"inputs": MODULES[name], "qtype": qtype, "tile": tile}
     try:
         shapes = jax.eval_shape(functools.partial(projection.quantize, **settings), value)
@@ -377,7 +408,10 @@ def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
             return NamedSharding(mesh, PartitionSpec(*fitting))
 
         homes = tuple(home(one.shape) for one in shapes)
-    codes, scale = _quantize_stack(value, homes=homes, **settings)
+    if isinstance(value, jax.ShapeDtypeStruct):
+        codes, scale = (_shape_at(*pair) for pair in zip(shapes, homes or (None, None)))
+    else:
+        codes, scale = _quantize_stack(value, homes=homes, **settings)
     setattr(model.blocks, name, nnx.Param(codes, axes=axes, qtype=qtype))
     setattr(model.blocks, f"{name}_scale", Scales(scale, axes=axes))
 

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.models.published import PUBLISHED, architecture_of
 from routerl_jax.parallel import topology
-from routerl_jax.training.compile_check import Report, _results, check
-from routerl_jax.training.config import StageConfig
+from routerl_jax.parallel.hlo_collectives import collective_kind, result_shapes
+from routerl_jax.parallel.hlo_text import parse
+from routerl_jax.training.compile_check import Report, check
+from routerl_jax.training.config import StageConfig, TrainConfig
 from tests.training.small_policy import ARCHITECTURE, small_policy
 
 SLICE = "v5e:2x2"
@@ -66,6 +69,113 @@ def test_memory(report: Report) -> None:
         assert program.hbm_gib_per_chip == pytest.approx(sum(parts) + program.resident_gib)
     assert report.fits
     assert (report.devices, report.device, report.mesh) == (4, "TPU v5 lite", {"data": 1, "fsdp": 2, "tensor": 2})
+
+
+def matrices() -> int:
+    """Entries that a chip multiplies tokens with in the layers, of which `tensor` has one half."""
+    embed, mlp, heads, kv, width = (ARCHITECTURE[key] for key in ("embed", "mlp", "heads", "kv_heads", "head_dim"))
+    return 2 * (embed * width * (2 * heads + 2 * kv) + 3 * embed * mlp) // 2
+
+
+def test_flops(report: Report) -> None:
+    """By hand, to the last one. Rows: 16 of 256 tokens, half of each kind of work on a chip (`fsdp`), and half of the heads."""
+    output, attention = 512 * 1024 // 2, 4 * 2 * 2 * 128  # a query head and a key: two products; two layers, two heads
+    decode, prefill, update = (report.programs[name].roofline for name in ("decode", "prefill", "update"))
+    assert decode is not None
+    assert prefill is not None
+    assert update is not None
+    assert decode.flops == 4 * 8 * (2 * (matrices() + output) + attention * 256)
+    # It is fed all 256 tokens of 8 rows, of which the last needs no keys of its own behind it. No logits are computed.
+    tokens = 8 * 256
+    assert prefill.flops == tokens * (2 * matrices() + attention * (256 - 255 / 2))
+    # Four micro-batches of 2 rows. One block holds a row, so that the kernel computes all of the square; forward and again in
+    # the backward pass 2 products, 3 and 4 in its two kernels. `down` is not computed again: nothing needs what it gives.
+    tokens, down = 2 * 256, 2 * 1280 * 512 // 2
+    square = tokens * 256 * 2 * 2 * 128
+    products = 2 * tokens * (4 * matrices() - down + 3 * output) + 2 * square * (2 + 2 + 3 + 4)
+    assert update.flops == 4 * products
+
+
+def test_time_at_best(report: Report) -> None:
+    """The parts add up, a token is a step's share, and useful FLOPs are those of the definitions."""
+    for name, program in report.programs.items():
+        found = program.roofline
+        assert found is not None, name
+        assert found.chip == "v5e"
+        assert found.compute_s == pytest.approx(found.flops / 197e12)
+        assert found.memory_s == pytest.approx(found.hbm_bytes / 819e9)
+        assert found.network_s == pytest.approx(sum(one.seconds for one in found.traffic.values()))
+        assert max(found.compute_s, found.memory_s) + found.exposed_s <= found.seconds * (1 + 1e-9)
+        assert found.seconds <= (found.compute_s + found.memory_s + found.exposed_s) * (1 + 1e-9)
+        assert not found.uncounted
+        assert found.hint
+    decode, update = report.programs["decode"], report.programs["update"]
+    assert decode.roofline is not None
+    assert update.roofline is not None
+    assert decode.roofline.token_s is not None
+    assert decode.roofline.token_s == decode.roofline.seconds / 4
+    assert decode.roofline.tokens_per_s == pytest.approx(16 / decode.roofline.token_s)
+    assert decode.moved_over_least is not None
+    assert 1 < decode.moved_over_least < 1.25  # so few rows: activations and the program's tables count
+    needed = 16 * 256 * 6 * (matrices() + 512 * 1024 // 2) * 2 + 3 * 4 * 2 * 4 * 128 * 16 * 256 * 257 / 2
+    assert update.roofline.mfu * update.roofline.seconds * 197e12 == pytest.approx(needed / 4)
+
+
+def test_weights_are_gathered_while_the_layer_before_computes(report: Report) -> None:
+    """Of the update's gathers along fsdp some are begun early; activations summed along tensor are waited for."""
+    update = report.programs["update"].roofline
+    assert update is not None
+    assert 0 < update.traffic["all-gather/fsdp"].hidden_s < update.traffic["all-gather/fsdp"].seconds
+    # After attention and after the feed-forward network, 2 layers, forward, again (attention alone) and backward, and embedding
+    # and loss; of every micro-batch.
+    assert update.traffic["all-reduce/tensor"].count >= 4 * (2 * 2 + 2 + 2 * 2)
+
+
+def test_the_other_programs(report: Report) -> None:
+    """The reference is scored, and the engine's weights are made: those of `tensor`, gathered along fsdp."""
+    assert list(report.programs) == ["update", "reference", "copy", "prefill", "decode"]
+    copy, reference = report.programs["copy"], report.programs["reference"]
+    assert copy.outputs_gib * 2**30 == pytest.approx(parameters() * 2 / 2, rel=0.02)
+    assert copy.roofline is not None
+    assert reference.roofline is not None
+    assert reference.roofline.flops < report.programs["update"].roofline.flops / 3  # type: ignore[union-attr]
+    sent = copy.roofline.traffic["all-gather/fsdp"].bytes
+    assert sent == pytest.approx(parameters() * 2 / 2 / 2, rel=0.02)  # the half that the other chip has
+    assert reference.resident_gib * 2**30 == pytest.approx(parameters() * 3 * 4 / 4, rel=0.02)
+
+
+def adapted(**settings: Any) -> TrainConfig:
+    run = small_policy()
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4, **settings)))
+
+
+def test_an_adapter_is_merged_for_the_engine() -> None:
+    """Into its matrices, which lie as they did, in the engine's type; and the whole is copied as without one."""
+    found = check(adapted(), SLICE, ["merge", "copy"]).programs
+    assert list(found) == ["merge", "copy"]
+    biases, norms = 2 * 128 * (4 + 2 * 2), 2 * 2 * 512
+    matrices_of_layers = parameters() - 2 * 1024 * 512 - 512 - biases - norms
+    assert found["merge"].outputs_gib * 2**30 == pytest.approx(matrices_of_layers * 2 / 4, rel=0.01)
+    assert found["copy"].outputs_gib * 2**30 == pytest.approx(parameters() * 2 / 2, rel=0.02)
+    assert found["merge"].roofline is not None
+    # A B of every matrix, of rank 4, each chip its quarter: in float32, of which XLA makes products of bfloat16 itself.
+    assert found["merge"].roofline.flops == pytest.approx(2 * 4 * matrices_of_layers / 4, rel=0.02)
+
+
+@pytest.mark.slow
+def test_an_adapter_on_codes_of_4_bits(report: Report) -> None:
+    """The optimiser holds the adapter alone, and decoding is what it was."""
+    found = check(adapted(base_qtype="nf4"), SLICE, ["update", "decode"]).programs
+    assert not any(program.problems for program in found.values())
+    embeddings = (2 * 1024 * 512 + 512) * 4 / 4  # float32, over four chips
+    blocks = parameters() - 2 * 1024 * 512 - 512
+    codes = blocks * (0.5 + 4 / 64) / 4
+    adapters = 2 * 4 * (2 * (512 + 512) + 2 * (512 + 256) + 3 * (512 + 1280)) * 3 * 4 / 4
+    # Biases, norms, scales and the rank's axis lie whole on more chips than one.
+    assert found["update"].arguments_gib * 2**30 == pytest.approx(embeddings + codes + adapters, rel=0.25)
+    assert found["update"].arguments_gib < 0.5 * report.programs["update"].arguments_gib
+    assert found["decode"].kernels == report.programs["decode"].kernels
+    assert found["decode"].arguments_gib == pytest.approx(report.programs["decode"].arguments_gib)
 
 
 def test_collectives(report: Report) -> None:
@@ -145,25 +255,28 @@ def test_bad_input() -> None:
     for name, message in (("v5e:3x7", "no such slice"), ("tpu", "no such slice")):
         with pytest.raises(ValueError, match=message):
             check(small_policy(), name)
-    with pytest.raises(ValueError, match="choose some of update, encode, prefill, decode"):
+    with pytest.raises(ValueError, match="choose some of update, reference, merge, copy, encode, prefill, decode"):
         check(small_policy(), SLICE, ["train"])
-    run = small_policy()
-    adapted = dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4)))
-    with pytest.raises(ValueError, match="runs that train an adapter can't be checked yet"):
-        check(adapted, SLICE)
+    with pytest.raises(ValueError, match=r"config\.model\.lora: LoRA rule 1 .* matches no module"):
+        check(adapted(modules="query"), SLICE)
     with pytest.raises(ValueError, match="published ones"):
         architecture_of("Qwen/Qwen9-1T")
 
 
 def test_collectives_in_text() -> None:
-    """Synchronous, asynchronous (operands before results) and combined ones."""
-    text = """
-      %all-gather.3 = bf16[512,128]{1,0:T(8,128)} all-gather(%a), dimensions={0}
-      %ag = (bf16[256,128]{1,0}, bf16[512,128]{1,0}) all-gather-start(%a), dimensions={0}
-      ROOT %all-gather = (f32[8]{0}, f32[4,2]{1,0}) all-gather(%a, %b), dimensions={0}
-      %x = f32[7] fusion(%all-gather.3), calls=%all-gather
-    """
-    assert _results(text, "all-gather") == [(512, 128), (512, 128), (8,), (4, 2)]
+    """Synchronous, asynchronous (operands before results) and combined ones; what merely reads one is none."""
+    module = parse("""HloModule made_up
+
+ENTRY %main (a: bf16[256,128]) -> f32[8] {
+  %a = bf16[256,128]{1,0} parameter(0)
+  %all-gather.3 = bf16[512,128]{1,0:T(8,128)} all-gather(%a), dimensions={0}
+  %ag = (bf16[256,128]{1,0}, bf16[512,128]{1,0}) all-gather-start(%a), dimensions={0}
+  %x = f32[7] fusion(%all-gather.3), calls=%all-gather
+  ROOT %all-gather = (f32[8]{0}, f32[4,2]{1,0}) all-gather(%a, %b), dimensions={0}
+}
+""")
+    gathers = [one for one in module.entry.instructions.values() if collective_kind(one) == "all-gather"]
+    assert [shape for one in gathers for shape in result_shapes(one)] == [(512, 128), (512, 128), (8,), (4, 2)]
 
 
 # Parameters in billions, from the models' cards on the hub.

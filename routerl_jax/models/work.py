@@ -1,0 +1,72 @@
+"""What a decoder's work must compute and move at least, from its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from routerl_jax.models.config import DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one decoder's tokens take. Norms, rotations and sampling are left out: their share is below a percent.
+
+    Attributes:
+      matrices: entries of the matrices that every token goes through, the output projection included.
+      stored: entries of all parameters; an embedding that is not the output projection, too, is read by rows.
+    """
+
+    config: DecoderConfig
+    bytes_per_entry: int = 2
+
+    @property
+    def matrices(self) -> int:
+        config = self.config
+        attention = config.embed * config.head_dim * 2 * (config.heads + config.kv_heads)
+        return config.layers * (attention + 3 * config.embed * config.mlp) + config.embed * config.vocab_size
+
+    @property
+    def stored(self) -> int:
+        config = self.config
+        biases = (config.heads + 2 * config.kv_heads) * config.head_dim if config.qkv_bias else 0
+        norms = 2 * config.head_dim * config.qk_norm
+        untied = 0 if config.tied_embeddings else config.embed * config.vocab_size
+        return self.matrices + untied + config.layers * (2 * config.embed + biases + norms) + config.embed
+
+    def key_bytes(self, tokens: int) -> int:
+        """Keys and values of one conversation of so many tokens."""
+        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * tokens * self.bytes_per_entry
+
+    def decode_bytes(self, rows: int, tokens: int) -> int:
+        """Least bytes of one step: every matrix once, and the keys and values of every row's `tokens` cached tokens."""
+        return self.matrices * self.bytes_per_entry + rows * self.key_bytes(tokens)
+
+    def forward_flops(self, lengths: list[int], *, unembedded: int | None = None) -> float:
+        """FLOPs of whole sequences: two per entry and token, and causal attention, which sees half of the square.
+
+        Args:
+          unembedded: tokens that go through the output projection; default: all. (Prefill needs none.)
+        """
+        config, tokens = self.config, sum(lengths)
+        output = config.embed * config.vocab_size
+        products = 2 * (self.matrices - output) * tokens + 2 * output * (tokens if unembedded is None else unembedded)
+        seen = sum(length * (length + 1) / 2 for length in lengths)
+        return products + 4 * config.layers * config.heads * config.head_dim * seen
+
+    def update_flops(self, lengths: list[int], *, adapter: bool = False) -> float:
+        """Forward and backward of whole sequences; what is computed again to save memory does not count.
+
+        Args:
+          adapter: the matrices are frozen, so that no gradient of theirs is needed; a low-rank adapter's own work is left out.
+        """
+        return 3 * self.forward_flops(lengths) - (2 * self.matrices * sum(lengths) if adapter else 0)
+
+    def decode_flops(self, rows: int, tokens: int) -> float:
+        """FLOPs of one step: every row's token through all matrices, its queries with `tokens` cached keys and values."""
+        return rows * (2 * self.matrices + 4 * self.config.layers * self.config.heads * self.config.head_dim * tokens)
+
+    def prefill_flops(self, rows: int, fed: int, tokens: int) -> float:
+        """FLOPs of feeding each row the last `fed` of its `tokens`; no logits are wanted."""
+        products = 2 * (self.matrices - self.config.embed * self.config.vocab_size)
+        seen = tokens - (fed - 1) / 2
+        return rows * fed * (products + 4 * self.config.layers * self.config.heads * self.config.head_dim * seen)

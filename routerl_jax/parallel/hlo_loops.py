@@ -1,0 +1,136 @@
+"""How often the loops of a compiled program go round, from what its text says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from routerl_jax.parallel.hlo_text import Computation, Instruction, Module
+
+_SAME = {"copy", "bitcast", "convert", "reshape", "copy-done", "broadcast", "optimization-barrier"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Carried:
+    """The i-th of what a loop carries."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stepped:
+    """A carried number plus a constant."""
+
+    index: int
+    by: int
+
+
+_Value = int | _Carried | _Stepped | None
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often a `while` of `computation` runs its body; None where that is known only when it runs.
+
+    Either the compiler has noted it (`known_trip_count`), or the condition compares a counter with a constant; of a condition
+    that asks more than that (a loop that may be left early), what the constant allows. A counter whose first value isn't in
+    the text begins at 0, as those of JAX's scans do.
+    """
+    noted = re.search(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)', loop.rest)
+    if noted:
+        return int(noted.group(1))
+    condition = module.computations.get(loop.computation("condition"))
+    body = module.computations.get(loop.computation("body"))
+    if condition is None or body is None:
+        return None
+    start = computation.instructions.get(loop.operands[0]) if loop.operands else None
+    counts = [
+        count
+        for comparison, scope, given in _comparisons(module, condition)
+        if (count := _count(module, comparison, scope, given, body, computation, start)) is not None
+    ]
+    return min(counts, default=None)
+
+
+def _comparisons(module: Module, condition: Computation) -> list[tuple[Instruction, Computation, list[_Value]]]:
+    """The comparisons that must all hold, each with the computation that it is in and what that one was given."""
+    found, waiting = [], [(condition.root, condition, [])]
+    while waiting:
+        one, scope, given = waiting.pop()
+        inner = module.computations.get(one.computation("calls") or one.computation("to_apply"))
+        if one.opcode == "compare":
+            found.append((one, scope, given))
+        elif one.opcode in ("fusion", "call") and inner is not None:
+            waiting.append((inner.root, inner, [_value(module, scope, name, given) for name in one.operands]))
+        elif one.opcode == "and" or one.opcode in _SAME:
+            waiting += [(other, scope, given) for other in scope.operands(one)]
+    return found
+
+
+def _count(
+    module: Module,
+    comparison: Instruction,
+    scope: Computation,
+    given: list[_Value],
+    body: Computation,
+    outside: Computation,
+    start: Instruction | None,
+) -> int | None:
+    left, right = (_value(module, scope, name, given) for name in comparison.operands[:2])
+    direction = comparison.attribute("direction")
+    if isinstance(right, _Carried) and isinstance(left, int):
+        left, right, direction = right, left, {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
+    if not isinstance(left, _Carried):
+        return None
+
+    def at_first(index: int) -> _Value:
+        if start is None or start.opcode != "tuple" or index >= len(start.operands):
+            return None
+        return _value(module, outside, start.operands[index], [])
+
+    def afterwards(index: int) -> _Value:
+        root = body.root
+        if root.opcode != "tuple" or index >= len(root.operands):
+            return None
+        return _value(module, body, root.operands[index], [])
+
+    if isinstance(right, _Carried) and afterwards(right.index) == right:  # never changed: what it is at first
+        right = at_first(right.index)
+    if not isinstance(right, int):
+        return None
+    first, stepped = at_first(left.index), afterwards(left.index)
+    first = first if isinstance(first, int) else 0
+    upward = direction in ("LT", "LE", "NE")
+    step = stepped.by if isinstance(stepped, _Stepped) and stepped.index == left.index else (1 if upward else -1)
+    distance = (right - first) if upward else (first - right)
+    distance += direction in ("LE", "GE")
+    return max(math.ceil(distance / abs(step)), 0) if step else None
+
+
+def _value(module: Module, scope: Computation, name: str, given: list[_Value]) -> _Value:
+    """A constant, or which of the carried values it is; of a computation that is called, `given` are its arguments."""
+    one = scope.instructions.get(name)
+    if one is None:
+        return None
+    if one.opcode == "constant":
+        return int(one.raw) if re.fullmatch(r"-?\d+", one.raw.strip()) else None
+    if one.opcode == "parameter":
+        number = int(one.raw)
+        if given:
+            return given[number] if number < len(given) else None
+        return None
+    if one.opcode == "get-tuple-element":
+        source = scope.instructions.get(one.operands[0]) if one.operands else None
+        return _Carried(int(one.attribute("index"))) if source is not None and source.opcode == "parameter" else None
+    if one.opcode in _SAME and one.operands:
+        return _value(module, scope, one.operands[0], given)
+    if one.opcode == "add":
+        sides = [_value(module, scope, operand, given) for operand in one.operands]
+        carried = [side for side in sides if isinstance(side, _Carried)]
+        constants = [side for side in sides if isinstance(side, int)]
+        return _Stepped(carried[0].index, constants[0]) if len(carried) == len(constants) == 1 else None
+    inner = module.computations.get(one.computation("calls") or one.computation("to_apply"))
+    if one.opcode in ("fusion", "call") and inner is not None:
+        arguments = [_value(module, scope, operand, given) for operand in one.operands]
+        return _value(module, inner, inner.root.name, arguments)
+    return None

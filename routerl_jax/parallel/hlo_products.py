@@ -1,0 +1,134 @@
+"""FLOPs of matrix products and attention kernels in a compiled program, from their shapes: two for each multiply-add.
+
+Everything else (norms, rotations, softmax, optimisers) is bound by memory and counts as bytes alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from routerl_jax.parallel.hlo_text import Computation, Instruction, Shape
+
+_LANES = 128
+
+
+def product_flops(computation: Computation, one: Instruction) -> float:
+    """FLOPs of one `dot`, `convolution` or library call; 0 of anything else. Attention kernels: `attention`."""
+    shapes = [operand.shape for operand in computation.operands(one) if operand.shapes]
+    if one.opcode == "dot":
+        return 2.0 * one.shape.size * _contracted(shapes[0], one.attribute("lhs_contracting_dims"))
+    if one.opcode == "convolution":
+        return _convolution(one, shapes[0], shapes[1])
+    target = one.attribute("custom_call_target").strip('"')
+    if one.opcode == "custom-call" and re.search(r"cublas|onednn\$matmul|gemm", target):
+        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', one.rest)
+        axes = [int(axis) for axis in json.loads(found.group(1))] if found else [len(shapes[0].dims) - 1]
+        return 2.0 * one.shape.size * math.prod(shapes[0].dims[axis] for axis in axes)
+    return 0.0
+
+
+def attention(computation: Computation, one: Instruction, filled: float = 1.0) -> tuple[float, float] | None:
+    """FLOPs and bytes of main memory of an attention kernel that is a custom call; None if it is no known one.
+
+    Splash (training): the blocks that its causal mask leaves, whatever segments they hold; two products forward, five backward
+    of which two are computed in both of its kernels. Ragged paged attention (decoding, prefill): every row's keys and values,
+    once, and the queries' products with them. cuDNN's: the whole square.
+
+    Args:
+      filled: of ragged paged attention, the share of each row's pages that holds tokens.
+    """
+    operands = computation.operands(one)
+    moved = one.bytes + sum(operand.bytes for operand in operands)
+    target = one.attribute("custom_call_target").strip('"')
+    if target.startswith("__cudnn$fmha"):
+        q, k = operands[0].shape, operands[1].shape
+        products = 5 if "Backward" in target else 2
+        return 2.0 * products * q.size * k.dims[1], moved  # [rows, tokens, heads, width]
+    if target != "tpu_custom_call":
+        return None
+    if one.name.startswith("splash_mha"):
+        return _splash(one, operands), moved
+    if "ragged_paged_attention" in one.name:
+        return _paged(one, operands, filled)
+    return None
+
+
+def _contracted(shape: Shape, axes: str) -> int:
+    return math.prod(shape.dims[int(axis)] for axis in re.findall(r"\d+", axes))
+
+
+def _convolution(one: Instruction, left: Shape, right: Shape) -> float:
+    """Products are written as convolutions for TPUs, their batch and head axes as spatial ones: only places count where the
+    window lies on an entry, not on padding or between entries that are dilated apart."""
+    labels = one.attribute("dim_labels")
+    sides = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
+    if sides is None:
+        raise ValueError(f"the convolution {one.name} has dim_labels={labels!r}, which can't be read")
+    of_left, of_right, of_out = sides.groups()
+    window = dict(re.findall(r"(\w+)=(\S+)", one.attribute("window").strip("{}")))
+    spatial = sorted(label for label in of_left if label.isdigit())
+
+    def per_axis(key: str, default: str) -> list[str]:
+        return window[key].split("x") if key in window else [default] * len(spatial)
+
+    strides, pads = per_axis("stride", "1"), per_axis("pad", "0_0")
+    apart_left, apart_right = per_axis("lhs_dilate", "1"), per_axis("rhs_dilate", "1")
+    taps = 1
+    for i, label in enumerate(spatial):
+        inside = left.dims[of_left.index(label)]
+        places = np.arange(one.shape.dims[of_out.index(label)])[:, None] * int(strides[i])
+        places = (
+            places + np.arange(right.dims[of_right.index(label)]) * int(apart_right[i]) - int(pads[i].split("_")[0])
+        )
+        dilation = int(apart_left[i])
+        taps *= int(((places >= 0) & (places <= (inside - 1) * dilation) & (places % dilation == 0)).sum())
+    batch, features = (one.shape.dims[of_out.index(label)] for label in "bf")
+    return 2.0 * taps * batch * features * right.dims[of_right.index("i")]
+
+
+def _splash(one: Instruction, operands: Sequence[Instruction]) -> float:
+    four = [
+        operand.shape.dims for operand in operands if len(operand.shape.dims) in (3, 4) and "f" in operand.shape.dtype
+    ]
+    q, k = four[0], four[1]  # [rows,] heads, tokens, width
+    queries, keys, width = q[-2], k[-2], q[-1]
+    kind = "dkv" if "_dkv" in one.name else "dq" if "_dq" in one.name else "fwd"
+    suffix = "" if kind == "fwd" else f"_{kind}"
+    rows, columns = (_block(one, f"block_{side}{suffix}", size) for side, size in (("q", queries), ("kv", keys)))
+    grid = -(-queries // rows), -(-keys // columns)
+    numbered = any(dims in ((queries, _LANES), (8, queries)) for dims in (o.shape.dims for o in operands if _is_ids(o)))
+    blocks = grid[0] * grid[1]
+    if numbered:  # it is told which query it computes: the mask is causal, and blocks above the diagonal are left out
+        blocks = sum(min(-(-(i + 1) * rows // columns), grid[1]) for i in range(grid[0]))
+    visited = [o.shape.dims for o in operands if o.shape.dtype == "s8" and len(o.shape.dims) == 3]
+    if visited:  # the grid is no wider than the most blocks that any row of it visits
+        blocks = min(blocks, visited[0][-2] * visited[0][-1])
+    products = {"fwd": 2, "dq": 3, "dkv": 4}[kind]
+    return 2.0 * products * math.prod(q[:-2]) * width * blocks * rows * columns
+
+
+def _is_ids(operand: Instruction) -> bool:
+    return operand.shape.dtype == "s32" and len(operand.shape.dims) == 2
+
+
+def _block(one: Instruction, name: str, size: int) -> int:
+    found = re.search(rf'{name}\\*": (\d+)', one.rest)
+    return min(int(found.group(1)), size) if found else size
+
+
+def _paged(one: Instruction, operands: Sequence[Instruction], filled: float) -> tuple[float, float]:
+    table = next(o.shape.dims for o in operands if _is_ids(o))  # [rows, pages of a row]
+    pages = max((o.shape for o in operands), key=lambda shape: len(shape.dims))  # [all, tokens, k and v heads, width]
+    queries, heads, width = one.shape.dims
+    rows, fed = table[0], queries // table[0]
+    cached = max(table[1] * pages.dims[1] * filled, fed)
+    seen = queries * (cached - (fed - 1) / 2)
+    item = pages.bytes / pages.size
+    moved = rows * cached * pages.dims[2] * width * item
+    moved += one.bytes + sum(o.bytes for o in operands if o.shape is not pages)
+    return 4.0 * heads * width * seen, moved

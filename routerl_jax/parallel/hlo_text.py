@@ -1,0 +1,210 @@
+"""Reading the text of a compiled program (XLA's HLO): computations, their instructions, and what these are given.
+
+Text and not a protocol buffer, because libtpu's own dump of a program is text, and jaxlib can't read all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+
+_ITEM_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_BEGINS = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*| )\{\s*$")
+_NAME = re.compile(r"%([\w.\-]+)")
+_COMPUTATION = r"=\{?%?([\w.\-]+)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """An array. `memory` is the number of the space that its layout says it lies in; 0: the device's main memory."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    memory: int = 0
+
+    @property
+    def size(self) -> int:
+        """Entries."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> float:
+        return self.size * item_bits(self.dtype) / 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One line. `shapes`: its result's arrays, a tuple's flattened; `raw`: what is in its parentheses; `rest`: what follows."""
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    raw: str
+    rest: str
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(_NAME.findall(self.raw))
+
+    @property
+    def shape(self) -> Shape:
+        """Of a result that is one array; of a tuple its first."""
+        return self.shapes[0]
+
+    @property
+    def bytes(self) -> float:
+        """Of the whole result that lies in main memory."""
+        return sum(shape.bytes for shape in self.shapes if not shape.memory)
+
+    def attribute(self, name: str) -> str:
+        """The value of `name=..`, up to the comma, braces balanced; empty if there is none."""
+        found = re.search(rf"(?:^|[ ,]){name}=", self.rest)
+        return "" if found is None else _balanced(self.rest, found.end())
+
+    def computation(self, name: str) -> str:
+        """The computation that an attribute (`calls`, `body`, ..) names; empty if there is none."""
+        found = re.search(rf"\b{name}{_COMPUTATION}", self.rest)
+        return "" if found is None else found.group(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computation:
+    """Instructions by name, in the order of the text, which is that of execution in a scheduled module."""
+
+    name: str
+    instructions: dict[str, Instruction]
+    root: Instruction
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, str]:
+        """Names by number."""
+        return {
+            int(one.raw): one.name
+            for one in self.instructions.values()
+            if one.opcode == "parameter" and one.raw.isdigit()
+        }
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """Who is given what, by name."""
+        found: dict[str, list[Instruction]] = {}
+        for one in self.instructions.values():
+            for name in dict.fromkeys(one.operands):
+                found.setdefault(name, []).append(one)
+        return found
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions whose results this one is given."""
+        return [self.instructions[name] for name in instruction.operands if name in self.instructions]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Module:
+    """A compiled program, as one of its devices runs it."""
+
+    name: str
+    computations: dict[str, Computation]
+    entry: Computation
+    partitions: int = 1
+
+
+def item_bits(dtype: str) -> int:
+    """Bits of an entry: of `bf16` 16, of `f8e4m3fn` 8, of `s4` 4."""
+    if dtype in _ITEM_BITS:
+        return _ITEM_BITS[dtype]
+    found = re.match(r"[a-z]+(\d+)", dtype)
+    return int(found.group(1)) if found else 32
+
+
+def parse(text: str) -> Module:
+    """Reads a module's text, as `compiled.as_text()` or a dump gives it.
+
+    Raises:
+      ValueError: there is no entry computation in it.
+    """
+    computations: dict[str, Computation] = {}
+    entry, name, lines, root = "", "", dict[str, Instruction](), ""
+    for line in _logical_lines(text):
+        begins = _BEGINS.match(line)
+        if begins:
+            one = _instruction(begins.group(2), line[begins.end() :])
+            lines[one.name] = one
+            root = one.name if begins.group(1) or not root else root
+        elif (header := _HEADER.match(line)) is not None and not line.startswith("HloModule"):
+            name, lines, root = header.group(2), {}, ""
+            entry = name if header.group(1) else entry
+        elif line.startswith("}") and name and lines:
+            computations[name] = Computation(name=name, instructions=lines, root=lines[root])
+            name = ""
+    if entry not in computations:
+        raise ValueError("this is no text of a compiled program: it has no ENTRY computation")
+    module = re.match(r"HloModule ([\w.\-]+)", text)
+    partitions = re.search(r"num_partitions=(\d+)", text[:200_000].partition("\n")[0])
+    return Module(
+        name=module.group(1) if module else "",
+        computations=computations,
+        entry=computations[entry],
+        partitions=int(partitions.group(1)) if partitions else 1,
+    )
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines, where those that go on in the middle of an instruction (metadata of a kernel) are joined to it."""
+    found: list[str] = []
+    for line in text.splitlines():
+        apart = _BEGINS.match(line) or (line.startswith(("}", "%", "ENTRY ")) and not line.startswith("}}"))
+        if found and not apart and _BEGINS.match(found[-1]) and line.strip():
+            found[-1] += " " + line.strip()
+        else:
+            found.append(line)
+    return found
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    """Reads `TYPE opcode(operands), attributes`."""
+    end = _close(text, 0) if text.startswith("(") else text.index(" ")
+    found = re.match(r"\s*([\w\-]+)\(", text[end:])
+    if found is None:
+        raise ValueError(f"the instruction {name} can't be read: {text[:120]}")
+    opens = end + found.end() - 1
+    closes = _close(text, opens)
+    return Instruction(
+        name=name,
+        opcode=found.group(1),
+        shapes=tuple(_shapes(text[:end])),
+        raw=text[opens + 1 : closes - 1],
+        rest=text[closes:],
+    )
+
+
+def _shapes(text: str) -> list[Shape]:
+    """All arrays in a type; `/*index=5*/` between them is a comment."""
+    found = []
+    for dtype, dims, layout in _SHAPE.findall(text):
+        sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",") if size.strip())
+        memory = re.search(r"S\((\d+)\)", layout)
+        found.append(Shape(dtype, sizes, int(memory.group(1)) if memory else 0))
+    return found
+
+
+def _close(text: str, start: int) -> int:
+    """Where the bracket that opens at `start` has been closed."""
+    depth = 0
+    for place in re.finditer(r"[()\[\]{}]", text[start:]):
+        depth += 1 if place.group() in "([{" else -1
+        if not depth:
+            return start + place.end()
+    return len(text)
+
+
+def _balanced(text: str, start: int) -> str:
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth < 0 or (text[i] == "," and not depth):
+            return text[start:i]
+    return text[start:]

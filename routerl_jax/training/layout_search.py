@@ -1,0 +1,135 @@
+"""Which mesh, micro-batches and rows are best for a run on a slice: each is compiled, and judged by its time at best."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+
+from absl import logging
+
+from routerl_jax.models.published import architecture_of
+from routerl_jax.parallel.topology import topology_devices
+from routerl_jax.training.compile_check import ProgramReport, Report, check
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.run_programs import sequences_of_step
+from routerl_jax.training.setup import random_architecture
+
+Check = Callable[[TrainConfig, str, Collection[str]], Report]
+
+_ROWS_OF_A_SHARD = (1, 2, 4)  # of a micro-batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Settings, and what they are estimated to take; None: a program that does not fit, or whose chip is not known.
+
+    Attributes:
+      update_s: all updates of a step.
+      tokens_per_s: that the slice decodes with every row full.
+      step_s: the updates, and as many decoded tokens as the step's sequences are long, which no rollout exceeds.
+      gib: of the larger of the two programs, on a chip.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+    micro_tokens: int
+    rows: int
+    update_s: float | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    gib: float = 0.0
+
+    def flags(self) -> str:
+        """As settings of a launch program."""
+        settings = {
+            "mesh.data": self.data,
+            "mesh.fsdp": self.fsdp,
+            "mesh.tensor": self.tensor,
+            "learner.micro_tokens": self.micro_tokens,
+            "engine.rows": self.rows,
+        }
+        return " ".join(f"--config.{name}={value}" for name, value in settings.items())
+
+
+def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = check) -> list[Choice]:
+    """Every choice that was tried, the best that fits first.
+
+    Meshes: all of `tensor` that divide the heads, the rest on `fsdp`. For each the update is compiled with micro-batches of
+    one, two and four rows a shard, and decoding with the configured rows and with as many as a step has sequences.
+
+    Raises:
+      ValueError: the run is not of the kind that generates, or `check` can't do it.
+    """
+    if config.kind != "rl":
+        raise ValueError(
+            f"--search chooses for runs that generate and learn (kind='rl'); this one is of kind={config.kind!r}"
+        )
+    devices = len(topology_devices(topology))
+    tried: list[Choice] = []
+    for tensor in _tensors(_heads(config), devices):
+        mesh = dataclasses.replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor)
+        run = dataclasses.replace(config, mesh=mesh)
+        updates = {}
+        for micro in _micro_batches(run):
+            found = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
+            updates[micro] = _one(compile_and_weigh, found, topology, "update")
+        decodes = {}
+        for rows in _rows(run):
+            found = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
+            decodes[rows] = _one(compile_and_weigh, found, topology, "decode")
+        choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
+        tried += choices
+        best = min(choices, key=_worth)
+        logging.info("tensor=%d: %s", tensor, best)
+    return sorted(tried, key=_worth)
+
+
+def _worth(choice: Choice) -> tuple[bool, float]:
+    """Those that fit first, then the fastest."""
+    return choice.step_s is None, choice.step_s or choice.gib
+
+
+def _heads(config: TrainConfig) -> int:
+    found = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
+    return getattr(found, "text", found).heads  # of a model that sees, its decoder's
+
+
+def _tensors(heads: int, devices: int) -> list[int]:
+    """Powers of two that divide the devices and the query heads."""
+    return [ways for i in range(devices.bit_length()) if devices % (ways := 2**i) == 0 and heads % ways == 0]
+
+
+def _micro_batches(config: TrainConfig) -> list[int]:
+    """Tokens: one, two and four of the longest rows on each shard, as far as a mini-batch has so many."""
+    longest = max(config.learner.length_buckets or (config.engine.max_length,))
+    shards = config.mesh.data * config.mesh.fsdp
+    sequences = -(-sequences_of_step(config) // config.learner.minibatches)
+    return [shards * longest * rows for rows in _ROWS_OF_A_SHARD if rows == 1 or shards * rows <= sequences]
+
+
+def _rows(config: TrainConfig) -> list[int]:
+    shards = config.mesh.data * config.mesh.fsdp
+    return sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))})
+
+
+def _one(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
+    return compile_and_weigh(config, topology, [name]).programs[name]
+
+
+def _choice(config: TrainConfig, micro: int, rows: int, update: ProgramReport, decode: ProgramReport) -> Choice:
+    choice = Choice(
+        data=config.mesh.data,
+        fsdp=config.mesh.fsdp,
+        tensor=config.mesh.tensor,
+        micro_tokens=micro,
+        rows=rows,
+        gib=max(update.hbm_gib_per_chip, decode.hbm_gib_per_chip),
+    )
+    if not (update.fits and decode.fits) or update.roofline is None or decode.roofline is None:
+        return choice
+    updates = update.roofline.seconds * config.learner.minibatches
+    speed = decode.roofline.tokens_per_s
+    assert speed is not None
+    tokens = sequences_of_step(config) * config.engine.max_length
+    return dataclasses.replace(choice, update_s=updates, tokens_per_s=speed, step_s=updates + tokens / speed)

@@ -1,0 +1,274 @@
+"""All device programs of a run, lowered from shapes for devices that need not be there, each with what it is meant to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from routerl_jax.core.config import naming
+from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.lowering import fed_rows, fed_tokens, lower_programs
+from routerl_jax.generation.weights import WeightCopier
+from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.learner import trained_parameters
+from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.programs import abstract_state, jit_programs
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.family import FAMILIES
+from routerl_jax.models.lora import adapters, apply_lora, lower_merge, merged
+from routerl_jax.models.projection import MODULES
+from routerl_jax.models.published import architecture_of
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.models.work import Work
+from routerl_jax.parallel.mesh import batch_shards
+from routerl_jax.parallel.sharding import shardings
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import random_architecture
+
+# reference: scores under it; merge: of an adapter; copy: from the learner to the engine; encode: of models that see
+PROGRAMS = ("update", "reference", "merge", "copy", "encode", "prefill", "decode")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A lowered program, at the largest sizes that the run can meet.
+
+    Attributes:
+      resident: bytes that a device keeps beside its arguments, for the run's other programs.
+      trips: how often loops go round whose count is an argument: micro-batches of an update.
+      useful: FLOPs that the work needs, on one device; None: those that it has.
+      decoded: steps of a call, and rows of all devices, of the program that decodes.
+      least: bytes that a device must at least move in a call that decodes: its weights and its cache, each step.
+      copies: weights are meant to move between devices.
+    """
+
+    lowered: jax.stages.Lowered
+    resident: int = 0
+    trips: int = 1
+    useful: float | None = None
+    decoded: tuple[int, int] | None = None
+    least: float | None = None
+    copies: bool = False
+
+
+def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
+    """The run's policy as `build_policy` places it, as shapes with shardings; its architecture may be a published one's."""
+    architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
+    family = FAMILIES.get(architecture.model_type)
+    if family.role != "decoder":
+        raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
+    dtypes = {
+        "param_dtype": jnp.dtype(config.model.dtype),
+        "compute_dtype": jnp.dtype(config.model.compute_dtype or config.model.dtype),
+    }
+    model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
+    params = nnx.state(model, nnx.Param)
+    homes = shardings(params, mesh, config.mesh.layout)
+
+    def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
+
+    nnx.update(model, jax.tree.map(place, params, homes))
+    if config.model.lora.rank:
+        with naming("config.model.lora"):
+            apply_lora(model, config.model.lora.build(), jax.random.key(0), config.model.lora.dtype)
+    return model
+
+
+def run_programs(config: TrainConfig, mesh: Mesh) -> tuple[Decoder, dict[str, Program]]:
+    """The run's policy as shapes, and its programs by name.
+
+    Stages that learn otherwise than the first one have an update of their own, `update/STAGE`. There is `reference` where a
+    reference is kept and scored, `merge` where an adapter is merged for the engine, `copy` where the engine has weights of its
+    own, `encode` for a model that sees.
+
+    Raises:
+      ValueError: settings that no model or layout can have.
+    """
+    model = abstract_policy(config, mesh)
+    learner = _Learner(config, model, mesh)
+    programs = learner.programs()
+    return model, programs | (_generation(config, model, mesh, learner) if config.kind == "rl" else {})
+
+
+class _Learner:
+    """What the learner holds on a device, and its programs."""
+
+    def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
+        self._config, self._model, self._mesh = config, model, mesh
+        settings, self._rl = config.learner, config.kind == "rl"
+        self._optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
+        self._trainable = trained_parameters(model, config.model.freeze)
+        _, self._trained, self._frozen = nnx.split(model, self._trainable, ...)
+        self._state = abstract_state(self._trained, self._optimizer, mesh)
+        self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
+        self._kept = held(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        self._layout = BatchLayout(
+            mesh,
+            settings.length_buckets or (config.engine.max_length,),
+            settings.micro_tokens,
+            model,
+            share=settings.share_prefixes,
+        )
+        self.holds = held(self._state) + held(self._frozen) + self._kept
+
+    @property
+    def moments(self) -> int:
+        """Bytes of what is neither a current weight nor frozen."""
+        return held(self._state.opt_state) + self._kept
+
+    def programs(self) -> dict[str, Program]:
+        length, found = self._config.engine.max_length, {}
+        for name, stage in _updates(self._config).items():
+            loss = stage.learner.loss if self._rl else LossConfig(kind="reinforce")
+            jitted = jit_programs(
+                self._model,
+                self._trainable,
+                jax.tree.map(lambda leaf: leaf.sharding, self._state),
+                self._layout,
+                self._optimizer,
+                loss,
+                temperature=stage.rollout.temperature or 1.0,
+                remat=self._config.learner.remat,
+            )
+            sequences = _sequences(stage)
+            batch = self._layout.abstract(sequences, length)
+            exact = self._trained if loss.exact_kl else None
+            trips = self._layout.micro_batches(sequences, length)
+            found[name] = Program(
+                lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
+                resident=0 if exact is not None else self._kept,  # as an argument it is weighed with the update
+                trips=trips,
+                useful=self._useful(sequences, length),
+                copies=True,
+            )
+            if self._rl and "reference" not in found and _has_reference(stage) and exact is None:
+                found["reference"] = Program(
+                    lowered=jitted.logprobs.lower(self._trained, self._frozen, batch),
+                    resident=held(self._state),
+                    trips=trips,
+                    useful=self._useful(sequences, length, forward=True),
+                    copies=True,
+                )
+        return found
+
+    def _useful(self, sequences: int, length: int, *, forward: bool = False) -> float:
+        """FLOPs of a mini-batch, per device. Of a model that sees half the tokens are of pictures, which its tower reads."""
+        work, lengths = Work(config=self._model.config), [length] * sequences
+        trained = bool(adapters(self._model))
+        flops = work.forward_flops(lengths) if forward else work.update_flops(lengths, adapter=trained)
+        if isinstance(self._model, VisionLanguageModel):
+            tower = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(self._model.visual, nnx.Param)))
+            patches = sequences * length / 2 * self._model.vl_config.vision.group
+            still = forward or trained or "visual" in self._config.model.freeze
+            flops += (2 if still else 6) * tower * patches
+        return flops / self._mesh.size
+
+
+def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
+    """The engine's programs, and those that make its weights; the engine rests during the update."""
+    engine, params, found = config.engine, nnx.state(model), {}
+    served = merged(model, model.compute_dtype) if engine.lora == "merged" else model
+    merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
+    if merge is not None:
+        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_unmerged(model)), copies=True)
+    given = nnx.state(served)
+    copier = WeightCopier(mesh, engine.layout, model.compute_dtype)
+    copy = copier.lower(given)
+    if copy is not None:
+        resident = learner.holds if merge is not None else learner.moments
+        found["copy"] = Program(lowered=copy, resident=resident, copies=True)
+    lowered = lower_programs(
+        served,
+        mesh,
+        rows=engine.rows,
+        max_length=engine.max_length,
+        segment=engine.segment,
+        layout=engine.layout,
+        truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in learner.stages),
+    )
+    own = copy is not None or merge is not None
+    shards = batch_shards(mesh)
+    per_shard = -(-engine.rows // shards)
+    cache = held(
+        cache_kind(model.config, mesh, model.compute_dtype).abstract(
+            model.config, mesh, shards, per_shard, engine.max_length, model.compute_dtype
+        )
+    )
+    beside = learner.holds - (0 if own else held(params))  # shared with the engine
+    work, steps = Work(config=model.config), fed_tokens(engine.max_length)
+    fed = shards * fed_rows(mesh, per_shard, steps)
+    useful = {
+        "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
+        "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,
+    }
+    weights = copier.abstract(given) if engine.layout else given
+    least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
+    for name, program in lowered.items():
+        found[name] = Program(
+            lowered=program,
+            resident=beside + (cache if name == "encode" else 0),
+            useful=useful.get(name),
+            decoded=(engine.segment, engine.rows) if name == "decode" else None,
+            least=least if name == "decode" else None,
+        )
+    return found
+
+
+def _unmerged(model: Decoder) -> nnx.State:
+    """The weights that a merge does not read."""
+    read = {name for name in MODULES if name in adapters(model) or hasattr(model.blocks, f"{name}_scale")}
+    parts = {("blocks", name + suffix) for name in read for suffix in ("", "_scale", "_lora_a", "_lora_b")}
+    return nnx.from_flat_state(
+        [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model)) if path not in parts]
+    )
+
+
+def _read_by_decode(params: nnx.State, model: Decoder) -> nnx.State:
+    """Weights that every step reads whole: not an embedding that is looked up alone, nor a tower."""
+    unread = {"visual"} | (set() if model.config.tied_embeddings else {"embedding"})
+    return nnx.from_flat_state([(path, leaf) for path, leaf in nnx.to_flat_state(params) if path[0] not in unread])
+
+
+def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
+    """The different updates of a run, and settings with which each is: the first stage's, and those that are unlike it."""
+    if config.kind != "rl":
+        return {"update": config}
+    found: dict[str, TrainConfig] = {}
+    for name in sorted(config.stages, key=lambda name: (bool(config.stages[name].after), config.stages[name].start)):
+        stage = config.in_stage(name)
+        if not any(_compiled(stage) == _compiled(other) for other in found.values()):
+            found[f"update/{name}" if found else "update"] = stage
+    return found
+
+
+def _compiled(stage: TrainConfig) -> tuple[Any, ...]:
+    """What an update's program depends on, of what stages may change."""
+    return stage.learner.loss, stage.rollout.temperature, _sequences(stage)
+
+
+def sequences_of_step(config: TrainConfig) -> int:
+    """Sequences of a step of a run, or of a stage of it."""
+    if config.kind != "rl":
+        return config.warm_start.examples
+    return config.rollout.examples * config.rollout.samples * len(config.knowledge) ** config.rollout.forks
+
+
+def _sequences(stage: TrainConfig) -> int:
+    """Sequences of an update."""
+    return -(-sequences_of_step(stage) // (stage.learner.minibatches if stage.kind == "rl" else 1))
+
+
+def _has_reference(stage: TrainConfig) -> bool:
+    return bool(stage.learner.loss.kl_coef or stage.learner.reward_kl_coef)
+
+
+def held(tree: Any) -> int:
+    """Bytes that one device holds of abstract arrays with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
