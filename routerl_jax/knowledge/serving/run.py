@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import sys
 from collections.abc import Sequence
 
 from routerl_jax.core.extras import needs
+from routerl_jax.core.listening import listen
 from routerl_jax.knowledge.serving.app import Served, create_app
 from routerl_jax.knowledge.serving.config import ServeConfig, read_token
 
@@ -23,7 +23,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
 
         mcp = functools.partial(http_app, host=config.host)
     app = create_app(served, config, token=read_token(config.token_file), mcp=mcp)
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     port = listener.getsockname()[1]
     print(_greeting(served, config, port), flush=True)
     server = uvicorn.Server(
@@ -42,18 +42,6 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
         if app.state.server.searching:  # Python would wait for its thread at the end, perhaps for good
             print("a search that does not end is given up", file=sys.stderr, flush=True)
             os._exit(1)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        raise ValueError(f"can't listen at {host}:{port} ({error.strerror}); give another --port or --host") from error
-    return listener
 
 
 def _greeting(served: Sequence[Served], config: ServeConfig, port: int) -> str:
