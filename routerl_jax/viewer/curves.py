@@ -74,8 +74,8 @@ class Curves:
     def health(self) -> dict[str, Any]:
         """Alarms and vitals.
 
-        `alarms`: steps at which config.watch stops a run, and why. `vitals`: of each metric its last value, what bounds it, what it tells, and
-        "good", "bad" (out of its bounds now) or "unwatched".
+        `alarms`: steps at which config.watch stops a run, and why. `vitals`: of each metric its last value, what bounds it,
+        what it tells, and "good", "bad" (out of its bounds now) or "unwatched".
         """
         rows = self.rows
         if self._health is None or self._health[0] != self._stamp:

@@ -21,11 +21,13 @@ class Run:
 
     Attributes:
       normalizer: how its answers are compared.
+      owner: the directory whose lock tells that it is alive: its own, or of a control the main run's.
     """
 
     name: str
     path: pathlib.Path
     normalizer: str
+    owner: pathlib.Path
 
     def config(self) -> dict[str, Any]:
         """Its resolved configuration; {} where there is none (yet)."""
@@ -39,11 +41,12 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Whether it is "running", "finished" or "stopped", and the seconds since it last wrote metrics (None: never)."""
-        lock, metrics = self.path / ".lock", self.path / "metrics.jsonl"
-        since = _age(metrics)
-        alive = (beat := _age(lock)) is not None and beat < _SILENCE
+        alive = (beat := _age(self.owner / ".lock")) is not None and beat < _SILENCE
         finished = (self.path / "results.json").is_file()
-        return {"state": "running" if alive else "finished" if finished else "stopped", "silent": since}
+        if self.owner != self.path:
+            alive = alive and not finished and not (self.owner / "results.json").is_file()
+        state = "running" if alive else "finished" if finished else "stopped"
+        return {"state": state, "silent": _age(self.path / "metrics.jsonl")}
 
 
 def source_of(relative: pathlib.Path) -> str:
@@ -71,9 +74,9 @@ def find_runs(directories: Sequence[str | pathlib.Path]) -> list[Run]:
         raise ValueError(f"{twice} is named twice")
     runs = []
     for name, path in zip(_names(resolved), resolved):
-        runs.append(Run(name, path, normalizer_of(path)))
+        runs.append(Run(name, path, normalizer_of(path), path))
         controls = sorted(control for control in (path / "controls").glob("*") if control.is_dir())
-        runs += [Run(f"{name}/{control.name}", control, normalizer_of(control)) for control in controls]
+        runs += [Run(f"{name}/{control.name}", control, normalizer_of(control), path) for control in controls]
     return runs
 
 
