@@ -42,14 +42,20 @@ class Viewer:
         self.runs = list(runs)
         self.index = Index(self.runs)
         self.follower = Follower(self.runs, self.index)
-        self.curves = {run.name: Curves(run) for run in self.runs}
+        self._curves: dict[str, Curves] = {}
+
+    def curves(self, name: str) -> Curves:
+        """The metrics of a run. Raises ValueError if there is none of that name."""
+        run = next((run for run in self.runs if run.name == name), None)
+        if run is None:
+            raise ValueError(f"there is no run {name!r} here; there are: {', '.join(run.name for run in self.runs)}")
+        return self._curves.setdefault(name, Curves(run))
 
     def state(self) -> dict[str, Any]:
         """What the page polls: of each run how far it is; the index's version and size."""
         runs = []
-        for run in self.runs:
-            curves, config = self.curves[run.name], run.config()
-            rows = curves.rows
+        for run in list(self.runs):
+            rows, config = self.curves(run.name).rows, run.config()
             runs.append(
                 {
                     "name": run.name,
@@ -120,10 +126,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         return endpoint
 
     def curves(request: Request) -> Curves:
-        name = request.query_params.get("run", "")
-        if name not in viewer.curves:
-            raise ValueError(f"there is no run {name!r} here; there are: {', '.join(viewer.curves)}")
-        return viewer.curves[name]
+        return viewer.curves(request.query_params.get("run", ""))
 
     def row(request: Request) -> int:
         return row_of(viewer.index, request.query_params.get("key", ""))

@@ -137,7 +137,8 @@ def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int
     if order in ("new", "old"):
         by_place = np.lexsort((rows["line"][numbers], rows["source"][numbers], rows["run"][numbers]))
         numbers = numbers[by_place]
-        steps = rows["step"][numbers].astype(np.int64)
+        steps = rows["step"][numbers].astype(np.float64)
+        steps[steps < 0] = np.nan  # evaluations are of no step
         return numbers[np.argsort(-steps if order == "new" else steps, kind="stable")]
     column = rows[order.lstrip("-")][numbers].astype(np.float64)
     return numbers[np.argsort(-column if order.startswith("-") else column, kind="stable")]  # nan sorts last

@@ -14,7 +14,7 @@ import orjson
 from absl import logging
 
 from routerl_jax.viewer.index import Index, Place
-from routerl_jax.viewer.runs import Run
+from routerl_jax.viewer.runs import Run, controls_of
 from routerl_jax.viewer.summary import Summary, summarise
 
 _BATCH = 256  # records that are added at a time
@@ -35,7 +35,7 @@ class Follower:
     """Looks at the runs' files again and again, in a thread of its own.
 
     A file that has grown is read on from where it ended (a line that is not whole yet is left for later); one that was written
-    anew is read anew.
+    anew is read anew. Controls that a run begins meanwhile are added to `runs`.
 
     Attributes:
       skipped: of each file, how many of its lines are no episode records.
@@ -61,6 +61,8 @@ class Follower:
     def look(self) -> None:
         """One look at all files of all runs."""
         seen: set[pathlib.Path] = set()
+        known = {run.path for run in self._runs}
+        self._runs += [new for run in list(self._runs) for new in controls_of(run) if new.path not in known]
         for number, run in enumerate(self._runs):
             for path, source in run.record_files():
                 if self._ended.is_set():

@@ -21,13 +21,11 @@ class Run:
 
     Attributes:
       normalizer: how its answers are compared.
-      owner: the directory whose lock tells that it is alive: its own, or of a control the main run's.
     """
 
     name: str
     path: pathlib.Path
     normalizer: str
-    owner: pathlib.Path
 
     def config(self) -> dict[str, Any]:
         """Its resolved configuration; {} where there is none (yet)."""
@@ -41,10 +39,8 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Whether it is "running", "finished" or "stopped", and the seconds since it last wrote metrics (None: never)."""
-        alive = (beat := _age(self.owner / ".lock")) is not None and beat < _SILENCE
+        alive = (beat := _age(self.path / ".lock")) is not None and beat < _SILENCE
         finished = (self.path / "results.json").is_file()
-        if self.owner != self.path:
-            alive = alive and not finished and not (self.owner / "results.json").is_file()
         state = "running" if alive else "finished" if finished else "stopped"
         return {"state": state, "silent": _age(self.path / "metrics.jsonl")}
 
@@ -72,20 +68,22 @@ def find_runs(directories: Sequence[str | pathlib.Path]) -> list[Run]:
     twice = next((path for path, whole in zip(paths, resolved) if resolved.count(whole) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is named twice")
-    runs = []
-    for name, path in zip(_names(resolved), resolved):
-        runs.append(Run(name, path, normalizer_of(path), path))
-        controls = sorted(control for control in (path / "controls").glob("*") if control.is_dir())
-        runs += [Run(f"{name}/{control.name}", control, normalizer_of(control), path) for control in controls]
-    return runs
+    runs = [Run(name, path, normalizer_of(path)) for name, path in zip(_names(resolved), resolved)]
+    return [one for run in runs for one in (run, *controls_of(run))]
+
+
+def controls_of(run: Run) -> list[Run]:
+    """The controls of a run (`config.controls`) that there are so far."""
+    controls = sorted(path for path in (run.path / "controls").glob("*") if path.is_dir())
+    return [Run(f"{run.name}/{path.name}", path, normalizer_of(path)) for path in controls]
 
 
 def normalizer_of(path: pathlib.Path) -> str:
-    """How answers in a directory, or of a file in it, are compared: as launch.evaluate says that wrote it, else as the run in
-    whose directory it lies, else "search_r1"."""
+    """How the answers of a directory are compared: as launch.evaluate says that wrote it, else as the run in whose directory it
+    lies, else "search_r1"."""
+    if said := _object(path / "results.json").get("normalizer"):
+        return said
     for directory in (path, *path.resolve().parents):
-        if said := _object(directory / "results.json").get("normalizer"):
-            return said
         if (directory / "config.json").is_file():
             return _object(directory / "config.json").get("evaluation", {}).get("normalizer") or "search_r1"
     return "search_r1"
