@@ -97,6 +97,7 @@ EXTRAS = {
         "mwparserfromhell>=0.7.2",
         "mwxml>=0.3.8",
         "peft>=0.21",  # parity tests only
+        "playwright>=1.50",  # tests of the viewer's page only; it drives the system's Chromium
         "pyright>=1.1.390",
         "pytest>=8.0",
         "pytest-xdist>=3.6",
@@ -120,6 +121,7 @@ setup(
     package_data={
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
+        "routerl_jax.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
     },
     python_requires=">=3.11",
     install_requires=REQUIRED,
