@@ -114,7 +114,7 @@ export class Charts {
       cursor: { sync: { key: "steps" }, focus: { prox: 24 }, points: { size: 5 } }, focus: { alpha: 0.3 },
       legend: { show: false }, hooks: { setCursor: [key.tell] },
       scales: { x: { time: false }, y: chart.shares ? { range: [0, 1] } : {} },
-      axes: [axis, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one) => ({
         stroke: this.colour(one), width: 1.5, spanGaps: true,
         dash: !oneRun && metrics.indexOf(one.metric) > 0 ? [5, 3] : [],

@@ -1,6 +1,5 @@
 // A trajectory as a conversation: what was asked, thought, searched, found, looked at and answered.
 
-import { pictureUrl } from "./api.js";
 import { colour } from "./colours.js";
 import { h } from "./dom.js";
 import { number, signed } from "./format.js";
@@ -43,7 +42,8 @@ function written(told, turn, branch, last, raw) {
 }
 
 function replied(told, turn, raw, short) {
-  const parts = turn.calls.map((call) => found(told, call, short));
+  const ids = new Set((turn.shown ?? []).map((item) => item.passage).filter(Boolean)); // where the agent says what it showed
+  const parts = turn.calls.map((call) => found(told, call, short, ids));
   if (raw && turn.observation) parts.splice(0, parts.length, h("pre", {}, turn.observation));
   const shown = (turn.shown ?? []).filter((item) => item.digest || item.error);
   const inPassages = new Set(turn.calls.flatMap((call) => call.passages.map((passage) => passage.image)));
@@ -52,14 +52,14 @@ function replied(told, turn, raw, short) {
   return parts.length ? h("div", { class: "say world" }, parts) : null;
 }
 
-function found(told, call, short) {
+function found(told, call, short, shown) {
   const head = h("div", { class: "from faint" }, kbLabel(call.tool), call.query && h("span", {}, `“${call.query}”`),
     h("span", { class: "num" }, call.seconds ? ` ${number(call.seconds * 1000, 2)} ms` : "", call.cost ? ` · cost ${number(call.cost)}` : ""));
   if (call.error !== null) return h("div", { class: "call" }, head, h("p", { class: "bad" }, call.error));
-  return h("div", { class: "call" }, head, call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short)) : h("p", { class: "faint" }, "nothing found"));
+  return h("div", { class: "call" }, head, call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short, shown.size > 0 && !shown.has(passage.id))) : h("p", { class: "faint" }, "nothing found"));
 }
 
-function passageOf(told, passage, short) {
+function passageOf(told, passage, short, unseen) {
   const text = passage.text.trim();
   const title = passage.title && !text.startsWith(passage.title) ? h("b", {}, passage.title, " ") : null;
   const body = h("p", { class: "text" }, title, text);
@@ -68,7 +68,7 @@ function passageOf(told, passage, short) {
     body.title = "click to unfold";
     body.onclick = () => { if (!getSelection().toString()) body.classList.toggle("folded"); };
   }
-  return h("div", { class: "passage", title: short ? passage.id : null },
+  return h("div", { class: `passage${unseen ? " unseen" : ""}`, title: unseen ? "found, but not shown to the policy" : null },
     h("span", { class: "score num faint", title: `score of ${passage.id}` }, number(passage.score)),
     passage.image === null || passage.image === undefined ? null : thumb(told, passage.image), body);
 }

@@ -59,7 +59,7 @@ export class EpisodePane {
     fill(this.root,
       h("div", { class: "about" },
         h("div", { class: "title" }, outcome(brief.correct), h("span", {}, `${brief.run} · ${where(brief)}`),
-          h("span", { class: "faint num" }, `reward ${number(brief.reward)}`),
+          brief.reward === null ? null : h("span", { class: "faint num" }, `reward ${number(brief.reward)}`),
           brief.advantage === null ? null : h("span", { class: "faint num" }, `advantage ${signed(brief.advantage)}`),
           brief.trained === 0 ? h("span", { class: "faint" }, "not learnt from") : null,
           h("span", { class: "faint num" }, `${brief.tokens} tokens`),

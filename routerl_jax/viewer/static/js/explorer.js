@@ -15,7 +15,7 @@ export class Explorer {
     this.filters = h("aside", { class: "filters" });
     this.list = h("section", { class: "list", tabindex: 0 });
     this.pane = h("section", { class: "pane" });
-    this.episode = new EpisodePane(this.pane, { tab: (tab) => this.tab(tab), filter: (more) => this.filter(more) });
+    this.episode = new EpisodePane(this.pane, { tab: (tab) => this.tab(tab) });
     this.marked = JSON.parse(sessionStorage.getItem("marked") || "[]");
     fill(root, h("div", { class: "explorer" }, this.filters, this.list, this.pane));
     this.asked = 0;
@@ -45,7 +45,7 @@ export class Explorer {
     }
     if (asked !== this.asked) return;
     this.found = found;
-    if (!live || !this.filters.contains(document.activeElement)) drawFilters(this.filters, found.facets, filter, (next) => this.filter(next, true));
+    if (!live || !this.filters.contains(document.activeElement)) drawFilters(this.filters, found.facets, filter, (next) => this.filter(next));
     const key = one(this.query, "key");
     if (!key && found.rows.length) this.choose(found.rows[0].key);
     else this.drawList();
@@ -56,15 +56,14 @@ export class Explorer {
   drawList() {
     drawList(this.list, this.found, one(this.query, "key"), this.marked, one(this.query, "order") || "new", {
       choose: (key) => this.choose(key),
-      order: (order) => this.filter([...without(this.query, ...OWN, "order", "offset"), ["order", order]], true),
-      page: (offset) => this.filter([...without(this.query, ...OWN, "offset"), ["offset", offset]], true),
+      order: (order) => this.filter([...without(this.query, ...OWN, "order", "offset"), ["order", order]]),
+      page: (offset) => this.filter([...without(this.query, ...OWN, "offset"), ["offset", offset]]),
     });
   }
 
-  // Another filter: `whole` in the place of this one, or one more condition.
-  filter(next, whole = false) {
-    const kept = whole ? next : [...without(this.query, ...OWN, "offset"), ...next];
-    go("episodes", kept);
+  // Another filter in the place of this one. The view of the episode stays as it is.
+  filter(next) {
+    go("episodes", [...next, ...this.query.filter(([name]) => name === "tab")]);
   }
 
   choose(key) {
@@ -90,7 +89,7 @@ export class Explorer {
     const rows = this.found?.rows ?? [];
     const at = rows.findIndex((row) => row.key === one(this.query, "key"));
     const offset = Number(one(this.query, "offset") || 0);
-    const page = (next) => this.filter([...without(this.query, ...OWN, "offset"), ["offset", next]], true);
+    const page = (next) => this.filter([...without(this.query, ...OWN, "offset"), ["offset", next]]);
     if (event.key === "j" && at + 1 < rows.length) this.choose(rows[at + 1].key);
     else if (event.key === "k" && at > 0) this.choose(rows[at - 1].key);
     else if (event.key === "n" && offset + PAGE < this.found.total) page(offset + PAGE);
@@ -98,7 +97,7 @@ export class Explorer {
     else if (event.key === "/") this.filters.querySelector("input[type=search]")?.focus();
     else if (event.key === "x") this.mark(one(this.query, "key"));
     else if (event.key === "c") go("compare", this.marked.map((key) => ["key", key]));
-    else if (event.key === "Escape") this.filter(many(this.query, "order").map((order) => ["order", order]), true);
+    else if (event.key === "Escape") this.filter(many(this.query, "order").map((order) => ["order", order]));
     else return this.episode.key(event);
     return true;
   }

@@ -28,7 +28,7 @@ function item(row, chosen, marked, choose) {
   return h("a", { class: `row${chosen ? " chosen" : ""}${marked ? " marked" : ""}`, "data-key": row.key, onclick: () => choose(row.key) },
     outcome(row.correct),
     h("span", { class: "question" }, row.question),
-    h("span", { class: "reward num" }, number(row.reward)),
+    h("span", { class: "reward num" }, row.reward === null ? "" : number(row.reward)),
     h("span", { class: "answer" }, row.answer === null ? h("i", {}, "no answer") : row.answer),
     h("span", { class: "where faint" }, where(row), row.advantage === null ? "" : ` · adv ${signed(row.advantage)}`,
       row.kbs.map(kbDot), row.forked ? h("span", { title: "forked" }, " ⑂") : null,

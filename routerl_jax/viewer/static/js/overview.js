@@ -66,9 +66,9 @@ function card(run) {
   const done = run.step === null ? 0 : run.step + 1;
   const left = run.state === "running" && run.steps && run.seconds ? (run.steps - done) * run.seconds : null;
   const facts = [run.recipe, run.model && run.model.split("/").filter(Boolean).slice(-2).join("/"), run.seed === null || run.seed === undefined ? "" : `seed ${run.seed}`];
-  const time = run.state === "running"
+  const time = run.state === "running" && run.step !== null
     ? [`${duration(run.silent)} since the last step`, left ? `, about ${duration(left)} left` : ""]
-    : [run.silent === null ? "no metrics" : `last step ${duration(run.silent)} ago`];
+    : [run.step === null ? "no step yet" : `last step ${duration(run.silent)} ago`];
   return h("article", { class: "card", title: run.path },
     h("h2", {}, h("i", { class: `dot ${run.state}` }), run.name, h("span", { class: "faint" }, ` ${run.state}`)),
     h("p", {}, facts.filter(Boolean).join(" · ")),
