@@ -66,7 +66,9 @@ def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: p
     assert {record["branches"][0]["tool"] for record in forked} == {"text", "table", "elements"}
     assert all(call["tool"] == r["branches"][0]["tool"] for r in forked for call in r["turns"][0]["calls"])
     for record in records:
-        assert record["trained"] == any(any(tokens["sampled"]) for tokens in record["tokens"])  # each past is learnt once
+        assert record["trained"] == any(
+            any(tokens["sampled"]) for tokens in record["tokens"]
+        )  # each past is learnt once
         for turn in record["turns"]:
             tokens = record["tokens"][turn["sequence"]]
             span = slice(turn["start"], turn["start"] + turn["tokens"])

@@ -31,7 +31,7 @@ function item(row, chosen, marked, choose) {
     h("span", { class: "reward num" }, row.reward === null ? "" : number(row.reward)),
     h("span", { class: "answer" }, row.answer === null ? h("i", {}, "no answer") : row.answer),
     h("span", { class: "where faint" }, where(row), row.advantage === null ? "" : ` · adv ${signed(row.advantage)}`,
-      row.kbs.map(kbDot), row.forked ? h("span", { title: "forked" }, " ⑂") : null,
+      row.kbs.map(kbDot), row.forked ? " · forked" : "",
       row.failures.length ? h("span", { class: "bad" }, ` ${row.failures.join(", ")}`) : null));
 }
 
