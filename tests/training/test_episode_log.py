@@ -11,7 +11,7 @@ from routerl_jax.core.types import Episode, Example
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import Credit
 from routerl_jax.training.episode_log import log_episodes, token_texts
-from routerl_jax.training.sections import ModelConfig
+from routerl_jax.training.sections import KnowledgeConfig, ModelConfig
 
 BYTES = [b"The ", b"lion", "é".encode()[:1], "é".encode()[1:], b"<eos>"]
 
@@ -32,7 +32,8 @@ CREDIT = Credit([np.where(MASK, float(i), 0.0) for i in range(SEQUENCES)], np.as
 
 
 def records(tmp_path: pathlib.Path, **settings) -> list[dict]:
-    config = TrainConfig(model=ModelConfig(path="atlas-warm-start"), **settings)
+    knowledge = {"text": KnowledgeConfig(source="atlas/text")}
+    config = TrainConfig(model=ModelConfig(path="atlas-warm-start"), knowledge=knowledge, **settings)
     log_episodes(tmp_path, 3, EPISODES, CREDIT, config, BYTES)
     file = tmp_path / "episodes" / "step-000003.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

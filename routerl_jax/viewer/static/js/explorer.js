@@ -5,6 +5,7 @@ import { go, many, note, one, without } from "./address.js";
 import { fill, h } from "./dom.js";
 import { EpisodePane } from "./episode.js";
 import { drawFilters } from "./filters.js";
+import { FIELDS } from "./keys.js";
 import { drawList } from "./list.js";
 
 const PAGE = 100;
@@ -45,7 +46,8 @@ export class Explorer {
     }
     if (asked !== this.asked) return;
     this.found = found;
-    if (!live || !this.filters.contains(document.activeElement)) drawFilters(this.filters, found.facets, filter, (next) => this.filter(next));
+    const typing = this.filters.contains(document.activeElement) && document.activeElement.matches(FIELDS);
+    if (!live || !typing) drawFilters(this.filters, found.facets, filter, (next) => this.filter(next));
     const key = one(this.query, "key");
     if (!key && found.rows.length) this.choose(found.rows[0].key);
     else this.drawList();

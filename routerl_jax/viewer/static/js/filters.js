@@ -10,10 +10,12 @@ const SHORT = 12; // names of a kind that are shown at once
 
 export function drawFilters(root, facets, query, change) {
   const set = (name, values) => change([...without(query, name, "offset"), ...values.map((value) => [name, value])]);
-  const words = h("input", { type: "search", placeholder: "words  ( / )", value: one(query, "text") || "", "aria-label": "words",
+  const words = h("input", { type: "search", name: "text", placeholder: "words  ( / )", value: one(query, "text") || "", "aria-label": "words",
     onchange: (event) => set("text", event.target.value ? [event.target.value] : []) });
   const question = one(query, "question");
   const any = without(query, "order", "offset").length;
+  const top = root.scrollTop;
+  const focused = root.contains(document.activeElement) ? identity(document.activeElement) : null;
   fill(root, words,
     question ? h("button", { class: "chip", title: "all questions", onclick: () => set("question", []) }, `question ${question} ×`) : null,
     RANGES.map(([name, title]) => range(name, title, query, change)),
@@ -23,12 +25,16 @@ export function drawFilters(root, facets, query, change) {
       return h("fieldset", {}, h("legend", {}, title), choices(name, shown, query, set));
     }),
     any ? h("button", { onclick: () => change(query.filter(([name]) => name === "order")) }, "clear (Esc)") : null);
+  root.scrollTop = top;
+  if (focused) [...root.querySelectorAll("input, button")].find((one) => identity(one) === focused)?.focus();
 }
+
+const identity = (field) => `${field.name} ${field.type === "checkbox" ? field.value : ""}`;
 
 function choices(name, shown, query, set) {
   const chosen = many(query, name);
   const row = ([value, count]) => h("label", { class: count ? "" : "faint", title: value },
-    h("input", { type: "checkbox", value, checked: chosen.includes(value),
+    h("input", { type: "checkbox", name, value, checked: chosen.includes(value),
       onchange: (event) => set(name, event.target.checked ? [...chosen, value] : chosen.filter((one) => one !== value)) }),
     h("span", { class: "name" }, value), h("span", { class: "num faint" }, thousands(count)));
   const rest = shown.slice(SHORT);

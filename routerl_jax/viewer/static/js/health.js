@@ -4,11 +4,12 @@ import { fill, h, svg } from "./dom.js";
 import { number } from "./format.js";
 
 export function drawHealth(root, runs) {
+  const was = new Map([...root.querySelectorAll("details")].map((one) => [one.dataset.run, one.open])); // as the reader left it
   fill(root, runs.map((run) => {
     const bad = run.vitals.filter((vital) => vital.state === "bad");
     const verdict = run.alarms.length ? `${run.alarms.length} alarm${run.alarms.length > 1 ? "s" : ""}`
       : bad.length ? `${bad.length} out of bounds` : "nothing wrong";
-    return h("details", { open: runs.length === 1 || bad.length > 0 || run.alarms.length > 0 },
+    return h("details", { "data-run": run.name, open: was.get(run.name) ?? (runs.length === 1 || bad.length > 0 || run.alarms.length > 0) },
       h("summary", {}, h("b", {}, "Health"), runs.length > 1 ? ` of ${run.name}` : "", ": ",
         h("span", { class: bad.length || run.alarms.length ? "bad" : "good" }, verdict),
         run.patience ? h("small", { class: "faint" }, ` · config.watch stops the run after ${run.patience} bad values in a row`)

@@ -15,12 +15,12 @@ const KEYS = [
   ["t", "dark or light"],
 ];
 
+export const FIELDS = "input:not([type=checkbox]), select, textarea"; // whose keys are their own
+
 export const typing = (event) => {
-  if (event.key === "Escape" && event.target.matches?.("input")) {
-    event.target.blur();
-    return true;
-  }
-  return event.target.matches?.("input, select, textarea") ?? false;
+  const into = event.target.matches?.(FIELDS) ?? false;
+  if (into && event.key === "Escape") event.target.blur();
+  return into;
 };
 
 export function showHelp() {
