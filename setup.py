@@ -98,6 +98,7 @@ EXTRAS = {
         "mwxml>=0.3.8",
         "openai>=3.57",  # tests of served policies: its client
         "peft>=0.21",  # parity tests only
+        "playwright>=1.50",  # tests of the viewer's page only; it drives the system's Chromium
         "pyright>=1.1.390",
         "pytest>=8.0",
         "pytest-xdist>=3.6",
@@ -121,6 +122,7 @@ setup(
     package_data={
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
+        "routerl_jax.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
     },
     python_requires=">=3.11",
     install_requires=REQUIRED,

@@ -1,15 +1,17 @@
-r"""Shows recorded episodes of a run, or of any file that launch.train or launch.evaluate wrote.
+r"""Shows a run, live or finished, in the browser: curves, health, and its episodes, to filter, read and compare.
 
-python -m launch.view --workdir=runs/quickstart                 # the last logged step
-python -m launch.view --workdir=runs/quickstart --step=0 --count=3
-python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong
+python -m launch.view --workdir=runs/quickstart                 # a local page; its address is printed
+python -m launch.view --runs=runs/a,runs/b                      # several runs on one page
+python -m launch.view --workdir=runs/quickstart --terminal      # episodes of the last logged step, in the terminal
+python -m launch.view --workdir=runs/quickstart --terminal --step=0 --count=3
+python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong     # any file of records, in the terminal
 
-Where a policy was shown pictures, they are drawn, with boxes where it looked closer, in looks/ beside the file.
+In the terminal, what a policy was shown is drawn, with boxes where it looked closer, in looks/ beside the file.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -18,19 +20,45 @@ from absl import flags
 from launch.command import start
 
 FLAGS = flags.FLAGS
+_OF_TERMINAL = ("step", "count", "wrong", "draw", "normalizer")
+_OF_PAGE = ("host", "port")
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
-    flags.DEFINE_integer("step", None, "Training step; default: the last one logged.")
-    flags.DEFINE_string("file", None, "A file of episode records instead of a workdir.")
-    flags.DEFINE_integer("count", 5, "Episodes to show; 0: all.")
-    flags.DEFINE_bool("wrong", False, "Only episodes whose answer matches no gold answer.")
-    flags.DEFINE_bool("draw", True, "Draw what the policy was shown, in looks/ beside the file.")
-    flags.DEFINE_string("normalizer", None, "How answers are compared; default: as the run that the file is of says.")
+    flags.DEFINE_string("workdir", None, "Directory of a run of launch.train, or --output of launch.evaluate.")
+    flags.DEFINE_list("runs", None, "Several such directories for one page, with commas between.")
+    flags.DEFINE_string("file", None, "A file of episode records instead, in the terminal.")
+    flags.DEFINE_string("host", "127.0.0.1", "Where the page listens. Anybody who can reach it can read the records.")
+    flags.DEFINE_integer("port", 8765, "Its port; 0: any that is free.", lower_bound=0, upper_bound=65535)
+    flags.DEFINE_bool("terminal", False, "Episodes in the terminal instead of the page.")
+    flags.DEFINE_integer("step", None, "Terminal: training step; default: the last one logged.")
+    flags.DEFINE_integer("count", 5, "Terminal: episodes to show; 0: all.")
+    flags.DEFINE_bool("wrong", False, "Terminal: only episodes whose answer matches no gold answer.")
+    flags.DEFINE_bool("draw", True, "Terminal: draw what the policy was shown, in looks/ beside the file.")
+    flags.DEFINE_string("normalizer", None, "Terminal: how answers are compared; default: as the run of the file says.")
 
 
 def main(_: Sequence[str]) -> None:
+    given = [name for name in ("workdir", "runs", "file") if FLAGS[name].value]
+    if len(given) != 1:
+        raise ValueError("give one of --workdir, --runs and --file")
+    terminal = FLAGS.terminal or bool(FLAGS.file)
+    stray = next((name for name in (_OF_PAGE if terminal else _OF_TERMINAL) if FLAGS[name].present), None)
+    if stray is not None:
+        raise ValueError(f"--{stray} is of {'the page' if terminal else 'the terminal: add --terminal'}")
+    if terminal and FLAGS.runs:
+        raise ValueError("--terminal shows one run: give --workdir")
+    if terminal:
+        _print_episodes()
+        return
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerators are the run's
+    from routerl_jax.viewer.runs import find_runs
+    from routerl_jax.viewer.serve import serve
+
+    serve(find_runs(FLAGS.runs or [FLAGS.workdir]), FLAGS.host, FLAGS.port)
+
+
+def _print_episodes() -> None:
     from rich.console import Console
     from rich.rule import Rule
     from rich.text import Text
@@ -39,9 +67,10 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
     from routerl_jax.rewards.metrics import exact_match
+    from routerl_jax.viewer.runs import normalizer_of
 
     path = _file()
-    normalizer = FLAGS.normalizer or _normalizer(path)
+    normalizer = FLAGS.normalizer or normalizer_of(path.parent)
     console = Console()
     shown = 0
     for record in read_records(path):
@@ -57,21 +86,7 @@ def main(_: Sequence[str]) -> None:
     console.print(Text(f"\n{shown} episodes of {path}"), style="dim")
 
 
-def _normalizer(path: pathlib.Path) -> str:
-    """That of launch.evaluate, if it wrote the file, or of the run in whose directory it lies; else the usual one."""
-    results = path.with_name("results.json")
-    if results.is_file() and (found := json.loads(results.read_text()).get("normalizer")):
-        return found
-    for directory in path.resolve().parents:
-        if (config := directory / "config.json").is_file():
-            found = json.loads(config.read_text()).get("evaluation", {}).get("normalizer")
-            return found or "search_r1"
-    return "search_r1"
-
-
 def _file() -> pathlib.Path:
-    if bool(FLAGS.file) == bool(FLAGS.workdir):
-        raise ValueError("give either --workdir or --file")
     if FLAGS.file:
         path = pathlib.Path(FLAGS.file)
         if not path.is_file():

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.files import write_json_lines, write_whole
@@ -62,10 +62,19 @@ class PictureFiles:
         return self._names[digest]
 
 
-def write_records(path: pathlib.Path, episodes: Iterable[Episode], **extra: Any) -> None:
-    """Writes episodes as JSON lines, and their pictures beside the file."""
+def write_records(
+    path: pathlib.Path, episodes: Sequence[Episode], each: Sequence[Mapping[str, Any]] | None = None, **extra: Any
+) -> None:
+    """Writes episodes as JSON lines, and their pictures beside the file.
+
+    Args:
+      each: further fields of every episode's record, in the episodes' order.
+      extra: further fields of all records.
+    """
     files = PictureFiles(path.parent)
-    write_json_lines(path, (episode_record(episode, files, **extra) for episode in episodes))
+    own = [{}] * len(episodes) if each is None else each
+    pairs = zip(episodes, own, strict=True)
+    write_json_lines(path, (episode_record(episode, files, **fields, **extra) for episode, fields in pairs))
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:

@@ -71,20 +71,31 @@ def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
     return whole
 
 
-def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
-    asked = [_Page("question", _picture(directory, image), []) for image in record["images"] if image]
-    pages: dict[str, _Page] = {}
+def looks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The pictures of an episode record and what was cut from each: `number` as on the sheet, or "question", `image` (its
+    name), and `crops` of `number`, `box` (left, top, right, bottom in pixels of the raw picture) and `image`."""
+    asked: list[dict[str, Any]] = [
+        {"number": "question", "image": image, "crops": []} for image in record["images"] if image
+    ]
+    pages: dict[str, dict[str, Any]] = {}
     for number, item in enumerate(pictures_shown(record), 1):
-        picture = _picture(directory, item["image"])
+        crop = {"number": number, "box": tuple(item["box"]), "image": item["image"]}
         if not item["box"]:
-            pages.setdefault(item["digest"], _Page(str(number), picture, []))
+            pages.setdefault(item["digest"], {"number": str(number), "image": item["image"], "crops": []})
         elif item["parent"] in pages:
-            pages[item["parent"]].crops.append((number, tuple(item["box"]), picture))
+            pages[item["parent"]]["crops"].append(crop)
         elif len(asked) == 1:  # a look at the question's own picture
-            asked[0].crops.append((number, tuple(item["box"]), picture))
+            asked[0]["crops"].append(crop)
         else:
-            pages[f"{number}"] = _Page(str(number), picture, [])
+            pages[f"{number}"] = {"number": str(number), "image": item["image"], "crops": []}
     return [*asked, *pages.values()]
+
+
+def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
+    def crops(look: Mapping[str, Any]) -> list[tuple[int, tuple[float, ...], Image.Image | str]]:
+        return [(crop["number"], crop["box"], _picture(directory, crop["image"])) for crop in look["crops"]]
+
+    return [_Page(look["number"], _picture(directory, look["image"]), crops(look)) for look in looks(record)]
 
 
 def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:

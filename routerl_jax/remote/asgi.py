@@ -141,8 +141,8 @@ def run_server(
     """
     with needs("serving", "serve"):
         import uvicorn
-    listener = _listen(host, port)
-    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    listener = listen(host, port)
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     print(greeting(f"http://{name}:{listener.getsockname()[1]}"), flush=True)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -157,7 +157,8 @@ def run_server(
         server.run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0: any that is free. Raises ValueError if nobody can, as where the port is taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)

@@ -146,7 +146,9 @@ class TrainConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
-    log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
+    log_episodes: Count = 16  # episodes per step that are written to workdir/episodes, ..
+    log_groups: bool = False  # .. all attempts at a few questions instead of one attempt at each of many
+    log_tokens: bool = False  # .. with the text, mask, log-probability and advantage of every token
     log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.evaluation.records import write_records
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
@@ -29,6 +27,7 @@ from routerl_jax.training.credit.assign import (
     with_logprobs,
 )
 from routerl_jax.training.credit.forks import as_the_policy_goes
+from routerl_jax.training.episode_log import log_episodes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, step_seed
 from routerl_jax.training.stages import RunStage
@@ -70,9 +69,11 @@ def train_step(
     )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
     metrics |= tool_metrics(tools, counted)
-    metrics |= _learn(stage, run_, episodes, groups, step, clock)
+    learned, credit = _learn(stage, run_, episodes, groups, step, clock)
+    metrics |= learned
     engine.update(run_.served_params(), step + 1)
-    _log_episodes(run_.workdir, step, episodes, config.log_episodes)
+    if multihost.is_main():
+        log_episodes(run_.workdir, step, episodes, credit, config, engine.tokenizer.token_bytes)
     generated = sum(len(sequence) for episode in episodes for sequence in episode.sequences)
     return metrics | {
         "perf/rollout_tokens_per_s": generated / clock.seconds["rollout"],
@@ -112,8 +113,8 @@ def _rollout(
 
 def _learn(
     stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
-) -> dict[str, Any]:
-    """Credit, then an update per mini-batch. Returns their metrics."""
+) -> tuple[dict[str, Any], Credit]:
+    """Credit, then an update per mini-batch. Returns their metrics, and the credit."""
     settings, learner = stage.config.learner, run_.learner
     sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
@@ -139,12 +140,13 @@ def _learn(
         updates.gap = gap_metrics(
             [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
         )
-    return credit.metrics | {
+    metrics = credit.metrics | {
         **updates.metrics(),
         "actor/trained_sequences": len(credit.keep),
         "perf/trained_tokens": updates.computed,
         "perf/trained_tokens_unshared": sum(len(sequences[i]) for i in credit.keep),
     }
+    return metrics, credit
 
 
 def _update(
@@ -238,14 +240,3 @@ class Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
-    """Writes a spread of the step's episodes, of a forked attempt all ways."""
-    if count and multihost.is_main():
-        attempts: dict[tuple[str, int], list[Episode]] = {}
-        for episode in episodes:
-            attempts.setdefault((episode.example.id, episode.sample), []).append(episode)
-        stride = max(len(episodes) // count, 1)
-        spread = [episode for attempt in list(attempts.values())[::stride] for episode in attempt][:count]
-        write_records(workdir / "episodes" / f"step-{step:06d}.jsonl", spread, step=step)

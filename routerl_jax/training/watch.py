@@ -79,7 +79,12 @@ class Watch:
         """
         if not self._config.patience:
             return None
-        metrics = multihost.exchange(dict(metrics))[0]
+        return self.judge(step, stage, multihost.exchange(dict(metrics))[0])
+
+    def judge(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
+        """`see` of these very metrics, without asking other processes: also for reading a finished run."""
+        if not self._config.patience:
+            return None
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
             # One that is not of this stage may not come again; what is measured now and then will.

@@ -420,7 +420,7 @@ def test_the_whole_file_of_the_docs_runs(mine, tmp_path):
     question = "What is the atomic number of Tin?"
     [asked] = fine(launch("ask", "--json", f"--workdir={workdir}", question)).splitlines()
     assert [call["tool"] for turn in json.loads(asked)["turns"] for call in turn["calls"]] == ["text", "elements"]
-    shown = fine(launch("view", f"--workdir={workdir}", "--count=1"))
+    shown = fine(launch("view", f"--workdir={workdir}", "--terminal", "--count=1"))
     assert "writes" in shown
     assert "invalid" not in shown
 

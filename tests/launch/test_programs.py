@@ -81,7 +81,7 @@ def test_train_refuses_and_says_why(config: pathlib.Path, workdir: pathlib.Path)
 
 
 def test_a_refusal_is_one_line_on_standard_error(workdir: pathlib.Path) -> None:
-    done = launch("view", f"--workdir={workdir}", "--step=9")
+    done = launch("view", f"--workdir={workdir}", "--terminal", "--step=9")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "launch.view: step 9 was not logged; the last one is step-000001\n"
@@ -164,10 +164,14 @@ def test_ask(workdir: pathlib.Path) -> None:
 
 
 def test_view(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not launch_here("view", f"--workdir={workdir}", "--step=0", "--count=2")
+    assert not launch_here("view", f"--workdir={workdir}", "--terminal", "--step=0", "--count=2")
     shown = capsys.readouterr().out
     assert shown.count("Question") >= 2
     assert re.search(r"2 episodes of .*step-000000", shown.replace("\n", ""))
+    assert "--step is of the terminal: add --terminal" in refusal("view", f"--workdir={workdir}", "--step=0")
+    assert "--port is of the page" in refusal("view", f"--workdir={workdir}", "--terminal", "--port=0")
+    assert "give one of --workdir, --runs and --file" in refusal("view", f"--workdir={workdir}", f"--runs={workdir}")
+    assert "is no directory" in refusal("view", f"--runs={workdir},{workdir}/nothing")
 
 
 def test_view_what_was_wrong(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,7 @@ def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: p
         evaluation=dataclasses.replace(whole.evaluation, every=0, final_examples=2),
         checkpoint=schema.CheckpointConfig(every=2),
         log_episodes=12,
+        log_tokens=True,
     )
     rl.train_rl(config, tmp_path / "run")
     turns, forks = read_metrics(tmp_path / "run")
@@ -64,6 +65,15 @@ def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: p
     forked = [record for record in records if record["branches"]]
     assert {record["branches"][0]["tool"] for record in forked} == {"text", "table", "elements"}
     assert all(call["tool"] == r["branches"][0]["tool"] for r in forked for call in r["turns"][0]["calls"])
+    for record in records:
+        assert record["trained"] == any(
+            any(tokens["sampled"]) for tokens in record["tokens"]
+        )  # each past is learnt once
+        for turn in record["turns"]:
+            tokens = record["tokens"][turn["sequence"]]
+            span = slice(turn["start"], turn["start"] + turn["tokens"])
+            assert "".join(tokens["text"][span]) == turn["text"]
+            assert not any(lp for lp, sampled in zip(tokens["logprob"], tokens["sampled"]) if not sampled)
     again = episode_of(forked[0], Place(path=path, number=1, unit="line"))
     assert dataclasses.asdict(again.branches[0]) == forked[0]["branches"][0]
     console = Console(record=True, width=160)

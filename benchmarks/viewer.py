@@ -1,0 +1,177 @@
+"""How long the page of `launch.view` waits: filters over 100,000 episodes, over HTTP, after and while they are indexed.
+
+    python -m benchmarks.viewer [--episodes 100000] [--repeats 9] [--json FILE]
+
+Episodes are made up: two searches and an answer, each with a thought; 20,000 questions, 50,000 passages of some 600 letters, of
+which an episode retrieves six. The server has a process of its own. Prints a Markdown table; `--json` keeps the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import http.client
+import json
+import os
+import pathlib
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from typing import Any
+
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
+from routerl_jax.evaluation.records import episode_record
+
+FILTERS = {
+    "all, newest first": {},
+    "reward at least 0.5, largest first": {"reward_min": "0.5", "order": "-reward"},
+    "advantage below 0, smallest first": {"advantage_max": "-0.01", "order": "advantage"},
+    "one knowledge base, wrong answers": {"kb": "table", "correct": "wrong"},
+    "one data set, failures, longest first": {"dataset": "dataset: set3", "failure": "truncated", "order": "-tokens"},
+    "a word in a few episodes": {"text": "zebra17"},
+    "a word in most episodes": {"text": "because"},
+    "words that nothing holds": {"text": "nothing says this"},
+    "a word, a knowledge base and a reward": {"text": "zebra", "kb": "text", "reward_min": "0.5"},
+    "one question": {"question": "q77"},
+    "the last page of all": {"offset": "99900"},
+}
+_STEP = 128  # episodes of a step
+_LETTERS = 600  # of a passage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        workdir = pathlib.Path(directory) / "run"
+        size = make_records(workdir, arguments.episodes)
+        result = {"episodes": arguments.episodes, "bytes": size, **measure(workdir, arguments.repeats)}
+    result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(table(result))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def make_records(workdir: pathlib.Path, count: int) -> int:
+    """Writes the episodes as training does, a file a step. Returns their bytes."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(5000)]
+    words += [f"zebra{i}" for i in range(50)]
+    passages = [_passage(i, draw, words) for i in range(50_000)]
+    (workdir / "episodes").mkdir(parents=True)
+    total = 0
+    for first in range(0, count, _STEP):
+        step = first // _STEP
+        lines = [json.dumps(_record(first + i, step, draw, words, passages)) for i in range(min(_STEP, count - first))]
+        total += (workdir / "episodes" / f"step-{step:06d}.jsonl").write_text("\n".join(lines) + "\n")
+    return total
+
+
+def _passage(number: int, draw: random.Random, words: list[str]) -> Passage:
+    text = " ".join(draw.choices(words, k=_LETTERS // 7))
+    return Passage(id=f"p{number}", title=" ".join(draw.choices(words, k=3)), text=text, score=draw.random())
+
+
+def _record(number: int, step: int, draw: random.Random, words: list[str], passages: list[Passage]) -> dict[str, Any]:
+    turns = [_search(draw, words, passages) for _ in range(2)]
+    answer = draw.choice(words[:20])
+    action = Action(kind="answer", answer=answer, thought=" ".join(["because", *draw.choices(words, k=12)]))
+    turns.append(Turn(text=answer, stop_reason="stop", tokens=30, action=action, well_formed=True))
+    question = draw.randrange(20_000)
+    metadata = {"dataset": f"set{question % 7}", "type": f"type{question % 11}"}
+    example = Example(
+        id=f"q{question}", question=" ".join(words[question % 4000 :][:9]), answers=(words[0],), metadata=metadata
+    )
+    reward = draw.random()
+    made = Episode(
+        example=example,
+        sample=number % 8,
+        answer=answer,
+        turns=turns,
+        sequences=[],
+        prompt=example.question,
+        truncated=draw.random() < 0.05,
+        rewards={"em": reward, "total": reward},
+    )
+    return episode_record(made, step=step, advantage=round(draw.gauss(0, 1), 4), trained=True)
+
+
+def _search(draw: random.Random, words: list[str], passages: list[Passage]) -> Turn:
+    query, tool = " ".join(draw.choices(words, k=6)), draw.choice(("text", "table", "graph"))
+    found = tuple(dataclasses.replace(passage) for passage in draw.choices(passages, k=3))
+    action = Action(kind="search", tool=tool, query=query, thought=" ".join(draw.choices(words, k=15)))
+    call = Call(tool=tool, query=query, passages=found, seconds=0.01, cost=1.0)
+    return Turn(
+        text=query, stop_reason="stop", tokens=40, action=action, well_formed=True, calls=[call], observation=query
+    )
+
+
+def measure(workdir: pathlib.Path, repeats: int) -> dict[str, Any]:
+    """Milliseconds of each filter, seconds of indexing, and what the server took of memory."""
+    command = [sys.executable, "-m", "launch.view", f"--workdir={workdir}", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            host = urllib.parse.urlsplit(server.stdout.readline().strip()).netloc
+            started, meanwhile = time.perf_counter(), []
+            while not _ask(host, "/api/state", {})[1]["settled"]:
+                meanwhile.append(_ask(host, "/api/episodes", {"reward_min": "0.5"})[0])
+                time.sleep(0.2)
+            indexed = time.perf_counter() - started
+            filters = {}
+            for name, given in FILTERS.items():
+                asked = [_ask(host, "/api/episodes", given) for _ in range(repeats)]
+                times = sorted(time_ for time_, _ in asked)
+                filters[name] = {"median": statistics.median(times), "worst": times[-1], "pass": asked[0][1]["total"]}
+            key = _ask(host, "/api/episodes", {})[1]["rows"][0]["key"]
+            opened = statistics.median(_ask(host, "/api/episode", {"key": key})[0] for _ in range(repeats))
+            status = pathlib.Path(f"/proc/{server.pid}/status").read_text()
+        finally:
+            server.terminate()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    worst = max(meanwhile, default=0.0)
+    return {
+        "filters": filters,
+        "open": opened,
+        "index_seconds": indexed,
+        "while_indexing": worst,
+        "peak_mib": peak / 1024,
+    }
+
+
+def _ask(host: str, path: str, given: dict[str, str]) -> tuple[float, Any]:
+    """Milliseconds until the whole reply is there, and what it says."""
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection(host, timeout=60)
+    connection.request("GET", f"{path}?{urllib.parse.urlencode(given)}")
+    content = connection.getresponse().read()
+    took = 1000 * (time.perf_counter() - started)
+    connection.close()
+    return took, json.loads(content)
+
+
+def table(result: dict[str, Any]) -> str:
+    """As benchmarks/README.md shows it."""
+    lines = ["| filter | pass | ms, median | ms, worst |", "|---|---:|---:|---:|"]
+    for name, one in result["filters"].items():
+        lines.append(f"| {name} | {one['pass']:,} | {one['median']:.0f} | {one['worst']:.0f} |")
+    lines += [
+        f"| opening an episode | 1 | {result['open']:.0f} | |",
+        f"| reward at least 0.5, while the index is filled | | | {result['while_indexing']:.0f} |",
+        "",
+        f"{result['episodes']:,} episodes, {result['bytes'] / 1e6:.0f} MB of records, indexed in "
+        f"{result['index_seconds']:.0f} s; the server's memory at most {result['peak_mib']:.0f} MiB. {result['machine']}.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

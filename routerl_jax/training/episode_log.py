@@ -1,0 +1,101 @@
+"""Which of a step's episodes are recorded in WORKDIR/episodes, and what learning made of them."""
+
+from __future__ import annotations
+
+import codecs
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.core.types import Episode
+from routerl_jax.core.types import Sequence as TokenSequence
+from routerl_jax.evaluation.records import write_records
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.credit.assign import Credit
+
+_DIGITS = 4  # of log-probabilities and advantages in a record
+
+
+def log_episodes(
+    workdir: pathlib.Path,
+    step: int,
+    episodes: Sequence[Episode],
+    credit: Credit,
+    config: TrainConfig,
+    token_bytes: Sequence[bytes],
+) -> None:
+    """Writes WORKDIR/episodes/step-STEP.jsonl: `config.log_episodes` of the step's episodes, each with `advantage` (mean over
+    its sampled tokens) and `trained` (whether it was learnt from); with `config.log_tokens` also `tokens`.
+
+    Args:
+      credit: of the step's sequences, in the order of the episodes.
+      token_bytes: what each token id stands for (`Tokenizer.token_bytes`).
+    """
+    chosen = _groups(episodes, config.log_episodes) if config.log_groups else _spread(episodes, config.log_episodes)
+    if not chosen:
+        return
+    before = np.cumsum([0, *(len(episode.sequences) for episode in episodes)])
+    kept = set(credit.keep.tolist())
+    learned = []
+    for index in chosen:
+        places = range(before[index], before[index + 1])
+        advantages = [credit.advantages[place] for place in places]
+        fields: dict[str, Any] = {
+            "advantage": _mean(episodes[index].sequences, advantages),
+            "trained": any(place in kept for place in places),
+        }
+        if config.log_tokens:
+            pairs = zip(episodes[index].sequences, advantages, strict=True)
+            fields["tokens"] = [_tokens(sequence, values, token_bytes) for sequence, values in pairs]
+        learned.append(fields)
+    path = workdir / "episodes" / f"step-{step:06d}.jsonl"
+    write_records(path, [episodes[index] for index in chosen], learned, step=step)
+
+
+def _spread(episodes: Sequence[Episode], count: int) -> list[int]:
+    """Up to `count` episodes of attempts spread evenly over the step; of a forked attempt all ways."""
+    if not count:
+        return []
+    attempts: dict[Any, list[int]] = {}
+    for index, episode in enumerate(episodes):
+        attempts.setdefault((episode.example.id, episode.sample), []).append(index)
+    stride = max(len(episodes) // count, 1)
+    return [index for attempt in list(attempts.values())[::stride] for index in attempt][:count]
+
+
+def _groups(episodes: Sequence[Episode], count: int) -> list[int]:
+    """All attempts at the step's first questions, as many questions as fit in `count` episodes; at least one question."""
+    groups: dict[str, list[int]] = {}
+    for index, episode in enumerate(episodes):
+        groups.setdefault(episode.example.id, []).append(index)
+    chosen: list[int] = []
+    for group in groups.values() if count else ():
+        if chosen and len(chosen) + len(group) > count:
+            break
+        chosen += group
+    return chosen
+
+
+def _mean(sequences: Sequence[TokenSequence], advantages: Sequence[np.ndarray]) -> float:
+    sampled = [values[sequence.loss_mask] for sequence, values in zip(sequences, advantages, strict=True)]
+    joined = np.concatenate([np.zeros(0), *sampled])
+    return round(float(joined.mean()), _DIGITS) if len(joined) else 0.0
+
+
+def _tokens(sequence: TokenSequence, advantages: np.ndarray, token_bytes: Sequence[bytes]) -> dict[str, list[Any]]:
+    """A sequence for the reader: per token its text, whether the policy sampled it (the loss mask), its behaviour
+    log-probability and its advantage; the last two are 0 on tokens that were fed."""
+    return {
+        "text": token_texts(sequence.tokens.tolist(), token_bytes),
+        "sampled": sequence.loss_mask.astype(int).tolist(),
+        "logprob": np.round(sequence.logprobs.astype(np.float64), _DIGITS).tolist(),
+        "advantage": np.round(advantages.astype(np.float64), _DIGITS).tolist(),
+    }
+
+
+def token_texts(ids: Iterable[int], token_bytes: Sequence[bytes]) -> list[str]:
+    """The text that each token adds. A letter whose bytes are spread over several tokens belongs to the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(token_bytes[i] if 0 <= i < len(token_bytes) else b"\xff") for i in ids]

@@ -1,0 +1,1 @@
+"""The web page over runs: curves, health, and an explorer of their episodes (`launch.view`)."""

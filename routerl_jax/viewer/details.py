@@ -1,0 +1,146 @@
+"""One episode with all that belongs to it: its record, its group, its forks, and the same question elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from routerl_jax.evaluation.records import picture_place
+from routerl_jax.evaluation.sheets import looks
+from routerl_jax.models.images import encoded_image
+from routerl_jax.viewer.follow import read_record
+from routerl_jax.viewer.index import _BITS, Index
+from routerl_jax.viewer.summary import FAILURES
+
+_RELATED = 200  # episodes of a kind that are told of
+
+
+def key_of(index: Index, row: int) -> str:
+    """What names a record in the page's address: its run, file and line."""
+    place = index.place(row)
+    run = index.runs[place.run]
+    return f"{run.name}|{place.path.relative_to(run.path)}|{place.line}"
+
+
+def row_of(index: Index, key: str) -> int:
+    """The row that a key names. Raises ValueError if there is none."""
+    name, _, rest = key.partition("|")
+    file, _, line = rest.rpartition("|")
+    run = next((run for run in index.runs if run.name == name), None)
+    row = index.row(run.path / file, int(line)) if run is not None and line.isdecimal() else None
+    if row is None:
+        raise ValueError(f"there is no episode {key!r} (any more); its file may have been written anew")
+    return row
+
+
+def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
+    """A row of a list of episodes."""
+    one = rows[row]
+    kbs = [name for number, name in enumerate(index.kbs.all) if int(one["kbs"]) >> min(number, _BITS) & 1]
+    return {
+        "key": key_of(index, row),
+        "run": index.runs[one["run"]].name,
+        "source": index.sources.all[one["source"]],
+        "step": int(one["step"]),
+        "sample": int(one["sample"]),
+        "id": index.questions.all[one["question"]],
+        "question": index.texts[one["question"]],
+        "answer": index.answers[row],
+        "reward": _number(one["reward"]),
+        "advantage": _number(one["advantage"]),
+        "correct": int(one["correct"]),
+        "trained": int(one["trained"]),
+        "turns": int(one["turns"]),
+        "searches": int(one["searches"]),
+        "tokens": int(one["tokens"]),
+        "forked": bool(one["forked"]),
+        "kbs": kbs,
+        "failures": [name for bit, name in enumerate(FAILURES) if int(one["failures"]) >> bit & 1],
+        "datasets": sorted(index.dataset_sets[one["datasets"]]),
+    }
+
+
+def details(index: Index, row: int) -> dict[str, Any]:
+    """The record of a row, with numbers in the place of its pictures (`picture`), and its relatives.
+
+    `siblings`: other attempts at the question in the same step or evaluation. `forks`: all ways of the same attempt.
+    `elsewhere`: the same question at other steps, in other evaluations and runs.
+
+    Raises:
+      ValueError: the record has changed meanwhile.
+    """
+    rows = index.snapshot()
+    place = index.place(row)
+    record = read_record(place)
+    own = rows[row]
+    same = np.flatnonzero(rows["alive"] & (rows["question"] == own["question"]))
+    here = rows["file"][same] == own["file"]
+    attempt = here & (rows["sample"][same] == own["sample"])
+    elsewhere = same[~here]
+    elsewhere = elsewhere[np.lexsort((rows["sample"][elsewhere], rows["step"][elsewhere], rows["run"][elsewhere]))]
+    seen = looks(record)
+    numbers: dict[str, int] = {}
+    return {
+        "key": key_of(index, row),
+        "brief": brief(index, rows, row),
+        "file": f"{place.path}, line {place.line + 1}",
+        "looks": [_numbered(look, numbers) for look in seen],
+        "record": _numbered(record, numbers),
+        "pictures": [name if not name.startswith("data:") else "in the record" for name in numbers],
+        "siblings": _briefs(index, rows, same[here & ~attempt]),
+        "forks": _briefs(index, rows, same[attempt]) if attempt.sum() > 1 else [],
+        "elsewhere": _briefs(index, rows, elsewhere),
+        "elsewhere_count": len(elsewhere),
+    }
+
+
+def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
+    """A picture that a record names, by its number in `details`: the file's bytes and its format ("png", "jpeg", ..).
+
+    Nothing is read but what the record names, and of that only what is a picture.
+
+    Raises:
+      ValueError: there is no such picture, or it can't be read (any more).
+    """
+    place = index.place(row)
+    record = read_record(place)
+    numbers: dict[str, int] = {}
+    for look in looks(record):
+        _numbered(look, numbers)
+    _numbered(record, numbers)
+    names = list(numbers)
+    if number >= len(names):
+        raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
+    return encoded_image(picture_place(place.path.parent, names[number]))
+
+
+def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> list[dict[str, Any]]:
+    return [brief(index, rows, int(row)) for row in chosen[:_RELATED]]
+
+
+def _numbered(value: Any, numbers: dict[str, int]) -> Any:
+    """A copy in which the pictures, under the keys `image` and `images`, are numbers, from 0 on in the order in which they
+    are met; None where there is none. What a call searched for is a digest, and stays."""
+    if isinstance(value, Mapping):
+        made = {}
+        for key, item in value.items():
+            if key == "images":
+                made[key] = [_number_of(image, numbers) for image in item]
+            elif key == "image" and "tool" not in value:
+                made[key] = _number_of(item, numbers)
+            else:
+                made[key] = _numbered(item, numbers)
+        return made
+    return [_numbered(item, numbers) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _number_of(image: Any, numbers: dict[str, int]) -> int | None:
+    return numbers.setdefault(image, len(numbers)) if isinstance(image, str) and image else None
+
+
+def _number(value: np.floating) -> float | None:
+    return None if math.isnan(value) else round(float(value), 4)

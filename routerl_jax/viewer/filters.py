@@ -1,0 +1,177 @@
+"""Which episodes a reader wants to see: a filter as the page writes it in its address, and the rows that pass it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from routerl_jax.viewer.index import Index, sets_with
+from routerl_jax.viewer.summary import FAILURES
+
+RANGES = ("reward", "advantage", "tokens", "turns", "searches", "step")
+NO_SEARCH = "(no search)"
+_ORDERS = ("new", "old", "reward", "-reward", "advantage", "-advantage", "tokens", "-tokens", "question")
+_MANY = ("run", "source", "kb", "failure", "dataset", "correct")
+_ONE = ("text", "question", "order", "offset", "limit")
+_CORRECT = {"right": 1, "wrong": 0, "unknown": -1}
+_LIMIT = 200  # rows of a page, at most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Values of one name are alternatives; different names all count.
+
+    Attributes:
+      run, source, kb, failure, dataset, correct: names; () for all. "none" of failures is an episode without any, "(no search)"
+        of knowledge bases one that searched none.
+      ranges: (least, most) of columns in RANGES; an episode that has no such number passes none.
+      text: words that it says or has retrieved.
+      question: the id of its question.
+      order: of _ORDERS; "-" for the largest first.
+    """
+
+    run: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    kb: tuple[str, ...] = ()
+    failure: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    correct: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    text: str = ""
+    question: str = ""
+    order: str = "new"
+    offset: int = 0
+    limit: int = 100
+
+
+def read_filter(given: Sequence[tuple[str, str]]) -> Filter:
+    """The filter of (name, value) pairs of a query string; `reward_min=0.5` and `reward_max=..` are ranges.
+
+    Raises:
+      ValueError: an unknown name, or a value that it can't have.
+    """
+    many: dict[str, list[str]] = {}
+    one: dict[str, Any] = {}
+    bounds: dict[str, list[float]] = {}
+    for name, value in given:
+        column, _, end = name.rpartition("_")
+        if name in _MANY:
+            many.setdefault(name, []).append(value)
+        elif name in ("offset", "limit"):
+            one[name] = _count(name, value)
+        elif name in _ONE:
+            one[name] = value
+        elif column in RANGES and end in ("min", "max"):
+            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
+        else:
+            ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
+            raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
+    if one.get("order", "new") not in _ORDERS:
+        raise ValueError(f"order={one['order']!r} must be one of {', '.join(_ORDERS)}")
+    for name, known in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
+        if unknown := next((value for value in many.get(name, ()) if value not in known), None):
+            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(known)}")
+    one["limit"] = min(one.get("limit", 100), _LIMIT)
+    ranges = {column: (least, most) for column, (least, most) in bounds.items()}
+    return Filter(**{name: tuple(values) for name, values in many.items()}, ranges=ranges, **one)
+
+
+def _bound(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ValueError(f"{name}={value!r} is no number")
+    return number
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError(f"{name}={value!r} must be a whole number from 0 on")
+    return int(value)
+
+
+def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.ndarray, " R"]]:
+    """For each thing that the filter says, which of a snapshot's rows pass it; "" is that their file still holds them."""
+    made = {"": rows["alive"].copy()}
+    if chosen.run:
+        numbers = [number for number, run in enumerate(index.runs) if run.name in chosen.run]
+        made["run"] = np.isin(rows["run"], numbers)
+    if chosen.source:
+        made["source"] = np.isin(rows["source"], [index.sources.find(name) for name in chosen.source])
+    if chosen.kb:
+        searched = (rows["kbs"] & index.bits(chosen.kb)) != 0
+        made["kb"] = searched | (rows["kbs"] == 0) if NO_SEARCH in chosen.kb else searched
+    if chosen.failure:
+        bits = sum(1 << FAILURES.index(name) for name in chosen.failure if name != "none")
+        failed = (rows["failures"] & np.uint16(bits)) != 0
+        made["failure"] = failed | (rows["failures"] == 0) if "none" in chosen.failure else failed
+    if chosen.dataset:
+        numbers = np.concatenate([sets_with(index, name) for name in chosen.dataset])
+        made["dataset"] = np.isin(rows["datasets"], numbers)
+    if chosen.correct:
+        made["correct"] = np.isin(rows["correct"], [_CORRECT[name] for name in chosen.correct])
+    for column, (least, most) in chosen.ranges.items():
+        made[column] = (rows[column] >= np.asarray(least, np.float32)) & (rows[column] <= np.asarray(most, np.float32))
+    if chosen.question:
+        made["question"] = rows["question"] == index.questions.find(chosen.question)
+    if chosen.text:
+        made["text"] = index.with_text(chosen.text, rows)
+    return made
+
+
+def passing(made: Mapping[str, Bool[np.ndarray, " R"]], without: str = "") -> Bool[np.ndarray, " R"]:
+    """Which rows pass all of the masks, but for one of a name."""
+    return np.logical_and.reduce([mask for name, mask in made.items() if not name or name != without])
+
+
+def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int[np.ndarray, " N"]:
+    """Numbers of the rows that pass, in order; those that lack the number come last."""
+    numbers = np.flatnonzero(passes)
+    if order in ("new", "old"):
+        by_place = np.lexsort((rows["line"][numbers], rows["source"][numbers], rows["run"][numbers]))
+        numbers = numbers[by_place]
+        steps = rows["step"][numbers].astype(np.float64)
+        steps[steps < 0] = np.nan  # evaluations are of no step
+        return numbers[np.argsort(-steps if order == "new" else steps, kind="stable")]
+    column = rows[order.lstrip("-")][numbers].astype(np.float64)
+    return numbers[np.argsort(-column if order.startswith("-") else column, kind="stable")]  # nan sorts last
+
+
+def facets(
+    index: Index, rows: np.ndarray, made: Mapping[str, Bool[np.ndarray, " R"]]
+) -> dict[str, list[tuple[str, int]]]:
+    """How many rows there are of each run, source, knowledge base, failure, data set and outcome among those that pass all that
+    the filter says of other things: what one more choice would show."""
+
+    def others(name: str, column: str) -> np.ndarray:
+        return rows[column][passing(made, name)]
+
+    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets))
+    of_set: dict[str, int] = {}
+    for names, count in zip(index.dataset_sets, sets.tolist()):
+        for name in names:
+            of_set[name] = of_set.get(name, 0) + count
+    kbs, failed, correct = others("kb", "kbs"), others("failure", "failures"), others("correct", "correct")
+    sources = np.bincount(others("source", "source"), minlength=len(index.sources.all)).tolist()
+    runs = np.bincount(others("run", "run"), minlength=len(index.runs)).tolist()
+    return {
+        "run": [(run.name, count) for run, count in zip(index.runs, runs)],
+        "source": sorted(zip(index.sources.all, sources)),
+        "kb": [
+            *((name, int(np.count_nonzero(kbs & index.bits([name])))) for name in sorted(index.kbs.all)),
+            (NO_SEARCH, int(np.count_nonzero(kbs == 0))),
+        ],
+        "failure": [
+            *((name, int(np.count_nonzero(failed & np.uint16(1 << bit)))) for bit, name in enumerate(FAILURES)),
+            ("none", int(np.count_nonzero(failed == 0))),
+        ],
+        "dataset": sorted(of_set.items()),
+        "correct": [(name, int(np.count_nonzero(correct == value))) for name, value in _CORRECT.items()],
+    }

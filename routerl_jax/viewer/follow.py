@@ -1,0 +1,146 @@
+"""Fills the index from the runs' files, and goes on as they grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from absl import logging
+
+from routerl_jax.viewer.index import Index, Place
+from routerl_jax.viewer.runs import Run, controls_of
+from routerl_jax.viewer.summary import Summary, summarise
+
+_BATCH = 256  # records that are added at a time
+_PAUSE = 1.0  # seconds between two looks at the files
+
+
+@dataclasses.dataclass
+class _File:
+    """How far a file was read: its identity, bytes and lines."""
+
+    inode: int
+    changed: int
+    offset: int = 0
+    lines: int = 0
+
+
+class Follower:
+    """Looks at the runs' files again and again, in a thread of its own.
+
+    A file that has grown is read on from where it ended (a line that is not whole yet is left for later); one that was written
+    anew is read anew. Controls that a run begins meanwhile are added to `runs`.
+
+    Attributes:
+      skipped: of each file, how many of its lines are no episode records.
+      settled: whether all that was there at the first look is in the index.
+    """
+
+    def __init__(self, runs: list[Run], index: Index) -> None:
+        self._runs, self._index = runs, index
+        self._files: dict[pathlib.Path, _File] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="viewer index", daemon=True)
+        self.skipped: dict[str, int] = {}
+        self.settled = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the batch that it is at."""
+        self._ended.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """One look at all files of all runs."""
+        seen: set[pathlib.Path] = set()
+        known = {run.path for run in self._runs}
+        self._runs += [new for run in list(self._runs) for new in controls_of(run) if new.path not in known]
+        for number, run in enumerate(self._runs):
+            for path, source in run.record_files():
+                if self._ended.is_set():
+                    return
+                seen.add(path)
+                try:
+                    self._read(number, run, path, source)
+                except OSError as error:  # it may be back at the next look
+                    logging.warning("%s: %s", path, error)
+        for path in self._files.keys() - seen:
+            del self._files[path]
+            self._index.forget(path)
+        self.settled = True
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.look()
+            except OSError as error:
+                logging.warning("%s", error)
+            self._ended.wait(_PAUSE)
+
+    def _read(self, number: int, run: Run, path: pathlib.Path, source: str) -> None:
+        status = os.stat(path)
+        known = self._files.get(path)
+        if known is not None and (known.inode != status.st_ino or status.st_size < known.offset):
+            self._index.forget(path)
+            known = None
+        if known is None:
+            known = self._files[path] = _File(status.st_ino, 0)
+            self.skipped.pop(str(path), None)
+        if known.changed == status.st_mtime_ns and known.offset == status.st_size:
+            return
+        known.changed = status.st_mtime_ns
+        batch: list[tuple[Place, Summary, str | None]] = []
+        with path.open("rb") as file:
+            for line, offset, content in _whole_lines(file, known):
+                record = _record(content)
+                try:
+                    summary = summarise(record, run.normalizer)
+                    place = Place(number, source, path, line, offset, len(content))
+                    batch.append((place, summary, record["prediction"]))
+                except (KeyError, TypeError, AttributeError, ValueError):
+                    self.skipped[str(path)] = self.skipped.get(str(path), 0) + 1
+                if len(batch) == _BATCH:
+                    self._index.add(batch)
+                    batch = []
+                    if self._ended.is_set():
+                        return
+                    time.sleep(0)  # let requests in
+        if batch:
+            self._index.add(batch)
+
+
+def _whole_lines(file: Any, known: _File) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 0, first byte, content) of each line from where the file was read to; `known` goes on with them."""
+    file.seek(known.offset)
+    for content in file:
+        if not content.endswith(b"\n"):
+            return
+        line, offset = known.lines, known.offset
+        known.lines, known.offset = line + 1, offset + len(content)
+        if content.strip():
+            yield line, offset, content
+
+
+def _record(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def read_record(place: Place) -> dict[str, Any]:
+    """The record that stands there. Raises ValueError if it no longer does."""
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        record = _record(file.read(place.size))
+    if not isinstance(record, dict):
+        raise ValueError(f"{place.path}, line {place.line + 1}: the record has changed meanwhile; reload the page")
+    return record

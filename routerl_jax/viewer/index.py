@@ -1,0 +1,208 @@
+"""Episodes of all runs as columns, filled in the background while the page is asked; records stay in their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from routerl_jax.viewer.runs import Run
+from routerl_jax.viewer.summary import FAILURES, Summary
+
+_ROW = np.dtype(
+    [
+        ("alive", "?"),  # its file still holds it
+        ("run", "i2"),
+        ("source", "i4"),
+        ("file", "i4"),
+        ("line", "i4"),
+        ("offset", "i8"),
+        ("size", "i8"),
+        ("question", "i4"),
+        ("sample", "i4"),
+        ("step", "i4"),
+        ("reward", "f4"),
+        ("advantage", "f4"),
+        ("correct", "i1"),
+        ("trained", "i1"),
+        ("turns", "i4"),
+        ("searches", "i4"),
+        ("tokens", "i4"),
+        ("forked", "?"),
+        ("kbs", "u8"),  # a bit each
+        ("failures", "u2"),  # a bit each
+        ("datasets", "i4"),  # which set of them
+    ]
+)
+_BITS = 63  # knowledge bases that have a bit of their own; further ones share the last
+
+
+class Names:
+    """Numbers for names, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """The name's number, a new one if it has none."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.all)
+            self.all.append(name)
+        return self._numbers[name]
+
+    def find(self, name: str) -> int:
+        """The name's number, -1 if it has none."""
+        return self._numbers.get(name, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a record stands: which line of a file of a run, from which byte on, and of how many bytes."""
+
+    run: int
+    source: str
+    path: pathlib.Path
+    line: int
+    offset: int
+    size: int
+
+
+class Index:
+    """The columns. One thread adds; any number read, each from a `snapshot`, which later additions leave as it is.
+
+    Attributes:
+      runs: by their number in the column `run`.
+      questions, texts: ids of questions, and what each asks.
+    """
+
+    def __init__(self, runs: list[Run]) -> None:
+        self.runs = runs
+        self.sources, self.files, self.kbs, self.questions, self.datasets = (Names() for _ in range(5))
+        self.texts: list[str] = []
+        self.dataset_sets: list[frozenset[str]] = []
+        self.said: list[str] = []  # of each row, the words to search
+        self.answers: list[str | None] = []  # of each row
+        self.passages: list[str] = []  # each text once
+        self._passage_numbers: dict[str, int] = {}
+        self._set_numbers: dict[frozenset[str], int] = {}
+        self._lock = threading.Lock()
+        self._rows = np.zeros(1024, _ROW)
+        self._count = 0
+        self._pairs = np.zeros((1024, 2), np.int32)  # passage, row
+        self._pair_count = 0
+        self._lines: dict[tuple[int, int], int] = {}  # (file, line) -> row
+        self.version = 0  # grows with every change
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, found: Iterable[tuple[Place, Summary, str | None]]) -> None:
+        """Appends episodes: where each is, its summary and its answer."""
+        with self._lock:
+            for place, summary, answer in found:
+                self._append(place, summary, answer)
+            self.version += 1
+
+    def forget(self, path: pathlib.Path) -> None:
+        """The file was written anew, or is gone: its rows count no more."""
+        with self._lock:
+            file = self.files.find(str(path))
+            rows = self._rows[: self._count]
+            rows["alive"][rows["file"] == file] = False
+            self._lines = {key: row for key, row in self._lines.items() if key[0] != file}
+            self.version += 1
+
+    def snapshot(self) -> np.ndarray:
+        """The rows so far, a structured array."""
+        with self._lock:
+            return self._rows[: self._count]
+
+    def row(self, path: pathlib.Path, line: int) -> int | None:
+        """The row of a record; None where the index has none (any more)."""
+        return self._lines.get((self.files.find(str(path)), line))
+
+    def place(self, row: int) -> Place:
+        """Where a row's record stands."""
+        one = self._rows[row]
+        path = pathlib.Path(self.files.all[one["file"]])
+        source = self.sources.all[one["source"]]
+        return Place(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
+
+    def with_text(self, needle: str, rows: np.ndarray) -> Bool[np.ndarray, " R"]:
+        """Which rows say these words, in their own or in a retrieved passage; case does not matter."""
+        needle = needle.lower()
+        hits = np.fromiter((needle in text for text in self.said[: len(rows)]), bool, len(rows))
+        with self._lock:
+            pairs, passages = self._pairs[: self._pair_count], len(self.passages)
+        of_passage = np.fromiter((needle in text for text in self.passages[:passages]), bool, passages)
+        retrieved = pairs[of_passage[pairs[:, 0]], 1] if passages else np.zeros(0, np.int32)
+        hits[retrieved[retrieved < len(rows)]] = True
+        return hits
+
+    def bits(self, names: Iterable[str]) -> np.uint64:
+        """Of knowledge bases; names that nothing has searched have none."""
+        numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
+        return np.uint64(sum(1 << number for number in set(numbers)))
+
+    def _append(self, place: Place, summary: Summary, answer: str | None) -> None:
+        row = self._count
+        if row == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
+        question = self.questions.number(summary.question)
+        if question == len(self.texts):
+            self.texts.append(summary.text)
+        file = self.files.number(str(place.path))
+        numbers = [min(self.kbs.number(name), _BITS) for name in sorted(summary.kbs)]
+        if summary.datasets not in self._set_numbers:
+            self._set_numbers[summary.datasets] = len(self.dataset_sets)
+            self.dataset_sets.append(summary.datasets)
+            for name in sorted(summary.datasets):
+                self.datasets.number(name)
+        self._rows[row] = (
+            True,
+            place.run,
+            self.sources.number(place.source),
+            file,
+            place.line,
+            place.offset,
+            place.size,
+            question,
+            summary.sample,
+            summary.step,
+            summary.reward,
+            summary.advantage,
+            summary.correct,
+            summary.trained,
+            summary.turns,
+            summary.searches,
+            summary.tokens,
+            summary.forked,
+            sum(1 << number for number in set(numbers)),
+            sum(1 << FAILURES.index(name) for name in summary.failures),
+            self._set_numbers[summary.datasets],
+        )
+        self.said.append(summary.said)
+        self.answers.append(answer)
+        self._lines[(file, place.line)] = row
+        self._retrieved(row, summary.passages)
+        self._count += 1
+
+    def _retrieved(self, row: int, passages: Iterable[str]) -> None:
+        for text in dict.fromkeys(passages):
+            number = self._passage_numbers.setdefault(text, len(self.passages))
+            if number == len(self.passages):
+                self.passages.append(text)
+            if self._pair_count == len(self._pairs):
+                self._pairs = np.concatenate([self._pairs, np.zeros_like(self._pairs)])
+            self._pairs[self._pair_count] = (number, row)
+            self._pair_count += 1
+
+
+def sets_with(index: Index, name: str) -> Int[np.ndarray, " S"]:
+    """Numbers of the sets of data sets in which a name is."""
+    return np.asarray([number for number, names in enumerate(index.dataset_sets) if name in names], int)

@@ -1,0 +1,22 @@
+// What the server is asked.
+
+export async function get(path, parameters = []) {
+  const query = new URLSearchParams(parameters).toString();
+  const reply = await fetch(query ? `${path}?${query}` : path);
+  const content = await reply.json();
+  if (!reply.ok) throw new Error(content.error || reply.statusText);
+  return content;
+}
+
+export const pictureUrl = (key, n) => `/api/picture?${new URLSearchParams({ key, n })}`;
+
+const kept = new Map(); // episodes by key and version of the index
+
+export function episode(key, version) {
+  const name = `${version}|${key}`;
+  if (!kept.has(name)) {
+    if (kept.size > 60) kept.delete(kept.keys().next().value);
+    kept.set(name, get("/api/episode", [["key", key]]).catch((error) => { kept.delete(name); throw error; }));
+  }
+  return kept.get(name);
+}

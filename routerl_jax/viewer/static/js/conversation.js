@@ -1,0 +1,100 @@
+// A trajectory as a conversation: what was asked, thought, searched, found, looked at and answered.
+
+import { colour } from "./colours.js";
+import { h } from "./dom.js";
+import { number, signed } from "./format.js";
+import { pageWithBoxes, thumb } from "./pictures.js";
+
+// `raw`: texts as they were written. `short`: for columns side by side, without what retrieved texts say in full.
+export function conversation(told, { raw = false, short = false } = {}) {
+  const { record } = told;
+  const branches = new Map((record.branches ?? []).map((branch) => [branch.turn, branch]));
+  const last = record.turns.length - 1;
+  return h("div", { class: `talk${short ? " short" : ""}` },
+    h("div", { class: "say user" },
+      raw ? h("pre", {}, record.prompt) : h("p", { class: "asked" }, record.question),
+      h("div", { class: "thumbs" }, record.images.filter((n) => n !== null).map((n) => thumb(told, n)))),
+    record.turns.map((turn, i) => [written(told, turn, branches.get(i), i === last, raw), replied(told, turn, raw, short)]),
+    ending(record));
+}
+
+function written(told, turn, branch, last, raw) {
+  const action = turn.action ?? { kind: "written", thought: "" };
+  const parts = [];
+  if (branch) {
+    parts.push(h("p", { class: "fork", title: "This way was taken for the policy" }, `a fork: ${branch.tool} was chosen for the policy, which gives it ${number(Math.exp(branch.logprob))}`));
+  }
+  if (raw || action.kind === "written" || action.kind === "invalid") {
+    parts.push(h("pre", {}, turn.forced ? h("span", { class: "forced", title: "fed to force this form" }, turn.forced) : null, turn.text));
+  } else {
+    if (turn.forced) parts.push(h("p", { class: "forced" }, "the answer was forced: the budget was spent"));
+    if (action.thought) parts.push(h("p", { class: "thought" }, action.thought));
+    if (action.kind === "search") parts.push(h("p", { class: "search" }, kbLabel(action.tool), action.query || h("i", { class: "faint" }, "by the picture")));
+    if (action.kind === "region") parts.push(h("p", { class: "search" }, h("b", { class: "label look" }, "looks at"), box(action.box)));
+    if (action.kind === "refusal") parts.push(h("p", {}, turn.text.trim()));
+    if (action.kind === "answer") parts.push(h("p", { class: last ? "answer" : "" }, last ? action.answer : ["finds: ", action.answer]));
+  }
+  if (action.error) parts.push(h("p", { class: "bad" }, action.kind === "invalid" ? `invalid: ${action.error}` : action.error));
+  else if (!turn.well_formed) parts.push(h("p", { class: "note" }, "not well formed"));
+  if (turn.stop_reason === "length") parts.push(h("p", { class: "note" }, "cut off at the limit of tokens"));
+  if (Object.keys(turn.rewards ?? {}).length) parts.push(h("p", { class: "note num" }, terms(turn.rewards)));
+  return h("div", { class: "say policy" }, parts);
+}
+
+function replied(told, turn, raw, short) {
+  const ids = new Set((turn.shown ?? []).map((item) => item.passage).filter(Boolean)); // where the agent says what it showed
+  const parts = turn.calls.map((call) => found(told, call, short, ids));
+  if (raw && turn.observation) parts.splice(0, parts.length, h("pre", {}, turn.observation));
+  const shown = (turn.shown ?? []).filter((item) => item.digest || item.error);
+  const inPassages = new Set(turn.calls.flatMap((call) => call.passages.map((passage) => passage.image)));
+  const others = shown.filter((item) => item.error || item.box.length || !(inPassages.has(item.image) || told.record.images.includes(item.image)));
+  if (others.length) parts.push(h("div", { class: "shown" }, others.map((item) => seen(told, item))));
+  return parts.length ? h("div", { class: "say world" }, parts) : null;
+}
+
+function found(told, call, short, shown) {
+  const head = h("div", { class: "from faint" }, kbLabel(call.tool), call.query && h("span", {}, `“${call.query}”`),
+    h("span", { class: "num" }, call.seconds ? ` ${number(call.seconds * 1000, 2)} ms` : "", call.cost ? ` · cost ${number(call.cost)}` : ""));
+  if (call.error !== null) return h("div", { class: "call" }, head, h("p", { class: "bad" }, call.error));
+  return h("div", { class: "call" }, head, call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short, shown.size > 0 && !shown.has(passage.id))) : h("p", { class: "faint" }, "nothing found"));
+}
+
+function passageOf(told, passage, short, unseen) {
+  const text = passage.text.trim();
+  const title = passage.title && !text.startsWith(passage.title) ? h("b", {}, passage.title, " ") : null;
+  const body = h("p", { class: "text" }, title, text);
+  if (text.length > (short ? 120 : 420)) {
+    body.classList.add("folded");
+    body.title = "click to unfold";
+    body.onclick = () => { if (!getSelection().toString()) body.classList.toggle("folded"); };
+  }
+  return h("div", { class: `passage${unseen ? " unseen" : ""}`, title: unseen ? "found, but not shown to the policy" : null },
+    h("span", { class: "score num faint", title: `score of ${passage.id}` }, number(passage.score)),
+    passage.image === null || passage.image === undefined ? null : thumb(told, passage.image), body);
+}
+
+function seen(told, item) {
+  if (item.error) return h("p", { class: "bad" }, `a picture${item.passage ? ` of ${item.passage}` : ""} could not be shown: ${item.error}`);
+  if (!item.box.length) return thumb(told, item.image, true);
+  const look = told.looks.find((one) => one.crops.some((crop) => crop.image === item.image && same(crop.box, item.box)));
+  const crop = look?.crops.find((one) => one.image === item.image && same(one.box, item.box));
+  return h("figure", { class: "crop" }, look ? pageWithBoxes(told, { ...look, crops: [crop] }) : null, thumb(told, item.image, true));
+}
+
+function ending(record) {
+  const right = record.golden_answers?.length ? h("p", { class: "gold faint" }, "gold: ", record.golden_answers.join(" / ")) : null;
+  const { verdict, usage, failure } = record;
+  return h("div", { class: "ending" },
+    record.prediction === null ? h("p", { class: "bad" }, "no answer") : null,
+    failure ? h("p", { class: "bad" }, `the endpoint failed: ${failure.kind}. ${failure.message}`) : null,
+    record.truncated ? h("p", { class: "bad" }, "truncated: a token limit ended the episode") : null,
+    right,
+    verdict ? h("p", { class: "faint" }, `judge: ${verdict.kind}. ${verdict.said}`) : null,
+    Object.keys(record.rewards ?? {}).length ? h("p", { class: "faint num" }, "rewards: ", terms(record.rewards)) : null,
+    usage ? h("p", { class: "faint num" }, `${usage.replies} replies, ${usage.prompt_tokens} tokens read, ${usage.tokens} written${usage.cost ? `, cost ${number(usage.cost)}` : ""}`) : null);
+}
+
+const terms = (rewards) => Object.entries(rewards).map(([name, value]) => `${name} ${signed(value)}`).join("   ");
+const box = (sides) => `(${sides.map((side) => number(side, 4)).join(", ")})`;
+const same = (one, other) => one.length === other.length && one.every((side, i) => side === other[i]);
+const kbLabel = (name) => h("b", { class: "label", style: { color: colour("kb", name) } }, name);

@@ -1,0 +1,77 @@
+// The overview: how far the runs are, what is wrong, and their curves.
+
+import { get } from "./api.js";
+import { Charts } from "./charts.js";
+import { fill, h } from "./dom.js";
+import { duration, number } from "./format.js";
+import { drawHealth } from "./health.js";
+
+const DRAWN = 3000; // ms between two looks at health and metrics, at least
+
+export class Overview {
+  constructor(root) {
+    this.metrics = new Map(); // of each run: {mark, count, steps, stages, values}
+    this.cards = h("section", { class: "cards" });
+    this.health = h("section", { class: "health" });
+    this.curves = h("section", { class: "curves" });
+    this.charts = new Charts(this.curves);
+    fill(root, h("div", { class: "overview" }, this.cards, this.health, this.curves));
+    this.known = "";
+  }
+
+  open(_, state) {
+    this.refresh(state);
+  }
+
+  async refresh(state) {
+    fill(this.cards, state.runs.map(card));
+    const now = state.runs.map((run) => `${run.name}:${run.rows}`).join();
+    if (now === this.known || this.busy) return;
+    this.busy = true;
+    try {
+      await Promise.all(state.runs.map((run) => this.fetch(run.name)));
+      this.charts.draw(state.runs.filter((run) => run.rows).map((run) => ({ name: run.name, ...this.metrics.get(run.name) })));
+      const told = await Promise.all(state.runs.filter((run) => run.rows).map(async (run) => (
+        { name: run.name, ...(await get("/api/health", [["run", run.name]])) })));
+      drawHealth(this.health, told);
+      this.known = now;
+    } finally {
+      setTimeout(() => { this.busy = false; }, DRAWN);
+    }
+  }
+
+  async fetch(name) {
+    const had = this.metrics.get(name) || { mark: 0, count: 0, steps: [], stages: [], values: {} };
+    const more = await get("/api/metrics", [["run", name], ["after", had.count], ["mark", had.mark]]);
+    const kept = more.first;
+    const steps = had.steps.slice(0, kept).concat(more.steps);
+    const values = {};
+    for (const metric of new Set([...Object.keys(had.values), ...Object.keys(more.values)])) {
+      const before = had.values[metric]?.slice(0, kept) ?? new Array(kept).fill(null);
+      values[metric] = before.concat(more.values[metric] ?? new Array(more.steps.length).fill(null));
+    }
+    this.metrics.set(name, { mark: more.mark, count: more.count, steps, stages: had.stages.slice(0, kept).concat(more.stages), values });
+  }
+
+  restyle() {
+    this.charts.restyle();
+  }
+
+  close() {
+    this.charts.close();
+  }
+}
+
+function card(run) {
+  const done = run.step === null ? 0 : run.step + 1;
+  const left = run.state === "running" && run.steps && run.seconds ? (run.steps - done) * run.seconds : null;
+  const facts = [run.recipe, run.model && run.model.split("/").filter(Boolean).slice(-2).join("/"), run.seed === null || run.seed === undefined ? "" : `seed ${run.seed}`];
+  const time = run.state === "running" && run.step !== null
+    ? [`${duration(run.silent)} since the last step`, left ? `, about ${duration(left)} left` : ""]
+    : [run.step === null ? "no step yet" : `last step ${duration(run.silent)} ago`];
+  return h("article", { class: "card", title: run.path },
+    h("h2", {}, h("i", { class: `dot ${run.state}` }), run.name, h("span", { class: "faint" }, ` ${run.state}`)),
+    h("p", {}, facts.filter(Boolean).join(" · ")),
+    run.steps ? h("div", { class: "bar" }, h("div", { style: { width: `${Math.min(100 * done / run.steps, 100)}%` } })) : null,
+    h("p", { class: "faint" }, `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · `, time));
+}
