@@ -31,6 +31,16 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+
+    classes: dict[type, list[str]] = {}  # some kinds have a configuration in common
+    for name in KB_BUILDERS:
+        classes.setdefault(KB_BUILDERS.get(name).config, []).append(name)
+    return {f"A knowledge base of kind {' or '.join(names)}": config for config, names in classes.items()}
+
+
 def main(_: Sequence[str]) -> None:
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
@@ -49,4 +59,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

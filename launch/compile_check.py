@@ -41,6 +41,13 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
+
+
 def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.training.compile_check import check
@@ -81,4 +88,4 @@ def table(report: Report) -> str:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

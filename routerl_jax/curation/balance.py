@@ -43,7 +43,7 @@ _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds",
 class BalanceConfig:
     """A job that finds out what questions take and draws a balanced sample."""
 
-    job: Literal["balance"] = "balance"
+    job: Literal["balance"] = "balance"  # says which job it is
     policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings hold
     step: Count = 0  # of its checkpoints; 0: the finished policy
     data: str = ""  # questions, as data.readers.open_dataset takes them; empty: those that the run trained on

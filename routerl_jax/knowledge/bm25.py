@@ -71,7 +71,7 @@ class Bm25Config:
     """What `build_bm25` makes."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
-    kind: str = "bm25"
+    kind: str = "bm25"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0

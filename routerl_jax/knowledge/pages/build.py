@@ -51,7 +51,7 @@ class PagesConfig:
     """What `build_pages` makes."""
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
-    kind: str = "pages"
+    kind: str = "pages"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
@@ -81,13 +81,13 @@ class OcrConfig:
     """What `build_ocr` makes: pages by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
-    kind: str = "ocr"
-    name: str = ""
+    kind: str = "ocr"  # of knowledge base
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
     encoder: str = ""  # of that knowledge base, where it has one; default: its own
     index: str = ""  # likewise
-    overwrite: bool = False
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.pages.text == "none":
