@@ -16,6 +16,7 @@ from routerl_jax.llms.config import JudgeConfig, PolicyModelConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
+from routerl_jax.training.profiler import profiled_steps
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -152,6 +153,8 @@ class TrainConfig:
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
+    # steps that JAX's profiler traces, FIRST:END, such as 10:12 for steps 10 and 11 (training.profiler); empty: none
+    profile: str = ""
     log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
@@ -167,6 +170,7 @@ class TrainConfig:
         self._check_controls()
         self._check_names()
         check_log(self.log)
+        profiled_steps(self.profile, None if self.uncounted else self.steps)
         for name in self.stages:
             self.in_stage(name)
 

@@ -235,7 +235,15 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = _saved(path), _as_json(config)
     saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
+    free = {
+        "steps",
+        "log",
+        "log_episodes",
+        "profile",
+        "checkpoint",
+        "evaluation",
+        "watch",
+    }  # may change between sittings
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters
