@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from routerl_jax.core.progress import be_quiet
 from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
 
 if TYPE_CHECKING:
@@ -42,10 +43,14 @@ def start(
     skip_absent_tpu()  # these before a configuration imports JAX
     keep_compilations()
     define_flags()
+    flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
     def guarded(argv: Sequence[str]) -> None:
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
             logging.set_verbosity(logging.WARNING)  # orbax tells of every rename at INFO
+        be_quiet(bool(FLAGS["quiet"].value))
+        if FLAGS["quiet"].value:
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on PyTorch, which users need not have
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:

@@ -16,10 +16,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.curation.job import begin
 from routerl_jax.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
@@ -227,7 +226,7 @@ def _found(
     rounds = len(PROBES) if config.probe == "forced" else 1
     for number in range(rounds):
         left = [name for name in made.examples if name not in found or found[name][0].kind == UNSOLVED]
-        bar = tqdm(
+        bar = Bar(
             made.made(number, left, config.attempts),
             total=made.portions(left),
             desc=f"round {number + 1} of {rounds}",

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import jax
 
+from routerl_jax.core.progress import waiting
+
 PART = "part"  # marks what is a part of a step in a trace
 
 
 class Clock:
-    """Adds up seconds by name; a profile shows them by these names, too."""
+    """Adds up seconds by name. The bar that is shown names what is under way, and a profile has the same names."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -21,7 +23,7 @@ class Clock:
     def __call__(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            with jax.profiler.TraceAnnotation(name, **{PART: 1}):
+            with waiting(name.replace("_", " ")), jax.profiler.TraceAnnotation(name, **{PART: 1}):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -17,7 +17,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import write_whole
 from routerl_jax.parallel import multihost
@@ -113,7 +112,7 @@ class Profiler:
         newest = max(self._place.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
         write_whole(self._place / "profile.txt", text)
-        tqdm.write(text)
+        print(text)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, score
@@ -24,6 +24,7 @@ from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
 from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.clock import Clock
@@ -75,6 +76,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
       RunStopped: the run went wrong (config.watch).
     """
     config = count_steps(config)
+    tell_compilations()
     with alone_as_job(workdir):
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
@@ -147,7 +149,7 @@ class _Training:
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
         paces: list[float] = []  # seconds of this sitting's first steps
         profiler = Profiler(profiled_steps(self.config.profile), self.workdir, self.run.start)
-        with tqdm(left, initial=self.run.start, **shown) as bar, profiler:
+        with Bar(left, initial=self.run.start, **shown) as bar, profiler:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
                 try:
@@ -159,10 +161,10 @@ class _Training:
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
-                bar.set_postfix_str(_headline(metrics))
+                bar.set_postfix_str(_headline(metrics), refresh=False)
                 paces.append(clock.seconds["step"])
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
-                    bar.write(estimate(paces, steps - step - 1))
+                    note(estimate(paces, steps - step - 1))
         return None
 
     def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 import numpy as np
 from absl import logging
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import texts
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills
@@ -24,6 +24,7 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.alignment import align_tower
 from routerl_jax.training.clock import Clock
@@ -53,6 +54,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       RunStopped: the run went wrong (config.watch); its checkpoints are from before.
       ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
     """
+    tell_compilations()
     with alone_as_job(workdir):
         return _train(config, workdir, resume)
 
@@ -81,7 +83,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     tokens_seen, started = 0, time.perf_counter()
     shown = {"total": config.steps, "desc": "supervised", "unit": "step", "disable": not multihost.is_main()}
     profiler = Profiler(profiled_steps(config.profile), workdir, run.start)
-    with tqdm(range(run.start, config.steps), initial=run.start, **shown) as bar, profiler:
+    with Bar(range(run.start, config.steps), initial=run.start, **shown) as bar, profiler:
         for step in bar:
             with profiler.step(step):
                 metrics, tokens = _update(run, fitting, source, drills, step)
@@ -91,7 +93,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 metrics |= _validate(run, fitting, held_out)
                 metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
                 if multihost.is_main():
-                    tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+                    note(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
             run.writer.write(step, metrics)
             alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
             if not alarm and owed and (done == config.steps or not watch.worried):

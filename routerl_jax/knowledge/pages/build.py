@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
@@ -217,7 +217,7 @@ class _PagesBuild:
             step=config.shard_size,
         )
         batch = config.embed_batch or _batch_size(self._encoder)
-        bar = tqdm(
+        bar = Bar(
             total=count,
             initial=ragged.resumed,
             desc="embedding",
@@ -268,7 +268,7 @@ class _PagesBuild:
             count=len(vectors),
             step=1024,
         )
-        bar = tqdm(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
+        bar = Bar(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
 
         def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
             found = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
