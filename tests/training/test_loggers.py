@@ -179,7 +179,11 @@ def test_all_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [(row["step"], row["actor/loss"]) for row in read_metrics(tmp_path)] == expected
     assert tensorboard(tmp_path) == {"actor/loss": expected}
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    rows = [record.history for record in wandb_records(file) if record.HasField("history")]
+    deadline = time.monotonic() + 60  # its own process writes, which a busy machine keeps waiting
+    while (
+        not (rows := [r.history for r in wandb_records(file) if r.HasField("history")]) and time.monotonic() < deadline
+    ):
+        time.sleep(0.5)
     found = [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in rows]
     assert [(row["_step"], row["actor/loss"]) for row in found] == expected
 
