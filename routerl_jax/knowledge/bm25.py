@@ -180,7 +180,8 @@ def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
     bar = Bar(_texts(passages), desc="words", unit="passage", total=len(passages), disable=not progress)
     ids = list(tokenizer.streaming_tokenize(bar))
     retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)
-    retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=progress, leave_progress=progress)
+    # its own bars are not ours to put in lines, or to hide
+    retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=False)
     with explained(directory / INDEX, f"All {len(passages):,} passages are kept"):
         retriever.save(str(directory / INDEX), show_progress=False)
 

@@ -57,7 +57,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         *(f"| {key} | {_cell(value)} |" for key, value in rows.items() if value),
         "",
         *(["Settings that are not the defaults:", "", *_block(chosen), ""] if chosen else []),
-        "Passages are the corpus's: its licence is theirs.",
+        *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
     write_whole(place / CARD, "\n".join(lines) + "\n")
 
