@@ -28,6 +28,7 @@ REQUIRED = [
     "orbax-checkpoint>=0.12.8",
     "qwix>=0.1.8",  # rules and quantisation of LoRA
     "pillow>=10.1",
+    "PyYAML>=6.0",  # model cards
     "pyarrow>=16",  # parquet; tensorflow-datasets needs it too
     "rich>=13.0",
     "safetensors>=0.6",

@@ -44,6 +44,13 @@ def define_flags() -> None:
     flags.DEFINE_bool("json", False, "Print one JSON object per attempt instead.")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 2 or not argv[1].strip():
         raise ValueError('give exactly one question, in quotes: python -m launch.ask --workdir=DIR "..."')
@@ -105,4 +112,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    start(main, define_flags, arguments=True)
+    start(main, define_flags, schemas, arguments=True)

@@ -31,22 +31,34 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
-def main(_: Sequence[str]) -> None:
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
     from routerl_jax.knowledge.kinds import KB_BUILDERS
+
+    classes: dict[type, list[str]] = {}  # some kinds have a configuration in common
+    for name in KB_BUILDERS:
+        classes.setdefault(KB_BUILDERS.get(name).config, []).append(name)
+    return {f"A knowledge base of kind {' or '.join(names)}": config for config, names in classes.items()}
+
+
+def main(_: Sequence[str]) -> None:
+    from routerl_jax.knowledge.card import write_card
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.parallel import multihost
 
     builder = KB_BUILDERS.get(str(read_config_dict().get("kind", "dense_text")))
     config, options = read_config_as(builder.config), {}
     if FLAGS.distributed:
         if "together" not in inspect.signature(builder.build).parameters:
             raise ValueError(f"--distributed: knowledge bases of kind {config.kind!r} are built by one process")
-        from routerl_jax.parallel import multihost
-
         multihost.initialize()
         options = {"together": True}
     check_writable("--workdir", FLAGS.workdir)
     report = builder.build(config, FLAGS.workdir, progress=True, **options)
+    if not FLAGS.distributed or multihost.is_main():
+        write_card(FLAGS.workdir)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

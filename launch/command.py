@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from routerl_jax.core.progress import be_quiet
 from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
 
 if TYPE_CHECKING:
@@ -21,20 +23,34 @@ FLAGS = flags.FLAGS
 T = TypeVar("T")
 
 
-def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None], *, arguments: bool = False) -> None:
+Schemas = Callable[[], Mapping[str, type]]
+_HELP = ("help", "helpshort", "h", "?")
+
+
+def start(
+    main: Callable[[Sequence[str]], None],
+    define_flags: Callable[[], None],
+    schemas: Schemas | None = None,
+    *,
+    arguments: bool = False,
+) -> None:
     """Defines the program's flags and runs it. Flags are not defined at import, so that programs can import each other.
 
     A ValueError is bad input, an OSError a file, directory or service that can't be used: the message goes to standard error
-    in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `arguments` lets the program take
-    words besides its flags.
+    in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `schemas` gives the classes of
+    what --config may hold, by heading; --help lists their fields. `arguments` lets the program take words besides its flags.
     """
     skip_absent_tpu()  # these before a configuration imports JAX
     keep_compilations()
     define_flags()
+    flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
     def guarded(argv: Sequence[str]) -> None:
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
             logging.set_verbosity(logging.WARNING)  # orbax tells of every rename at INFO
+        be_quiet(bool(FLAGS["quiet"].value))
+        if FLAGS["quiet"].value:
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on PyTorch, which users need not have
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
@@ -55,7 +71,7 @@ def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None
         except KeyboardInterrupt:
             sys.exit(130)
 
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=functools.partial(_parse, schemas))
 
 
 def _told(error: ValueError | OSError) -> str:
@@ -117,10 +133,22 @@ def _refuse_url(key: str, path: str | None) -> None:
         )
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _print_help(schemas: Schemas | None) -> None:
+    """The program's purpose, its flags, and the fields of its configuration."""
+    app.usage(shorthelp=True, writeto_stdout=True)
+    if schemas:
+        from launch.settings import print_fields
+
+        print_fields(schemas())
+
+
+def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     """absl's parser; a value that a flag can't take becomes one clear line, and so do an override of a key that the
     configuration does not have, and what a configuration says against its variant (`FILE:VARIANT`)."""
     program = f"launch.{pathlib.Path(argv[0]).stem}"
+    if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
+        _print_help(schemas)
+        sys.exit(0)
     try:
         return FLAGS(list(argv))
     except flags.Error as error:

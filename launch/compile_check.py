@@ -46,6 +46,13 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
+
+
 def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.training.compile_check import check
@@ -156,4 +163,4 @@ def _collectives(program: ProgramReport) -> str:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

@@ -51,6 +51,24 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.curation.balance import BalanceConfig
+    from routerl_jax.curation.expert_config import ExpertsConfig
+    from routerl_jax.curation.golden_config import ConstructConfig
+    from routerl_jax.curation.teaching import TeachingConfig
+    from routerl_jax.curation.vqa import VqaConfig
+
+    jobs = {
+        "golden": ConstructConfig,
+        "balance": BalanceConfig,
+        "sft": TeachingConfig,
+        "vqa": VqaConfig,
+        "experts": ExpertsConfig,
+    }
+    return {f"A job: {job}": config for job, config in jobs.items()}
+
+
 def golden(workdir: pathlib.Path) -> Any:
     """The report of a job of golden trajectories."""
     from routerl_jax.curation.golden import construct
@@ -167,4 +185,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

@@ -85,6 +85,14 @@ def define_flags() -> None:
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.comparison.config import ComparisonConfig
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A comparison (configs/eval)": ComparisonConfig, "A run, of one policy": TrainConfig}
+
+
 def main(_: Sequence[str]) -> None:
     if "help" in (*FLAGS.agents, *FLAGS.benchmarks, FLAGS.report):
         _help()
@@ -367,4 +375,4 @@ def _file_name(benchmark: str) -> str:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

@@ -3,6 +3,7 @@ r"""Writes a run's policy as a Hugging Face directory that transformers loads.
 python -m launch.export_hf --workdir=runs/quickstart --output=exported
 python -m launch.export_hf --workdir=runs/quickstart --output=exported --step=100
 python -m launch.export_hf --workdir=runs/lora --output=adapter --lora=adapter
+python -m launch.export_hf --workdir=runs/quickstart --output=exported --push=me/my-router
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def define_flags() -> None:
         ["merged", "adapter"],
         "Of a run with config.model.lora: the whole weights, or the adapter alone as the peft library loads it.",
     )
+    flags.DEFINE_string("push", None, "Upload it to this repository of the Hugging Face hub, ORGANISATION/NAME, too.")
+    flags.DEFINE_bool("private", False, "Make the repository of --push private, if it is new.")
+    flags.DEFINE_string("license", "", "Of the weights, in the hub's words, for the card; default: that of the base.")
     flags.DEFINE_bool("json", False, "Print a JSON object with what was written.")
 
 
@@ -39,25 +43,49 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.models.peft import save_adapter
     from routerl_jax.models.vision_language import VisionLanguageModel
     from routerl_jax.parallel.mesh import single_device_mesh
+    from routerl_jax.remote.push import HubRepository
     from routerl_jax.training.load import adapter_base, load_config, load_policy
+    from routerl_jax.training.model_card import write_card
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
     check_writable("--output", output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
+    if FLAGS.private and not FLAGS.push:
+        raise ValueError("--private is for --push=ORGANISATION/NAME")
     # On one device: the machine that exports need not have the devices of the run.
     config, alone = load_config(workdir), FLAGS.lora == "adapter"
+    repository = HubRepository(FLAGS.push, private=FLAGS.private) if FLAGS.push else None
     model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)
     if alone:
         save_adapter(model, output, adapter_base(workdir, config), FLAGS.dtype)
     else:
         save_pretrained(model, output, dtype=FLAGS.dtype)
+    sees = isinstance(model, VisionLanguageModel)
+    name = repository.name if repository else output.resolve().name
+    write_card(
+        output,
+        workdir,
+        config,
+        name=name,
+        sees=sees,
+        step=FLAGS.step,
+        adapter=alone,
+        licence=FLAGS.license,
+    )
     size = sum(file.stat().st_size for file in output.iterdir())
+    pushed = (
+        repository.push(output, f"routerl_jax: {config.recipe}, {FLAGS.step or config.steps} steps")
+        if repository
+        else ""
+    )
     if FLAGS.json:
-        print(json.dumps({"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}))
-    else:
-        call = _call(output, alone, isinstance(model, VisionLanguageModel))
-        print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {call}")
+        said = {"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}
+        print(json.dumps(said | ({"pushed": pushed} if pushed else {})))
+        return
+    print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {_call(output, alone, sees)}")
+    if pushed:
+        print(f"pushed it: {pushed}")
 
 
 def _call(output: pathlib.Path, adapter: bool, sees: bool) -> str:

@@ -15,10 +15,10 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from absl import flags
-from tqdm.auto import tqdm
 
 from launch.command import check_writable, start
 from routerl_jax.core.files import whole_file
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
 
@@ -38,7 +38,7 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(f"--output={output} exists already; remove it, or give another name")
     check_writable("--output", output, file=True)
     counts = PoolCounts()
-    passages = tqdm(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
+    passages = Bar(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
     write_corpus(output, passages)
     print(
         f"{output}: {counts.passages:,} distinct passages of {counts.given:,} that came with {counts.rows:,} questions"

@@ -44,6 +44,13 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
+
+
 def main(_: Sequence[str]) -> None:
     from routerl_jax.core.journal import check_same
     from routerl_jax.curation.questions import counts_of
@@ -90,4 +97,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

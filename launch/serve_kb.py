@@ -48,6 +48,13 @@ def define_flags() -> None:
         flags.DEFINE_alias(name.replace("_", "-"), name)
 
 
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.knowledge.serving.config import ServeConfig
+
+    return {"A server": ServeConfig}
+
+
 def main(_: Sequence[str]) -> None:
     from routerl_jax.knowledge.serving.config import open_served
     from routerl_jax.knowledge.serving.run import serve
@@ -87,4 +94,4 @@ def _given(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

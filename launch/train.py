@@ -3,6 +3,7 @@ r"""Trains a policy, by reinforcement learning or on demonstrations, as the conf
 python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
 python -m launch.train --config=configs/quickstart.py --workdir=runs/longer --config.steps=300 --config.seed=1
 python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart --resume
+python -m launch.train --config=configs/quickstart.py --show
 """
 
 from __future__ import annotations
@@ -27,14 +28,32 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/quickstart.py.")
-    flags.DEFINE_string("workdir", None, "Directory of the run: checkpoints, metrics, figures, results.", required=True)
+    flags.DEFINE_string("workdir", None, "Directory of the run: checkpoints, metrics, figures, results.")
+    flags.DEFINE_bool("show", False, "Print the whole configuration, what differs from the defaults marked, and end.")
     flags.DEFINE_bool("distributed", False, "Join the job's other processes (TPU pod, Slurm, or JAX_* variables).")
     flags.DEFINE_bool("resume", False, "Continue the run in --workdir from its newest checkpoint.")
     flags.mark_flag_as_required("config")
+    flags.register_multi_flags_validator(
+        ["workdir", "show"],
+        lambda given: given["workdir"] is not None or given["show"],
+        message="give --workdir, the directory of the run; or --show",
+    )
+
+
+def schemas() -> dict[str, type]:
+    """What --config may hold, by what it is."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
 
 
 def main(_: Sequence[str]) -> None:
     config = read_config()
+    if FLAGS.show:
+        from launch.settings import print_settings
+
+        print_settings(config)
+        return
     if config.chat_model.model:
         raise ValueError(
             f"config.chat_model.model={config.chat_model.model!r}: a chat model behind an endpoint can't be trained; it is for "
@@ -76,4 +95,4 @@ def _how_to_go_on(workdir: pathlib.Path) -> str:
 
 
 if __name__ == "__main__":
-    start(main, define_flags)
+    start(main, define_flags, schemas)

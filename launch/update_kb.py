@@ -33,6 +33,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from routerl_jax.knowledge.card import write_card
     from routerl_jax.knowledge.update import read_added, update
 
     report = update(
@@ -42,6 +43,7 @@ def main(_: Sequence[str]) -> None:
         compact_above=FLAGS.compact_above,
         progress=True,
     )
+    write_card(FLAGS.workdir)
     print(json.dumps(dataclasses.asdict(report)) if FLAGS.json else report)
 
 

@@ -83,7 +83,12 @@ def launch_here(program: str, *arguments: Any) -> Any:
         patch.chdir(ROOT)
         try:
             with pytest.raises(SystemExit) as stopped:
-                start_program(module.main, module.define_flags, arguments=program == "ask")
+                start_program(
+                    module.main,
+                    module.define_flags,
+                    getattr(module, "schemas", None),
+                    arguments=program == "ask",
+                )
         finally:
             logging.set_verbosity(verbosity)
             for name in set(flags.FLAGS) - known:

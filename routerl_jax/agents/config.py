@@ -16,9 +16,9 @@ class AgentConfig:
     """How the policy works on a question; training and evaluation use the same agent (but for evaluation.k)."""
 
     grammar: str = ""  # agents.grammar.GRAMMARS; empty: the recipe's own
-    max_searches: Count = 3
+    max_searches: Count = 3  # searches on a question, at most
     k: Size = 2  # passages per search
-    max_turn_tokens: Size = 64
+    max_turn_tokens: Size = 64  # most tokens that the policy writes in a turn
     # of what a search shows: whole passages, or the first's beginning; 0: all that fit
     max_observation_tokens: Count = 0
     answer_tokens: Size = 24  # room kept for the last turn

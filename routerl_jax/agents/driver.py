@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from absl import logging
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, check_choices
 from routerl_jax.agents.calls import calls_of_all
@@ -20,6 +19,7 @@ from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import Course
 from routerl_jax.agents.request import Request
 from routerl_jax.core.patience import USUAL
+from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.generation.sampling import Sampling
@@ -102,7 +102,7 @@ def run(
     stats = stats or DriverStats()
     driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks, finished)
 
-    with tqdm(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
+    with Bar(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
         episodes = run_to_end(driver.run_all(jobs, bar))
     if driver.unfit:
         logging.warning(
@@ -295,7 +295,8 @@ class _Driver:
         """Runs calls, one batch per tool. What is wrong with a tool itself is raised in the agents that wait for it."""
         started = time.perf_counter()
         try:
-            replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)
+            with waiting("tools"):
+                replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)
         except Exception as error:
             for call in calls:
                 call.rollout.outstanding -= 1

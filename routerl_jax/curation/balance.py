@@ -16,10 +16,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.curation.job import begin
 from routerl_jax.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
@@ -43,7 +42,7 @@ _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds",
 class BalanceConfig:
     """A job that finds out what questions take and draws a balanced sample."""
 
-    job: Literal["balance"] = "balance"
+    job: Literal["balance"] = "balance"  # says which job it is
     policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings hold
     step: Count = 0  # of its checkpoints; 0: the finished policy
     data: str = ""  # questions, as data.readers.open_dataset takes them; empty: those that the run trained on
@@ -227,7 +226,7 @@ def _found(
     rounds = len(PROBES) if config.probe == "forced" else 1
     for number in range(rounds):
         left = [name for name in made.examples if name not in found or found[name][0].kind == UNSOLVED]
-        bar = tqdm(
+        bar = Bar(
             made.made(number, left, config.attempts),
             total=made.portions(left),
             desc=f"round {number + 1} of {rounds}",

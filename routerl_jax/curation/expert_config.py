@@ -27,7 +27,7 @@ _PRICES = ("read_price", "write_price")
 class ExpertsConfig:
     """A job in which two language models show how to search pages, look closer, and answer."""
 
-    job: Literal["experts"] = "experts"
+    job: Literal["experts"] = "experts"  # says which job it is
     data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
     planner: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # thinks, searches, answers
     grounder: ChatModelConfig = dataclasses.field(
@@ -38,7 +38,7 @@ class ExpertsConfig:
     # what it does with pictures are read, its weights are not
     student: str = ""
     min_pixels: Count = 0  # of a picture as the policy sees it: config.model's of the run that learns
-    max_pixels: Count = 0
+    max_pixels: Count = 0  # likewise, at most
     agent: AgentConfig = AgentConfig(max_searches=6, k=10, instruct=True)  # max_searches: turns, the answer included
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)  # one, of pages
     picture_pixels: Size = 1280 * 28 * 28  # most pixels of a picture as the planner and the grounder get it
@@ -47,7 +47,7 @@ class ExpertsConfig:
     oracle: bool = False  # of the pages that a search finds, a gold one that was not shown yet comes first
     attempts: Size = 1  # per question, until one is right
     retries: Count = 1  # of a reply that can't be used; the model is told why
-    temperature: NonNegative = 0.0
+    temperature: NonNegative = 0.0  # of the replies
     max_tokens: Size = 2048  # of a reply
     max_length: Count = 0  # most tokens of a trajectory as the policy reads it; longer ones are rejected; 0: any
     least_steps: Size = 2  # of a trajectory, the answer included; the most are config.agent.max_searches

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.journal import Journal
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.curation.annotations import Annotations
@@ -122,7 +121,7 @@ class _Job:
         """
         started = time.monotonic()
         try:
-            with tqdm(
+            with Bar(
                 total=self._total,
                 initial=self._total - len(self.left),
                 desc="constructing",

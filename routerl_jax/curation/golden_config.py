@@ -29,7 +29,7 @@ class AttemptConfig:
     keep: Literal["first", "shortest"] = "first"
     shots: Count = 4  # most worked chats before each (curation.shots); the paper has 8
     retries: Count = 2  # further replies asked for where one can't be read
-    temperature: NonNegative = 1.0
+    temperature: NonNegative = 1.0  # of the replies
     max_tokens: Size = 2048  # of a reply
     max_document: Count = 2000  # characters of a document that are shown and written; 0: all
     sees: tuple[str, ...] = ("text_image",)  # knowledge bases that are asked with the question's picture, too
@@ -79,13 +79,14 @@ class AmountConfig:
 class ConstructConfig:
     """A job that makes golden trajectories."""
 
-    job: Literal["golden"] = "golden"
+    job: Literal["golden"] = "golden"  # says which job it is
     data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
     # who works on them: a language model, or nobody, where data sets say how their questions are answered (data.gold_paths)
     teacher: Literal["model", "annotations"] = "model"
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the language model
     # annotations: the knowledge base that answers a data set's questions, where paths don't say: DATASET=NAME,DATASET=NAME
     homes: str = ""
+    # the knowledge bases that are searched, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
     amount: AmountConfig = AmountConfig()

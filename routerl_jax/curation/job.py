@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.journal import Journal, check_same
+from routerl_jax.core.progress import Bar
 from routerl_jax.curation.report import listed
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ async def work_through(
     concurrency: int,
     patience: int,
     unit: str,
-    bar: tqdm,
+    bar: Bar,
     so_far: Callable[[], str],
     skip: Callable[[T], bool] = lambda item: False,
 ) -> None:
@@ -125,7 +124,7 @@ async def book_all(
         counts[record["outcome"]] += 1
         return f"{record['outcome']}: {record['detail']}" if record["outcome"] in failed else ""
 
-    with tqdm(total=len(items), initial=len(items) - len(left), desc=doing, unit=unit, disable=not progress) as bar:
+    with Bar(total=len(items), initial=len(items) - len(left), desc=doing, unit=unit, disable=not progress) as bar:
         await work_through(
             left,
             work,

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.progress import Bar
 from routerl_jax.curation.questions import choose, question_row
 from routerl_jax.curation.rollouts import Attempt, Rounds
 from routerl_jax.data.readers import ExampleSource
@@ -130,7 +129,7 @@ def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dic
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
         left = [name for name in made.examples if rollouts[name] is None]
-        bar = tqdm(
+        bar = Bar(
             made.made(number, left, samples),
             total=made.portions(left),
             desc=f"round {number + 1} of {rounds}",

@@ -64,16 +64,17 @@ OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
 class TeachingConfig:
     """A job in which a language model shows how to search on demand."""
 
-    job: Literal["sft"] = "sft"
+    job: Literal["sft"] = "sft"  # says which job it is
     data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the teacher
     # whose form the episodes are written in: directory, hub id or packaged model of the policy that is to learn. Its tokenizer
     # and what it does with pictures are read, its weights are not
     student: str = ""
     agent: AgentConfig = AgentConfig(max_searches=2)  # as in the run that learns; the teacher is told how to work
+    # the knowledge bases that are searched, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempts: Size = 1  # per question, until one is right
-    temperature: NonNegative = 0.0
+    temperature: NonNegative = 0.0  # of the replies
     max_tokens: Size = 2048  # of a reply
     max_length: Count = 0  # most tokens of an episode as the student reads it; longer ones are rejected; 0: any
     form: bool = True  # keep only attempts whose every turn keeps the protocol's form

@@ -59,7 +59,7 @@ OpenServices = Callable[[], tuple[ChatModel, SearchTool]]
 class VqaConfig:
     """A job that makes questions about pictures of concepts."""
 
-    job: Literal["vqa"] = "vqa"
+    job: Literal["vqa"] = "vqa"  # says which job it is
     # a text file with a concept a line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
     concepts: str = ""
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # who asks; it must see
@@ -68,7 +68,7 @@ class VqaConfig:
     k: Size = 3  # passages of a search; the first with a picture and a text is taken
     max_page: Size = 8000  # characters of its text that the model reads
     attempts: Size = 3  # replies that are asked for, with the fault of the one before, until one keeps the rules
-    temperature: NonNegative = 0.7
+    temperature: NonNegative = 0.7  # of the replies
     max_tokens: Size = 1024  # of a reply
     sample: Count = 6000  # questions of the sample, as many of each kind as there are; 0: all
     test: Count = 600  # of these in test.jsonl

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource
 
@@ -76,11 +76,11 @@ def find_overlaps(
     if not 0 < threshold <= 1 or words < 1:
         raise ValueError(f"threshold={threshold} must be in (0, 1] and words={words} at least 1")
     index = _Index(words)
-    for example in tqdm(train, desc="reading questions", unit="question", disable=not progress):
+    for example in Bar(train, desc="reading questions", unit="question", disable=not progress):
         index.add(example)
     asked = index.close(test)
     found: list[Overlap] = []
-    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), asked):
+    for example, shingles in zip(Bar(test, desc="comparing", unit="question", disable=not progress), asked):
         found += index.matches(example, shingles, threshold)
     return found
 

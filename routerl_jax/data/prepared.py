@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from filelock import FileLock
-from tqdm.auto import tqdm
 
 from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats import format as shared
 from routerl_jax.data.formats import known
@@ -57,7 +57,7 @@ class Questions(tfds.core.GeneratorBasedBuilder):
         return {_SPLIT: self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        rows = tqdm(
+        rows = Bar(
             known.distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question"
         )
         for number, example in enumerate(rows):

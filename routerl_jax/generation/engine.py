@@ -13,9 +13,9 @@ from typing import Any
 
 from flax import nnx
 from jax.sharding import Mesh
-from tqdm.auto import tqdm
 
 from routerl_jax.core.ledger import Ledger
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
@@ -318,7 +318,7 @@ class Engine:
         try:
             for stream in streams:
                 self.request(stream, stops=stops, max_tokens=max_tokens, sampling=sampling)
-            with tqdm(total=len(streams), desc="generating", unit="turn", disable=not progress) as bar:
+            with Bar(total=len(streams), desc="generating", unit="turn", disable=not progress) as bar:
                 while self.busy:
                     for stream, generated in self.step():
                         results[places[id(stream)]] = generated

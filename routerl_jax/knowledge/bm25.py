@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
-from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
 from routerl_jax.core.extras import needs
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import (
@@ -71,7 +71,7 @@ class Bm25Config:
     """What `build_bm25` makes."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
-    kind: str = "bm25"
+    kind: str = "bm25"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
@@ -159,7 +159,7 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     fingerprint = digest_of([FORMAT, source.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest):
-            count = writer.passages(tqdm(source.read(), desc="reading", unit="passage", disable=not progress))
+            count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not progress))
             clock.lap("read")
             index_words(writer.scratch, config.words, progress)
             clock.lap("index")
@@ -177,10 +177,11 @@ def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
     word of each passage."""
     bm25s, _ = _libraries()
     tokenizer, passages = words.tokenizer(), StoredPassages(directory, memory_limit=0, hint="")
-    bar = tqdm(_texts(passages), desc="words", unit="passage", total=len(passages), disable=not progress)
+    bar = Bar(_texts(passages), desc="words", unit="passage", total=len(passages), disable=not progress)
     ids = list(tokenizer.streaming_tokenize(bar))
     retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)
-    retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=progress, leave_progress=progress)
+    # its own bars are not ours to put in lines, or to hide
+    retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=False)
     with explained(directory / INDEX, f"All {len(passages):,} passages are kept"):
         retriever.save(str(directory / INDEX), show_progress=False)
 

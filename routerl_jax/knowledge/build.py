@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
@@ -248,7 +248,7 @@ def _write(
 ) -> None:
     """All stages of a build, each skipped as far as an earlier run has finished it."""
     INDEXES.get(backend_of(config.index)).require()
-    bar = functools.partial(tqdm, unit="passage", disable=not progress)
+    bar = functools.partial(Bar, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
     steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # the array itself
@@ -291,7 +291,7 @@ class Vectoriser:
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
         self.embedded = self.cut = 0
-        self.bar: tqdm | None = None
+        self.bar: Bar | None = None
         self._encoder, self._batch = encoder, _batch_size(config, encoder)
         self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
         self._counter = token_counter(encoder)

@@ -106,7 +106,7 @@ class HybridKB(KnowledgeBase):
 class HybridConfig:
     """What `build_hybrid` makes."""
 
-    kind: str = "hybrid"
+    kind: str = "hybrid"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
     weights: tuple[NonNegative, ...] = ()  # of their rankings; default: 1 each

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import sync, sync_tree
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
@@ -269,7 +269,7 @@ def _embed(
     vectoriser = Vectoriser(config, model)
     if embedding.digest and vectoriser.manifest.digest and embedding.digest != vectoriser.manifest.digest:
         raise ValueError(f"the encoder {embedding.encoder!r} has other weights than the knowledge base was built with")
-    with tqdm(total=len(new), desc="embedding", unit="passage", disable=not progress) as vectoriser.bar:
+    with Bar(total=len(new), desc="embedding", unit="passage", disable=not progress) as vectoriser.bar:
         vectors = vectoriser(new)
     if vectors.shape[1] != embedding.dim or not np.isfinite(vectors).all():
         raise ValueError(
@@ -279,7 +279,7 @@ def _embed(
 
 
 def _live(store: Store, what: str, progress: bool) -> Iterator[tuple[int, Passage]]:
-    with tqdm(total=len(store), desc=what, unit="passage", disable=not progress) as bar:
+    with Bar(total=len(store), desc=what, unit="passage", disable=not progress) as bar:
         for start in range(0, len(store.passages), _BLOCK):
             block = store.live(start, min(start + _BLOCK, len(store.passages)))
             bar.update(len(block))

@@ -23,7 +23,7 @@ class LossConfig:
     kind: str = "clip"  # of learning.losses.POLICY_LOSSES
     # of each token, or of the whole sequence: the product over its trained tokens (RouteRAG, arXiv 2512.09487, eq. 5)
     ratio: Ratio = "token"
-    clip_low: NonNegative = 0.2
+    clip_low: NonNegative = 0.2  # the ratio counts down to 1 - this
     clip_high: NonNegative = 0.2  # above clip_low: DAPO's clip-higher
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss

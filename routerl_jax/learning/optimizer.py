@@ -30,17 +30,18 @@ class OptimizerConfig:
     """Optimiser settings; counted in updates, not in rollout steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
-    lr: NonNegative = 1e-6
+    lr: NonNegative = 1e-6  # learning rate, after the warm-up
     adam_lr: NonNegative = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
+    # of the learning rate, from `lr` to its end after the warm-up
     schedule: Literal["constant", "linear", "cosine", "sigmoid"] = "constant"
     warmup: Count = 0  # updates of linear warm-up from 0
     decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)
     # sigmoid: how many updates after the warm-up the rate is midway between lr and its end; 0: half of them
     midpoint: Count = 0
-    weight_decay: NonNegative = 0.01
-    b1: BelowOne = 0.9
-    b2: BelowOne = 0.95
-    max_grad_norm: Positive = 1.0
+    weight_decay: NonNegative = 0.01  # decoupled; norm scales and biases are spared
+    b1: BelowOne = 0.9  # decay of Adam's mean of gradients
+    b2: BelowOne = 0.95  # decay of Adam's mean of squared gradients
+    max_grad_norm: Positive = 1.0  # gradients of a larger norm are scaled down to it
 
     def __post_init__(self) -> None:
         if self.midpoint and self.schedule != "sigmoid":

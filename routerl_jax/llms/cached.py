@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message
 from routerl_jax.llms import faults
 from routerl_jax.llms.base import ChatModel, Completion, spoken
@@ -70,7 +69,7 @@ class CachedModel:
         answers |= {key: _read(value) for key, value in kept.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         asked = list(missing)
-        with tqdm(total=len(asked), desc=self._progress, unit="answer", disable=not self._progress) as bar:
+        with Bar(total=len(asked), desc=self._progress, unit="answer", disable=not self._progress) as bar:
             for start in range(0, len(asked), self._save_every):
                 some = asked[start : start + self._save_every]
                 fresh = self._model.complete(

@@ -19,7 +19,7 @@ class EndpointConfig:
     them."""
 
     model: str = ""  # its name on the server
-    base_url: str = "http://127.0.0.1:8000/v1"
+    base_url: str = "http://127.0.0.1:8000/v1"  # of the endpoint, with its /v1
     api_key_env: str = ""  # environment variable with the key; empty: none is sent
     concurrency: Size = 32  # requests under way at once
     timeout: Positive = 120.0  # seconds for one attempt
@@ -52,7 +52,7 @@ class PolicyModelConfig(EndpointConfig):
     form: Form = "turns"
     pictures: bool = True  # it sees some
     min_pixels: Size = 56 * 56  # of a picture that is sent
-    max_pixels: Size = 28 * 28 * 1280
+    max_pixels: Size = 28 * 28 * 1280  # likewise, at most
     token_rate: NonNegative = 0.0  # tokens per minute, read and written; 0: no limit
     price_read: NonNegative = 0.0  # money per million tokens of prompts
     price_written: NonNegative = 0.0  # money per million tokens of replies

@@ -15,6 +15,7 @@ import jax
 from absl import logging
 
 from routerl_jax.core.patience import patience, seconds_left
+from routerl_jax.core.progress import waiting
 from routerl_jax.core.types import Episode, Message, Verdict, VerdictKind
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.cached import CachedModel
@@ -65,7 +66,8 @@ class ModelJudge:
         Raises:
           ValueError, RuntimeError: the model can't be opened. What goes wrong when it is asked is a verdict that failed.
         """
-        found = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
+        with waiting("judge"):
+            found = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
         return [Verdict(**fields) for fields in multihost.exchange(found)[0]]
 
     def close(self) -> None:

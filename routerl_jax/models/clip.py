@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention, self_attention
@@ -213,7 +213,7 @@ class Clip(PictureEmbedder):
             return self.vision(jnp.asarray(pixels), attention or Attention.where(patch)).astype(jnp.float32)
 
     def _vectors(
-        self, inputs: Sequence[str | list[int] | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: tqdm
+        self, inputs: Sequence[str | list[int] | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N E"]:
         parts = [text_and_picture(one) for one in inputs]
         written = [i for i, (text, _) in enumerate(parts) if text]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.embedding import Embedder, PictureEmbedder, text_and_picture
 from routerl_jax.models.images import ImageSource, decode_image
@@ -49,7 +49,7 @@ class Colours(PictureEmbedder):
         return self.texts.longest_text
 
     def _vectors(
-        self, inputs: Sequence[str | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: tqdm
+        self, inputs: Sequence[str | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         split = [text_and_picture(one) for one in inputs]
         joined = np.zeros((len(inputs), self.dim), np.float32)

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int32
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention
@@ -53,7 +53,7 @@ class Embedder(nnx.Module):
         """Tokens of a text that `embed` reads, special tokens and prefix included."""
 
     @abc.abstractmethod
-    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: tqdm) -> Float32[np.ndarray, "N D"]:
+    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: Bar) -> Float32[np.ndarray, "N D"]:
         """`embed`, once it is clear which prefix texts get."""
 
     @property
@@ -89,7 +89,7 @@ class Embedder(nnx.Module):
         if kind is not None and prefix is not None:
             raise ValueError(f"give kind={kind!r} or a prefix of your own, not both")
         before: str = self.config.prompts.of(kind) if prefix is None else prefix
-        with tqdm(total=len(inputs), desc="embedding", unit="input", disable=not progress) as bar:
+        with Bar(total=len(inputs), desc="embedding", unit="input", disable=not progress) as bar:
             return self._vectors(inputs, before, batch_size, bar)
 
     def encode(self, text: str, prefix: str = "") -> list[int]:
@@ -149,7 +149,7 @@ class Embedder(nnx.Module):
             yield waiting[0], multihost.to_host(waiting[1])[: len(waiting[0])]
 
     def _gather(
-        self, results: Iterator[tuple[list[int], np.ndarray]], count: int, bar: tqdm
+        self, results: Iterator[tuple[list[int], np.ndarray]], count: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         """One row per input out of what `_run` yields."""
         vectors = np.zeros((count, self.dim), np.float32)

@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import EncoderConfig
@@ -149,7 +149,7 @@ class Encoder(Embedder):
         return unit(vectors) if self.config.normalize else vectors
 
     def _vectors(
-        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: tqdm
+        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         ids = self._ids(inputs, prefix)
         fill = functools.partial(self._token_batch, ids)

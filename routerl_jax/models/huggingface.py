@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import read_json
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
@@ -213,7 +213,7 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
     family.save(model, scratch)
 
 
-def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: tqdm) -> None:
+def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: Bar) -> None:
     """One file, tensor by tensor: all processes gather each, the main one writes it."""
     with contextlib.ExitStack() as stack:
         shapes = {name: (part.shape, part.dtype) for name, part in parts.items()}

@@ -18,8 +18,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import Prompts, VisionLanguageConfig
@@ -127,7 +127,7 @@ class LateInteraction(Embedder):
             raise ValueError(f"a query of {len(ids)} tokens; this model reads {self.longest_text}: {text[:60]!r}...")
         return ids
 
-    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: tqdm) -> Any:
+    def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: Bar) -> Any:
         result: list[np.ndarray] = [np.zeros((0, self.dim), np.float32)] * len(inputs)
 
         def collect(which: list[int], lengths: list[int], results: Iterator[tuple[list[int], np.ndarray]]) -> None:

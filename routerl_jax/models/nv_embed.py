@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig, Prompts
@@ -162,7 +162,7 @@ class NVEmbed(Embedder):
         return tokenizer.encode_for_model(f"{prefix}{text}{tokenizer.hf.eos_token}", self.longest_text)
 
     def _vectors(
-        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: tqdm
+        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         ids = self._ids(inputs, prefix)
         skip = len(self._tokenizer().encode(prefix)) if prefix and self.config.mask_instruction else 0

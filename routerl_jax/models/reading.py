@@ -13,9 +13,9 @@ import numpy as np
 from absl import logging
 from flax import nnx
 from jax.sharding import Mesh, Sharding
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import read_json
+from routerl_jax.core.progress import Bar
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rule, Rules, spelled
 from routerl_jax.models.stored import DTYPES, Stored, tensors_of
@@ -63,10 +63,10 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     nnx.update(model, nnx.from_flat_state(filled))
 
 
-def progress_bar(what: str, total: int) -> tqdm:
+def progress_bar(what: str, total: int) -> Bar:
     """Of bytes; only the main process shows it, and only if it will take a while."""
     hidden = total < _SHOW_FROM or not multihost.is_main()
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
+    return Bar(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
 
 
 class Checkpoint:
@@ -198,7 +198,7 @@ def _read_parameter(
     shape: tuple[int, ...],
     dtype: np.dtype,
     homes: dict[Bounds, list[Any]],
-    bar: tqdm,
+    bar: Bar,
 ) -> list[jax.Array]:
     """One of our (stacked) parameters, tensor by tensor, as this process's part of it on each of its devices."""
     parts, outer = [], rule.outer

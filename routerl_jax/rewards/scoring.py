@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
@@ -72,7 +72,7 @@ def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> lis
 def score_rows(rows: Sequence[Prediction], normalizer: str, progress: bool = False) -> Float[np.ndarray, "N M"]:
     """Every metric of `ANSWER_METRICS`, in its order, of every row; `progress` shows a bar on stderr after a second."""
     NORMALIZERS.get(normalizer)
-    bar = tqdm(rows, desc="scoring", unit="row", delay=1.0, leave=False, file=sys.stderr, disable=not progress)
+    bar = Bar(rows, desc="scoring", unit="row", delay=1.0, leave=False, file=sys.stderr, disable=not progress)
     metrics = ANSWER_METRICS.values()
     return np.asarray([[metric(row.prediction, row.golds, normalizer) for metric in metrics] for row in bar])
 

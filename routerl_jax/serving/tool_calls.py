@@ -1,4 +1,4 @@
-"""Calls of functions in a served reply, in the forms of agents/tool_forms.py: any number of them, and what is none stays text."""
+"""Calls of functions in a served reply, in the forms of agents/tool_forms.py: any number; what is none stays text."""
 
 from __future__ import annotations
 

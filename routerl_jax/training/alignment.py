@@ -11,8 +11,8 @@ import optax
 from absl import logging
 from flax import nnx
 from jaxtyping import Array, Float, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.learning.programs import optimizer_homes
@@ -59,7 +59,7 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
     # beside its parameters from the start, or the second update would be compiled anew
     begin = jax.jit(optimizer.init, out_shardings=optimizer_homes(optimizer, params, mesh))
     state, right = begin(params), jnp.zeros(())
-    for number in tqdm(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
+    for number in Bar(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
         params, state, right = update(params, state, *sheets(model, [10, seed, number]))
     nnx.update(model.visual, params)
     logging.info("after %d updates the tower tells %.2f of the figures", updates, float(right))

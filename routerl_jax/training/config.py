@@ -16,6 +16,7 @@ from routerl_jax.llms.config import JudgeConfig, PolicyModelConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
+from routerl_jax.training.profiler import profiled_steps
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -91,8 +92,9 @@ class StageConfig:
     restart: bool = False
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.data: train, train_range, epochs
+    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.rollout: all but deterministic
+    # of config.learner: advantage, credit, loss, minibatches and others (STAGED)
     learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,18 +124,22 @@ class ControlConfig:
 class TrainConfig:
     """A whole run."""
 
+    # rl: reinforcement learning; sft: supervised learning on demonstrations, a whole run of it
     kind: Literal["rl", "sft"] = "rl"
-    recipe: str = "search"  # recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router
-    seed: Seed = 0
-    steps: Count = 100
+    # recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
+    recipe: str = "search"
+    seed: Seed = 0  # of everything that is drawn
+    steps: Count = 100  # of training; 0 where passes over the questions say how many (data.epochs)
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
+    # the knowledge bases that the agent may search, by the names that it calls them
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     snapshot: WebSnapshotConfig = WebSnapshotConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
+    # stretches of training, in the order of their starts; one is enough
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
     # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
@@ -149,6 +155,8 @@ class TrainConfig:
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes, ..
     log_groups: bool = False  # .. all attempts at a few questions instead of one attempt at each of many
     log_tokens: bool = False  # .. with the text, mask, log-probability and advantage of every token
+    # steps that JAX's profiler traces, FIRST:END, such as 10:12 for steps 10 and 11 (training.profiler); empty: none
+    profile: str = ""
     log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
@@ -164,6 +172,7 @@ class TrainConfig:
         self._check_controls()
         self._check_names()
         check_log(self.log)
+        profiled_steps(self.profile, None if self.uncounted else self.steps)
         for name in self.stages:
             self.in_stage(name)
 

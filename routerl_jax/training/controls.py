@@ -104,6 +104,7 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
     control = config.controls[name]
     found = dataclasses.replace(
         config.otherwise(name),
+        profile="",
         model=started(config, workdir.resolve()).model,
         snapshot=shared_snapshot(config, workdir),
         warm_start=control.supervised,

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import Rendered, expanded_tokens
 from routerl_jax.core.config import naming
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.tokenizer import Tokenizer
@@ -277,7 +277,7 @@ def _of_annotated_questions(
     order = np.random.default_rng([4, config.seed]).permutation(len(source))
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
     annotated, looked, found = False, 0, []
-    with tqdm(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
+    with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
             annotated = annotated or any("supporting" in example.metadata for example in examples)

@@ -13,12 +13,11 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -313,7 +312,7 @@ def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progre
     if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
         from routerl_jax.data.atlas.pages import all_pages, encoded
 
-        pages = tqdm(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
+        pages = Bar(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
         for page in pages:
             if not (picture := path.parent / page.file).is_file():
                 write_whole(picture, encoded(page), shared=True)

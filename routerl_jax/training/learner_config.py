@@ -34,6 +34,7 @@ class LearnerConfig:
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
     minibatches: Size = 1  # updates per step
+    # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (losses)
     aggregation: Aggregation = "token"
     loss: LossConfig = LossConfig()
     reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, taken from the reward ..
@@ -45,6 +46,7 @@ class LearnerConfig:
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
     # prompts and histories that sequences have in common, pictures included, are computed once (learning.prefixes)
     share_prefixes: bool = False
+    # what the backward pass computes anew to save memory: nothing, everything, or all but matrix products
     remat: Remat = "none"
 
     def __post_init__(self) -> None:

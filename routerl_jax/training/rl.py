@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import compare, score
@@ -24,8 +24,10 @@ from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
 from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.calibration import calibration, check_calibration
+from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import check_controls, fork, run_controls
@@ -35,6 +37,7 @@ from routerl_jax.training.judging import before_agents, check_names, judging_que
 from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
+from routerl_jax.training.profiler import Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
 from routerl_jax.training.setup import (
     build_judge,
@@ -49,7 +52,7 @@ from routerl_jax.training.setup import (
 )
 from routerl_jax.training.snapshots import check_snapshot
 from routerl_jax.training.stages import RunStage, Stages
-from routerl_jax.training.step import Clock, train_step
+from routerl_jax.training.step import train_step
 from routerl_jax.training.tool_counts import of_all_processes, together, tool_counts, tool_results, tool_table
 from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
@@ -73,6 +76,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
       RunStopped: the run went wrong (config.watch).
     """
     config = count_steps(config)
+    tell_compilations()
     with alone_as_job(workdir):
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
@@ -144,11 +148,12 @@ class _Training:
         left = range(self.run.start, steps)
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
         paces: list[float] = []  # seconds of this sitting's first steps
-        with tqdm(left, initial=self.run.start, **shown) as bar:
+        profiler = Profiler(profiled_steps(self.config.profile), self.workdir, self.run.start)
+        with Bar(left, initial=self.run.start, **shown) as bar, profiler:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
                 try:
-                    with clock("step"):
+                    with profiler.step(step), clock("step"):
                         metrics = train_step(
                             stage, self.recipe.agent, self.run, self.engine, self.tools, stage.examples(), step, clock
                         )
@@ -156,10 +161,10 @@ class _Training:
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
-                bar.set_postfix_str(_headline(metrics))
+                bar.set_postfix_str(_headline(metrics), refresh=False)
                 paces.append(clock.seconds["step"])
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
-                    bar.write(estimate(paces, steps - step - 1))
+                    note(estimate(paces, steps - step - 1))
         return None
 
     def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import first_difference, from_config_dict, naming
 from routerl_jax.core.files import read_json, write_whole
+from routerl_jax.core.version import code_version
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
@@ -101,6 +102,7 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Last: what was refused above may be mended and started again.
             _write_config(config, workdir / "config.json")
+            write_whole(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
@@ -235,8 +237,18 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = _saved(path), _as_json(config)
     saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    # may change between sittings
-    free = {"steps", "log", "log_episodes", "log_groups", "log_tokens", "checkpoint", "evaluation", "watch"}
+    # may change between sessions
+    free = {
+        "steps",
+        "log",
+        "log_episodes",
+        "log_groups",
+        "log_tokens",
+        "profile",
+        "checkpoint",
+        "evaluation",
+        "watch",
+    }
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters

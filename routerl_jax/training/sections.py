@@ -45,7 +45,7 @@ class ModelConfig:
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # least and most pixels of a picture after resizing, of a model that sees; 0: the model's own (preprocessor_config.json)
     min_pixels: Count = 0
-    max_pixels: Count = 0
+    max_pixels: Count = 0  # most, likewise
     dtype: Dtype = "float32"  # of weights and optimiser state
     compute_dtype: Dtype | Literal[""] = ""  # of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
@@ -58,8 +58,8 @@ class MeshConfig:
     """Devices and how the weights lie on them."""
 
     data: _Axis = -1  # replicas; -1: all devices that the other axes leave
-    fsdp: _Axis = 1
-    tensor: _Axis = 1
+    fsdp: _Axis = 1  # devices that share one copy of the weights, each with a part of every matrix
+    tensor: _Axis = 1  # devices that share the work of every layer
     layout: Layout = "replicated"  # parallel.sharding.LAYOUTS
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
 
@@ -88,6 +88,7 @@ class KnowledgeConfig:
     # are then the server's); empty: `directory` exists. Of kind "tool": what makes it, package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
+    # of queries and passages: a directory, hub id or PyPI model (models.pretrained)
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
@@ -120,12 +121,12 @@ class WebSnapshotConfig:
 class DataConfig:
     """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
-    train: str = "atlas/train"
+    train: str = "atlas/train"  # training questions
     validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
     test: str = "atlas/test"  # empty: as train
     train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
-    validation_range: tuple[Count, ...] = ()
-    test_range: tuple[Count, ...] = ()
+    validation_range: tuple[Count, ...] = ()  # likewise, of `validation`
+    test_range: tuple[Count, ...] = ()  # likewise, of `test`
     # passes over the training questions, in the place of config.steps, which is then 0, and of the next stage's start; 0: none
     epochs: Count = 0
     # when validation or test questions stand in training, word for word
@@ -139,9 +140,9 @@ class RolloutConfig:
 
     examples: Size = 16  # questions per step
     samples: Size = 8  # attempts per question (the group)
-    temperature: NonNegative = 1.0
-    top_p: PositiveFraction = 1.0
-    top_k: Count = 0
+    temperature: NonNegative = 1.0  # of the sampling; 0: the likeliest token
+    top_p: PositiveFraction = 1.0  # sample from the likeliest tokens that together have this probability; 1: from all
+    top_k: Count = 0  # sample from the so many likeliest tokens; 0: from all
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: Positive = USUAL  # seconds
     # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
@@ -222,7 +223,9 @@ class WatchConfig:
     canary/* and held_out/* count where they are measured, every config.evaluation.every steps."""
 
     patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
+    # values below which a metric is bad
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
+    # values above which a metric is bad
     most: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
     )

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 import numpy as np
 from absl import logging
-from tqdm.auto import tqdm
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import texts
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills
@@ -24,13 +24,16 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import alone_as_job
 from routerl_jax.training.alignment import align_tower
+from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.loggers import require_log
+from routerl_jax.training.profiler import Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_workdir
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.snapshots import check_snapshot
@@ -51,6 +54,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       RunStopped: the run went wrong (config.watch); its checkpoints are from before.
       ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
     """
+    tell_compilations()
     with alone_as_job(workdir):
         return _train(config, workdir, resume)
 
@@ -75,25 +79,54 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     if run.restored:
         watch.restore(run.restored["watch"])
     fitting = _Fitting(agent, model, config)
-    batch_size = config.warm_start.examples
     metrics: dict[str, float] = {}
     tokens_seen, started = 0, time.perf_counter()
-    for step in tqdm(
-        range(run.start, config.steps),
-        initial=run.start,
-        total=config.steps,
-        desc="supervised",
-        unit="step",
-        disable=not multihost.is_main(),
-    ):
+    shown = {"total": config.steps, "desc": "supervised", "unit": "step", "disable": not multihost.is_main()}
+    profiler = Profiler(profiled_steps(config.profile), workdir, run.start)
+    with Bar(range(run.start, config.steps), initial=run.start, **shown) as bar, profiler:
+        for step in bar:
+            with profiler.step(step):
+                metrics, tokens = _update(run, fitting, source, drills, step)
+            tokens_seen += tokens
+            done = step + 1
+            if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
+                metrics |= _validate(run, fitting, held_out)
+                metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
+                if multihost.is_main():
+                    note(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+            run.writer.write(step, metrics)
+            alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
+            if not alarm and owed and (done == config.steps or not watch.worried):
+                try:
+                    run.save(done, watch=watch.state())
+                except NotFinite as error:
+                    alarm = Alarm(step, error.metric, str(error))
+                owed = False
+            if alarm:
+                raise RunStopped(_stopped(run, alarm))
+    run.finish()
+    if multihost.is_main():
+        metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
+        write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
+    return metrics
+
+
+def _update(
+    run: Run, fitting: _Fitting, source: Demonstrations, drills: ReadingDrills, step: int
+) -> tuple[dict[str, float], int]:
+    """One update on the demonstrations and drills of a step. Returns its metrics, and how many tokens they had."""
+    config, clock = run.config, Clock()
+    batch_size = config.warm_start.examples
+    with clock("demonstrations"):
         indices = range(step * batch_size, (step + 1) * batch_size)
         drilled = [i for i in indices if i % batch_size < config.warm_start.drills * batch_size]
         sequences = fitting.drills(drills, drilled) + fitting.worked(source, indices[len(drilled) :])
-        if not sequences:
-            raise ValueError(
-                f"all {batch_size} demonstrations of update {step} have more than {fitting.longest} tokens: raise "
-                "config.learner.length_buckets (or config.engine.max_length, where it is empty), or give shorter ones"
-            )
+    if not sequences:
+        raise ValueError(
+            f"all {batch_size} demonstrations of update {step} have more than {fitting.longest} tokens: raise "
+            "config.learner.length_buckets (or config.engine.max_length, where it is empty), or give shorter ones"
+        )
+    with clock("update"):
         weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation, config.engine.max_length)
         if config.warm_start.observation_weight:
             fed = [~s.loss_mask for s in sequences]
@@ -101,31 +134,10 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
         learned, _ = run.learner.update(batch)
-        metrics = {f"actor/{name}": value for name, value in learned.items()}
-        if len(sequences) < batch_size:
-            metrics["perf/left_out"] = batch_size - len(sequences)
-        tokens_seen += sum(len(s) for s in sequences)
-        done = step + 1
-        if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
-            metrics |= _validate(run, fitting, held_out)
-            metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
-            if multihost.is_main():
-                tqdm.write(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-        run.writer.write(step, metrics)
-        alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
-        if not alarm and owed and (done == config.steps or not watch.worried):
-            try:
-                run.save(done, watch=watch.state())
-            except NotFinite as error:
-                alarm = Alarm(step, error.metric, str(error))
-            owed = False
-        if alarm:
-            raise RunStopped(_stopped(run, alarm))
-    run.finish()
-    if multihost.is_main():
-        metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
-        write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
-    return metrics
+    metrics = {f"actor/{name}": value for name, value in learned.items()}
+    if len(sequences) < batch_size:
+        metrics["perf/left_out"] = batch_size - len(sequences)
+    return metrics, sum(len(s) for s in sequences)
 
 
 def _stopped(run: Run, alarm: Alarm) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
 from routerl_jax.parallel import multihost
+from routerl_jax.training.clock import Clock
 from routerl_jax.training.credit.assign import (
     Credit,
     assign,
@@ -225,18 +224,3 @@ def _engine_metrics(stats: EngineStats) -> dict[str, float]:
         "perf/prefill_occupancy": stats.prefilled_tokens / max(stats.prefill_slots, 1),
         "perf/decode_occupancy": stats.decoded_tokens / max(stats.decode_slots, 1),
     }
-
-
-class Clock:
-    """Adds up seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
@@ -127,7 +127,7 @@ def test_a_row_without_picture_gets_no_other_rows(tmp_path: pathlib.Path) -> Non
     def run() -> tuple[str, list[int]]:
         unused: Any = None
         made = _Build(PicturesConfig(corpus=str(corpus), on_error="skip"), place, unused, unused, progress=False)
-        passages = list(made._passages(tqdm(disable=True)))
+        passages = list(made._passages(Bar(disable=True)))
         return "".join(one.id for one in passages), [i for i in range(len(passages)) if files.path(i).is_file()]
 
     assert run() == ("bc", [1])
@@ -245,7 +245,7 @@ def test_rows_that_are_embedded_again_get_their_own_pictures(tmp_path: pathlib.P
     place: Any = types.SimpleNamespace(scratch=tmp_path)
     clock: Any = None
     made = _Build(PicturesConfig(kind="reverse_image", embed_batch=1), place, encoder, clock, progress=False)
-    made._bar = tqdm(disable=True)
+    made._bar = Bar(disable=True)
     files = PictureFiles(tmp_path)
     for row in range(50):
         files.write(row, b"")

@@ -38,6 +38,12 @@ def test_build_search_and_rebuild(corpus: pathlib.Path, tmp_path: pathlib.Path) 
     report = json.loads(done.stdout)
     assert (report["name"], report["count"], report["recall"]) == ("the capitals", 2, 1.0)
     assert report["numbers"]["embedded"] == 2
+    card = (tmp_path / "kb" / "README.md").read_text().splitlines()
+    for line in ("# the capitals", "| kind | dense_text |", "| passages | 2 |", "| corpus | corpus.jsonl.gz |"):
+        assert line in card, line
+    assert any(line.startswith("| encoder | all-MiniLM-L6-v2, 384 wide, float32 |") for line in card)
+    assert 'name = "the capitals"' in card
+    assert str(tmp_path) not in "\n".join(card)
     kb = load_kb(tmp_path / "kb")
     assert [found[0].title for found in kb.search(["Which city is on the Tiber?", "France"], k=1)] == ["Rome", "Paris"]
     (tmp_path / "kb" / "embeddings" / "c" / "0" / "0").unlink()

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from launch.command import check_writable
+from routerl_jax.core.progress import Bar, be_quiet, note
 from routerl_jax.training import rl
 from tests.programs import launch_here, refusal, write_config
 from tests.training.small_run import make_sft_config
@@ -108,6 +109,27 @@ def test_errors_of_the_system_are_one_line(tmp_path: pathlib.Path, monkeypatch: 
     monkeypatch.setenv("ROUTERL_TRACEBACK", "1")
     with pytest.raises(TimeoutError):
         launch_here("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+
+
+def test_quiet_programs_show_no_progress(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        for _ in Bar(range(2), desc="training"):
+            note("how it goes")
+        print("results")
+
+    monkeypatch.setattr("routerl_jax.training.sft.train_sft", train)
+    config = write_config(make_sft_config(), tmp_path / "config.py")
+    for given, err, out in (
+        ([], ["training: 0/2", "training: 2/2"], ["how it goes", "how it goes", "results"]),
+        (["--quiet"], [], ["results"]),
+    ):
+        assert launch_here("train", f"--config={config}", f"--workdir={tmp_path / 'run'}", *given) is None
+        captured = capsys.readouterr()
+        assert [line.split(" [")[0] for line in captured.err.splitlines()] == err
+        assert captured.out.splitlines() == out
+    be_quiet(False)
 
 
 def test_an_interrupted_run_says_how_to_go_on(

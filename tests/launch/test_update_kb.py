@@ -23,6 +23,7 @@ def test_add_and_delete(kb: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["added"], report["deleted"], report["count"], report["compacted"]) == (1, 2, 9, True)
     assert [p.id for p in load_kb(kb).search(["zebra"], 3)[0]] == ["n"]
+    assert "| passages | 9 |" in (kb / "README.md").read_text().splitlines()
 
 
 def test_mistakes(kb: pathlib.Path, tmp_path: pathlib.Path) -> None:

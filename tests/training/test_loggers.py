@@ -18,7 +18,7 @@ from routerl_jax.training import config as schema
 from routerl_jax.training.loggers import LOGGERS, Logger, check_log, require_log
 from routerl_jax.training.rl import train_rl
 from routerl_jax.training.run import parameter_overview
-from routerl_jax.training.writer import MetricWriter
+from routerl_jax.training.writer import MetricWriter, read_metrics
 from tests import tiny
 from tests.training.test_rl import make_run
 
@@ -163,6 +163,29 @@ def wandb_records(path: pathlib.Path) -> list[Any]:
             records.append(Record.FromString(whole))
             whole = b""
     return records
+
+
+def test_all_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """metrics.jsonl, TensorBoard and Weights & Biases have the same numbers at the same steps."""
+    pytest.importorskip("metrax")
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    expected = [(step, 0.5 * step) for step in range(3)]
+    writer = MetricWriter(tmp_path, log=("tensorboard", "wandb"))
+    for step, value in expected:
+        writer.write(step, {"actor/loss": value})
+    writer.close()
+    assert [(row["step"], row["actor/loss"]) for row in read_metrics(tmp_path)] == expected
+    assert tensorboard(tmp_path) == {"actor/loss": expected}
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 60  # its own process writes, which a busy machine keeps waiting
+    while (
+        not (rows := [r.history for r in wandb_records(file) if r.HasField("history")]) and time.monotonic() < deadline
+    ):
+        time.sleep(0.5)
+    found = [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in rows]
+    assert [(row["_step"], row["actor/loss"]) for row in found] == expected
 
 
 def test_wandb_without_a_login_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("uvicorn", reason="the web page needs the extra `serve`")
 
 import uvicorn
 
-from routerl_jax.remote.asgi import listen
 from routerl_jax.evaluation.records import write_records
+from routerl_jax.remote.asgi import listen
 from routerl_jax.viewer.app import create_app
 from routerl_jax.viewer.runs import find_runs
 from tests.browser import browser

@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import whole_file
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
@@ -195,7 +195,7 @@ def write_graph(
       known: what need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, known.vectors if known else None, progress)
-    count = writer.passages(tqdm(source.read(), desc="reading", unit="passage", disable=not texts.progress))
+    count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress))
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, known, progress))
@@ -243,7 +243,7 @@ def _extract(
             extract = _remembering(extract, known)
         with (
             gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
-            tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
+            Bar(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
                 passages = stored.read(start, min(start + _SLICE, count))
@@ -342,7 +342,7 @@ class _Vectors:
         """Embeds what is still missing in a part that is being written."""
         shards = target.embeddings(dim, self._shard)
         count = len(shards.passages)
-        with tqdm(
+        with Bar(
             total=count, initial=shards.resumed_rows, desc=f"embedding {what}", unit="text", disable=not self.progress
         ) as bar:
 

@@ -28,7 +28,7 @@ class GraphConfig:
     """What `build_graph` makes."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = "graph"
+    kind: str = "graph"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
     extractor: str = "rules"

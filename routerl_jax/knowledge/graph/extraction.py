@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm.auto import tqdm
-
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.graph.parsing import json_value, whole_items, whole_strings
 from routerl_jax.knowledge.graph.triples import (
@@ -61,7 +60,7 @@ class ModelExtractor:
         kept = self.cache.get_many(list(distinct)) if self.cache is not None else {}
         known = {key: _read(value) for key, value in kept.items()}
         missing = [key for key in distinct if key not in known]
-        with tqdm(
+        with Bar(
             total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
         ) as bar:
             for start in range(0, len(missing), _BATCH):

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
 
 MOST = 101  # synonyms of a phrase: HippoRAG's loop stops once it has more than 100
@@ -55,7 +55,7 @@ def synonyms(
         return Neighbours(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
     near = _by_index(vectors, index) if index else _by_blocks(vectors)
     parts: list[Neighbours] = []
-    with tqdm(total=int(asking.sum()), desc="synonyms", unit="phrase", disable=not progress) as bar:
+    with Bar(total=int(asking.sum()), desc="synonyms", unit="phrase", disable=not progress) as bar:
         for start in range(0, count, _QUERIES):
             rows = start + np.flatnonzero(asking[start : start + _QUERIES])
             if len(rows):

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
@@ -51,7 +51,7 @@ class PagesConfig:
     """What `build_pages` makes."""
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
-    kind: str = "pages"
+    kind: str = "pages"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
@@ -81,13 +81,13 @@ class OcrConfig:
     """What `build_ocr` makes: pages by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
-    kind: str = "ocr"
-    name: str = ""
+    kind: str = "ocr"  # of knowledge base
+    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
     encoder: str = ""  # of that knowledge base, where it has one; default: its own
     index: str = ""  # likewise
-    overwrite: bool = False
+    overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.pages.text == "none":
@@ -217,7 +217,7 @@ class _PagesBuild:
             step=config.shard_size,
         )
         batch = config.embed_batch or _batch_size(self._encoder)
-        bar = tqdm(
+        bar = Bar(
             total=count,
             initial=ragged.resumed,
             desc="embedding",
@@ -268,7 +268,7 @@ class _PagesBuild:
             count=len(vectors),
             step=1024,
         )
-        bar = tqdm(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
+        bar = Bar(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
 
         def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
             found = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Literal
 
-from tqdm.auto import tqdm
-
 from routerl_jax.core.checked import Range, checked
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
 from routerl_jax.knowledge.pages.ocr import Ocr
@@ -63,7 +62,7 @@ class PageWriter:
           ValueError: as `documents.read_pages`; no page can be used.
         """
         row = 0
-        bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
+        bar = Bar(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
         with bar, PictureJournal(self._journal, self._files) as journal:
             for page, made in self._in_order(journal):
                 bar.update()

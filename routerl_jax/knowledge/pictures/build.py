@@ -12,9 +12,9 @@ from typing import Annotated
 import jax
 import numpy as np
 from jaxtyping import Float32
-from tqdm.auto import tqdm
 
 from routerl_jax.core.checked import Count, Range, Size, checked
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
@@ -130,14 +130,14 @@ class _Build:
         name = backend_of(config.index)
         backend = INDEXES.get(name)
         backend.require()
-        bar = tqdm(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
+        bar = Bar(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
         with bar:
             count = writer.passages(self._passages(bar))
         pictures = self._finger_prints(count)
         self._clock.lap("pictures")
         shards = writer.embeddings(self._encoder.dim, config.shard_size)
         done = shards.resumed_rows
-        self._bar = tqdm(
+        self._bar = Bar(
             total=count, initial=done, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
         )
         with self._bar:
@@ -166,7 +166,7 @@ class _Build:
             )
         )
 
-    def _passages(self, bar: tqdm) -> Iterator[Passage]:
+    def _passages(self, bar: Bar) -> Iterator[Passage]:
         """Passages in order; their pictures are written on the way."""
         problems, row = Problems(self._config.on_error), 0
         with PictureJournal(self._writer.progress / _JOURNAL, self._files) as journal:

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 from absl import logging
-from tqdm.auto import tqdm
 
 from routerl_jax.core.files import whole_file
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser
@@ -127,7 +127,7 @@ class _Build:
 
     def run(self, source: Source) -> None:
         config, writer = self._config, self._writer
-        bar = tqdm(source.read(), desc="reading", unit="passage", disable=not self._progress)
+        bar = Bar(source.read(), desc="reading", unit="passage", disable=not self._progress)
         counts = [self._part(0).passages(bar)]
         self._clock.lap("read")
         failed: dict[str, str] = {}
@@ -152,7 +152,7 @@ class _Build:
 
     def _embed(self, level: int) -> None:
         shards = self._part(level).embeddings(self._embedding.width(), self._config.shard_size)
-        with tqdm(
+        with Bar(
             total=shards.rows, initial=shards.resumed_rows, desc=f"embedding level {level}", disable=not self._progress
         ) as self._embedding.bar:
             shards.write(self._embedding)
@@ -189,7 +189,7 @@ class _Build:
     def _ask(self, groups: Sequence[Sequence[Passage]], level: int) -> tuple[list[str | None], list[str]]:
         found: list[str | None] = []
         failures: list[str] = []
-        with tqdm(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
+        with Bar(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
             for start in range(0, len(groups), _SAVE_EVERY):
                 some = groups[start : start + _SAVE_EVERY]
                 texts, why = summaries(self._llm, some, words=self._config.summary_words)

@@ -16,7 +16,7 @@ class TreeConfig:
     """What `build_tree` makes: passages, summaries of groups of them, summaries of groups of those, and so on."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = "tree"
+    kind: str = "tree"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # writes the summaries
     summary_words: Size = 100  # of a summary, as the model is told; its answer may have twice as many tokens
@@ -25,9 +25,8 @@ class TreeConfig:
     most_clusters: Size = 50  # of one mixture of Gaussians; their number is BIC's choice
     share: PositiveFraction = 0.1  # probability above which a text is in a group, beside its likeliest one
     levels: Size = 5  # of summaries, at most; fewer where no more than `dimensions` + 1 texts are left
-    max_failures: Fraction = (
-        0.05  # share of a level's summaries that may fail; beyond it the build stops, to be resumed
-    )
+    # share of a level's summaries that may fail; beyond it the build stops, to be resumed
+    max_failures: Fraction = 0.05
     seed: Seed = 0  # of the clusters
     # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole (RAPTOR: 100 tokens)
     passage_words: Count = 0

@@ -23,8 +23,8 @@ class SearchConfig:
     country: str = ""  # Google's gl, such as "us"
     language: str = ""  # Google's hl, such as "en"
     timeout: Positive = 20.0  # seconds for one attempt
-    retries: Count = 3
-    concurrency: Size = 16
+    retries: Count = 3  # attempts after the first
+    concurrency: Size = 16  # requests under way at once
     rate: NonNegative = 0.0  # requests per second; 0: no limit
 
 
@@ -33,7 +33,7 @@ class SearchConfig:
 class ReaderConfig:
     """What reads pages."""
 
-    kind: Literal["local", "jina"] = "local"
+    kind: Literal["local", "jina"] = "local"  # local: this program reads and extracts them; jina: Jina's reader does
     url: str = ""  # jina: of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
     timeout: Positive = 20.0  # seconds for one page, redirects included (jina: one attempt)
@@ -57,9 +57,9 @@ class SummaryConfig:
     instruction: Literal["relevant", "general"] = "relevant"
     # whose question: the search's own query, or the user's, where a query carries it (core.types.TextAndImage.question)
     about: Literal["query", "question"] = "query"
-    sentences: Size = 5
+    sentences: Size = 5  # of a summary
     max_chars: Size = 30_000  # of the page that the model reads (MMSearch-R1, appendix C)
-    max_tokens: Size = 512
+    max_tokens: Size = 512  # of a reply
     extract_chars: Size = 1_200  # of a summary, and of the page's beginning where there is none
     timeout: Positive = 60.0  # seconds for one page
 
@@ -73,8 +73,8 @@ class CacheConfig:
     path: str = ""  # of the SQLite file; empty: cache.sqlite in $ROUTERL_CACHE
     redis_env: str = ""  # environment variable with the URL of a Redis, for caches and rate limits; empty: none
     search_seconds: NonNegative = 30 * DAY  # how long a query's URLs are kept
-    page_seconds: NonNegative = 30 * DAY
-    summary_seconds: NonNegative = 365 * DAY
+    page_seconds: NonNegative = 30 * DAY  # how long a page's text is kept
+    summary_seconds: NonNegative = 365 * DAY  # how long a summary is kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ class UploadConfig:
 class WebConfig:
     """A web knowledge base: MMSearch-R1's text search by default, its image search with mode="image"."""
 
-    kind: str = "web"
-    name: str = "web"
+    kind: str = "web"  # of knowledge base
+    name: str = "web"  # what the knowledge base calls itself
     mode: Literal["text", "image"] = "text"  # image: reverse image search, thumbnails with titles
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     reader: ReaderConfig = dataclasses.field(default_factory=ReaderConfig)

@@ -1,0 +1,253 @@
+"""How far a job is, for people: bars in terminals and notebooks, plain lines where there is neither, nothing with `--quiet`.
+
+Every bar here is a `Bar`. It also tells what is being waited for (`waiting`), and goes on telling while nothing moves. While a
+bar is shown in a terminal, what others write there, warnings say, stands in lines of its own above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+from tqdm.auto import tqdm
+
+LINE_SECONDS = 10.0  # between two lines of a bar that is told in lines, at least
+SILENT_SECONDS = 60.0  # after which such a bar says what it waits for
+_PULSE = 1.0  # seconds between two looks at what has not moved
+_SHOW_WAITING = 2.0  # seconds after which it is said how long, in a terminal
+_IN_NOTEBOOK = any(one.__module__ == "tqdm.notebook" for one in tqdm.__mro__)
+
+_quiet = False
+_open: list[
+    weakref.ref[Bar]
+] = []  # that are shown, in the order in which they began; one that is forgotten closes itself
+_waiting: list[_Wait] = []  # innermost last
+_compiling: _Wait | None = None
+_lock = tqdm.get_lock()  # the bars' own: with two of them, threads could wait for each other
+
+
+class _Wait:
+    def __init__(self, what: str) -> None:
+        self.what, self.since = what, time.monotonic()
+
+
+def be_quiet(quiet: bool = True) -> None:
+    """Shows no bars and notes from here on, or again. Results and warnings are shown all the same."""
+    global _quiet
+    _quiet = quiet
+
+
+def note(text: str) -> None:
+    """Prints a line about how a job goes, above the bars."""
+    if not _quiet:
+        print(text)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says of the bar that is shown what is being waited for: "rollout", "tools", "judge", ... The innermost is told."""
+    wait = _Wait(what)
+    with _lock:
+        _waiting.append(wait)
+    try:
+        yield
+    finally:
+        with _lock:
+            _waiting[:] = [one for one in _waiting if one is not wait]
+        compiling(False)  # should it have failed
+
+
+def compiling(now: bool) -> None:
+    """Says that a program is being compiled, or no longer."""
+    global _compiling
+    _compiling = _Wait("compiling") if now else None
+
+
+class Bar(tqdm):
+    """A `tqdm` bar; where standard error is no terminal, a line every `LINE_SECONDS` and one at the end."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        stream = _real(options.get("file") or sys.stderr)
+        self._in_lines = not _IN_NOTEBOOK and not stream.isatty()
+        self._told, self._told_at = -1, -math.inf
+        disabled = bool(options.get("disable")) or _quiet
+        width = {"dynamic_ncols": True} if self.in_terminal else {}
+        # leave=None: the outermost is left when it ends, those within it are not
+        super().__init__(*arguments, **{"leave": None, **width, **options, "file": stream, "disable": disabled})
+        if not self.disable:
+            _begin(self)
+
+    def display(self, msg: str | None = None, pos: int | None = None, **options: Any) -> Any:
+        """Draws the bar, or writes its line."""
+        if not self._in_lines:
+            return super().display(msg, pos, **options)
+        if msg == "":  # to take the bar away
+            return False
+        self._told, self._told_at = self.n, time.monotonic()
+        self.fp.write(f"{self._line()}\n")
+        self.fp.flush()
+        return True
+
+    def refresh(self, *arguments: Any, **options: Any) -> Any:
+        """Draws the bar anew; a line only if it is time for one."""
+        if self._in_lines and time.monotonic() - self._told_at < LINE_SECONDS:
+            return None
+        return super().refresh(*arguments, **options)
+
+    def clear(self, *arguments: Any, **options: Any) -> None:
+        """Takes the bar away for a moment; lines stay."""
+        if not self._in_lines:
+            super().clear(*arguments, **options)
+
+    def close(self) -> None:
+        """Ends the bar, with its last state unless it is not to be left."""
+        if self.disable:
+            return super().close()
+        _end(self)
+        if self._in_lines:
+            shown = self._told >= 0 or not self.delay
+            if self.leave is not False and shown and self.n != self._told:
+                self.display()
+            self.leave = False  # the parent has no line to end
+        return super().close()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What a bar is drawn of; before it what is being waited for."""
+        drawn = dict(super().format_dict)
+        last = any(bar() is self for bar in _open[-1:])
+        if wait := last and (_compiling or next(iter(_waiting[-1:]), None)):
+            seconds = time.monotonic() - wait.since
+            for_long = f" {seconds:.0f} s" if seconds >= _SHOW_WAITING else ""
+            drawn["prefix"] = f"{(self.desc or '').removesuffix(': ')} ({wait.what}{for_long})".lstrip()
+        return drawn
+
+    @property
+    def in_terminal(self) -> bool:
+        """Whether it is drawn in a terminal."""
+        return not self._in_lines and not _IN_NOTEBOOK
+
+    def pulse(self) -> None:
+        """Draws it anew where time alone has changed it; in lines only when it has been silent for long."""
+        if self.in_terminal or (self._in_lines and time.monotonic() - self._told_at >= SILENT_SECONDS):
+            self.refresh()
+
+    def _line(self) -> str:
+        drawn = self.format_dict
+        pace = "{n_fmt}{unit}" if self.total is None else "{n_fmt}/{total_fmt}"
+        left = "" if self.total is None else "<{remaining}"
+        return self.format_meter(
+            **{**drawn, "bar_format": f"{{desc}}: {pace} [{{elapsed}}{left}, {{rate_fmt}}{{postfix}}]"}
+        )
+
+
+# --- what goes on beside the bars --------------------------------------------------------------------------------------
+
+
+def _begin(bar: Bar) -> None:
+    with _lock:
+        _open.append(weakref.ref(bar))
+        if len(_open) == 1:
+            _Beside.start(bar)
+
+
+def _end(bar: Bar) -> None:
+    with _lock:
+        _open[:] = [one for one in _open if one() is not None and one() is not bar]
+        if not _open:
+            _Beside.stop()
+
+
+class _Beside:
+    """While bars are shown: a thread that keeps them telling, and streams that write above them."""
+
+    _done: threading.Event | None = None
+    _restore: contextlib.ExitStack | None = None
+
+    @classmethod
+    def start(cls, bar: Bar) -> None:
+        cls._done = threading.Event()
+        threading.Thread(target=cls._pulse, args=(cls._done,), name="progress", daemon=True).start()
+        cls._restore = contextlib.ExitStack()
+        if bar.in_terminal:
+            for name in ("stdout", "stderr"):
+                if getattr(sys, name).isatty():
+                    cls._restore.enter_context(_above_bars(name, bar.fp))
+
+    @classmethod
+    def stop(cls) -> None:
+        if cls._done is not None:
+            cls._done.set()
+        if cls._restore is not None:
+            cls._restore.close()
+        cls._done = cls._restore = None
+
+    @staticmethod
+    def _pulse(done: threading.Event) -> None:
+        while not done.wait(_PULSE):
+            last = _open[-1:]
+            if last and (bar := last[0]()) is not None:
+                with contextlib.suppress(ValueError):  # its stream was closed meanwhile
+                    bar.pulse()
+            bar = None  # a bar that is forgotten lives no longer for this
+
+
+class _Above:
+    """A stream whose lines go above the bars; a piece of a line waits for the rest."""
+
+    def __init__(self, stream: Any, bars: Any) -> None:
+        self.stream, self._bars, self._piece = stream, bars, ""
+
+    def write(self, text: str) -> int:
+        with _lock:
+            lines, end, piece = text.rpartition("\n")
+            if end:
+                self._put(f"{self._piece}{lines}\n")
+                self._piece = ""
+            self._piece += piece
+        return len(text)
+
+    def _put(self, text: str) -> None:
+        with tqdm.external_write_mode(file=self._bars):
+            self.stream.write(text)
+            self.stream.flush()
+
+    def finish(self) -> None:
+        """Writes what waits."""
+        if self._piece:
+            self._put(f"{self._piece}\n")
+            self._piece = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _real(stream: Any) -> Any:
+    return stream.stream if isinstance(stream, _Above) else stream
+
+
+@contextlib.contextmanager
+def _above_bars(name: str, bars: Any) -> Iterator[None]:
+    """Lets everybody who writes to a standard stream write above the bars. absl's handler has taken its stream already."""
+    stream = getattr(sys, name)
+    above = _Above(stream, bars)
+    handler = logging.get_absl_handler().python_handler
+    mine = handler.stream is stream
+    setattr(sys, name, above)
+    if mine:
+        handler.stream = above
+    try:
+        yield
+    finally:
+        above.finish()
+        if getattr(sys, name) is above:
+            setattr(sys, name, stream)
+        if mine:
+            handler.stream = stream

@@ -1,0 +1,32 @@
+"""Which code this is: the package's version, and the commit of the checkout that it runs from."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import subprocess
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+
+def code_version() -> dict[str, str]:
+    """`routerl_jax`, the version, and, where the package lies in a git checkout, `commit`, with "+changes" if files differ."""
+    try:
+        found = {"routerl_jax": importlib.metadata.version("routerl_jax")}
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
+        found = {}
+    commit = _git("rev-parse", "HEAD")
+    if not commit or _git("ls-files", "core/version.py") != "core/version.py":  # not another repository around it
+        return found
+    return found | {"commit": f"{commit}+changes" if _git("status", "--porcelain", "--", ".") else commit}
+
+
+def _git(*arguments: str) -> str:
+    """What git says in the package's directory; "" where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

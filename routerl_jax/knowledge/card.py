@@ -1,0 +1,75 @@
+"""The card of a knowledge base, README.md in its directory: what it holds, how it was made, how it is opened."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from routerl_jax.core.files import write_whole
+from routerl_jax.core.version import code_version
+from routerl_jax.knowledge.store import Manifest
+
+CARD = "README.md"
+
+
+def write_card(directory: str | pathlib.Path) -> None:
+    """Writes the card beside the manifest that it is made of. Of paths on this machine it has the last part alone."""
+    place = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(place)
+    passages = f"{manifest.count:,}"
+    if manifest.delta:
+        passages += f" of the corpus; since then {manifest.delta.added:,} added, {manifest.delta.deleted:,} deleted"
+    rows = {
+        "kind": manifest.kind,
+        "passages": passages if manifest.stored else "none of its own; it asks others",
+        "corpus": _short(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
+        "corpus sha256": manifest.corpus_sha256,
+        "made": manifest.created,
+        "times updated": str(manifest.updates or ""),
+    }
+    if embedding := manifest.embedding:
+        rows |= {
+            "encoder": f"{_short(embedding.encoder)}, {embedding.dim} wide, {embedding.dtype}",
+            "encoder digest": embedding.digest,
+            "put before queries": json.dumps(embedding.query_prefix) if embedding.query_prefix else "",
+            "put before passages": json.dumps(embedding.passage_prefix) if embedding.passage_prefix else "",
+        }
+    rows["index"] = str(manifest.index.get("backend", ""))
+    rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
+    chosen = {key: _short(value) if isinstance(value, str) else value for key, value in manifest.config.items()}
+    lines = [
+        "---",
+        "tags: [routerl_jax, retrieval, knowledge-base]",
+        "---",
+        "",
+        f"# {manifest.name}",
+        "",
+        "A knowledge base that routerl_jax searches:",
+        "",
+        "```python",
+        "import routerl_jax as rj",
+        "",
+        f'rj.load_kb("{place.resolve().name}").search(["..."], k=5)',
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {_cell(value)} |" for key, value in rows.items() if value),
+        "",
+        *(["Settings that are not the defaults:", "", *_block(chosen), ""] if chosen else []),
+        *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
+    ]
+    write_whole(place / CARD, "\n".join(lines) + "\n")
+
+
+def _block(settings: dict[str, object]) -> list[str]:
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+    return ["```", *lines, "```"]
+
+
+def _short(path: str) -> str:
+    return pathlib.PurePath(path).name if path.startswith(("/", "~")) else path
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,59 @@
+"""A directory to the Hugging Face hub, through the hub's own client (HF_TOKEN, HF_ENDPOINT)."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+
+class HubRepository:
+    """A repository of models on the hub, made if it is not there yet.
+
+    The constructor refuses what can't be pushed to, before anything takes long.
+
+    Args:
+      name: "organisation/name", or "name" for the token's own account.
+      private: for a new one.
+
+    Raises:
+      ValueError: it is no such name, the token is missing or may not write there, or the hub can't be reached.
+    """
+
+    def __init__(self, name: str, *, private: bool = False) -> None:
+        from huggingface_hub import HfApi
+
+        self._hub = HfApi()
+        with _clear(name):
+            self.name = self._hub.create_repo(name, private=private, exist_ok=True).repo_id
+
+    def push(self, directory: pathlib.Path, message: str) -> str:
+        """Uploads all files of a directory in one commit. Returns the commit's address. Raises ValueError as above."""
+        with _clear(self.name):
+            return str(
+                self._hub.upload_folder(repo_id=self.name, folder_path=directory, commit_message=message).commit_url
+            )
+
+
+@contextlib.contextmanager
+def _clear(name: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ValueError(f"--push={name} is no name of a repository: write ORGANISATION/NAME ({error})") from error
+    except LocalTokenNotFoundError as error:
+        raise ValueError(f"--push={name}: there is no token; run `hf auth login` or set HF_TOKEN") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        advice = (
+            "; set HF_TOKEN to a token that may write there, or run `hf auth login`" if status in (401, 403) else ""
+        )
+        raise ValueError(
+            f"--push={name}: the hub answers {status} ({error.server_message or error}){advice}"
+        ) from error
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: an upload's own
+        raise ValueError(
+            f"--push={name}: {type(error).__name__}: {error}; what was exported stays where it is"
+        ) from error

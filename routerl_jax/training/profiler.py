@@ -1,0 +1,249 @@
+"""config.profile: a trace of some steps by JAX's profiler, and a table of what took longest in it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import io
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from absl import logging
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from routerl_jax.core.files import write_whole
+from routerl_jax.parallel import multihost
+from routerl_jax.training.clock import PART
+
+_LONGEST = 10  # rows of a table
+_SHOWN = 70  # letters of a name
+# Lines of a device's plane that repeat what another one has, as sums or by other names.
+_SUMS = frozenset({"Steps", "XLA Modules", "XLA TraceMe", "Framework Ops", "Framework Name Scope", "Source code"})
+_OPS = "XLA Ops"
+
+
+def profiled_steps(text: str, steps: int | None = None) -> range:
+    """The steps that config.profile names: "10:12" is steps 10 and 11, counted from 0 as in metrics.jsonl; "" none.
+
+    Args:
+      steps: of the run; None: not known yet.
+
+    Raises:
+      ValueError: it is no such range, or the run does not have these steps.
+    """
+    if not text:
+        return range(0)
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise ValueError(
+            f"config.profile={text!r} is no range of steps: write FIRST:END, such as 10:12 for steps 10 and 11 (counted from 0)"
+        )
+    if steps is not None and int(found[2]) > steps:
+        raise ValueError(
+            f"config.profile={text!r}: the run has {steps} steps, counted from 0; take an END of {steps} or less"
+        )
+    return range(int(found[1]), int(found[2]))
+
+
+class Profiler:
+    """Traces steps of a run, on its main process, into `workdir/profile`, and tells what took longest.
+
+    The trace opens in TensorBoard's profile plug-in and, its `*.trace.json.gz`, in Perfetto. The table is printed, and written
+    to `workdir/profile/profile.txt`. Host functions of Python are not traced: that would slow them down.
+
+        with Profiler(profiled_steps(config.profile), workdir, start=0) as profiler:
+            for step in range(steps):
+                with profiler.step(step):
+                    ...
+
+    Args:
+      steps: which.
+      workdir: of the run.
+      start: the first step that the run does now.
+    """
+
+    def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
+        self._steps = steps if multihost.is_main() else range(0)
+        self._place = workdir / "profile"
+        self._traced = 0
+        if steps and start >= steps.stop:
+            logging.warning(
+                "config.profile=%d:%d: the run goes on at step %d, nothing is profiled", steps.start, steps.stop, start
+            )
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self._end(told=kind is None)
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around one step."""
+        if number not in self._steps:
+            yield
+            return
+        if not self._traced:
+            self._place.mkdir(parents=True, exist_ok=True)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(str(self._place), profiler_options=options)
+        self._traced += 1
+        with jax.profiler.StepTraceAnnotation("step", step_num=number):
+            yield
+        if number + 1 == self._steps.stop:
+            self._end(told=True)
+
+    def _end(self, *, told: bool) -> None:
+        """Ends the trace if there is one under way."""
+        if not self._traced:
+            return
+        traced, self._traced = self._traced, 0
+        jax.profiler.stop_trace()
+        if not told:
+            return
+        newest = max(self._place.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        text = report(newest, traced)
+        write_whole(self._place / "profile.txt", text)
+        print(text)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Spent:
+    """What went into events of one name.
+
+    Attributes:
+      own: seconds, without those of events inside of them.
+      whole: seconds, with them.
+      times: how many there were.
+    """
+
+    own: float = 0.0
+    whole: float = 0.0
+    times: int = 0
+
+
+Times = Mapping[str, Spent]  # by name
+
+
+class Profile(NamedTuple):
+    """Where the time of a trace went.
+
+    Attributes:
+      parts: of a step, as `timing_s` has them.
+      devices: operations of XLA's programs, and copies.
+      host: everything on the host, parts included.
+      seconds: from the first event to the last.
+    """
+
+    parts: Times
+    devices: Times
+    host: Times
+    seconds: float
+
+
+class _Event(NamedTuple):
+    name: str
+    start: float  # nanoseconds
+    duration: float
+    device: bool
+    part: bool
+
+
+def report(trace: pathlib.Path, steps: int) -> str:
+    """The longest things in a trace (`*.xplane.pb`) of so many steps: a table each for a step's parts, devices and host.
+
+    What XLA's programs do counts as the devices', on a CPU too, where they run on threads of the host.
+    """
+    found = spent(jax.profiler.ProfileData.from_file(str(trace)))
+    text = io.StringIO()
+    console = Console(file=text, width=120, highlight=False)
+    console.print(
+        f"Profile of {steps} step{'s' * (steps != 1)}, {found.seconds:.2f} s; the trace: {trace}", soft_wrap=True
+    )
+    kinds = {
+        "parts of the steps": found.parts,
+        "things on the devices": found.devices,
+        "things on the host": found.host,
+    }
+    for title, times in kinds.items():
+        if not times:
+            console.print(f"\nThe trace has no {title}.")
+            continue
+        table = Table(title=f"\nThe longest {title}", title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("what", overflow="fold")
+        for heading in ("s", "with what is inside, s", "times", "share"):
+            table.add_column(heading, justify="right")
+        total = sum(one.own for one in times.values())
+        longest = sorted(times.items(), key=lambda item: -item[1].own)[:_LONGEST]
+        for name, one in longest:
+            shown = name if len(name) <= _SHOWN else f"{name[: _SHOWN - 2]}.."
+            share = one.own / total if total else 0.0
+            table.add_row(Text(shown), f"{one.own:.4f}", f"{one.whole:.4f}", f"{one.times:,}", f"{share:.1%}")
+        console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def spent(trace: Any) -> Profile:
+    """Where the time of a trace, a `jax.profiler.ProfileData`, went."""
+    parts, devices, host = (collections.defaultdict[str, Spent](Spent) for _ in range(3))
+    first, last = float("inf"), 0.0
+    for plane in trace.planes:
+        on_device = plane.name.startswith("/device:")
+        if not on_device and not plane.name.startswith("/host:"):
+            continue
+        lines = [line for line in plane.lines if not on_device or line.name not in _SUMS]
+        if on_device and any(line.name == _OPS for line in lines):
+            lines = [line for line in lines if line.name == _OPS]
+        for line in lines:
+            events = list(_events(line.events, on_device))
+            for event, own in _own([event for event in events if event.part]):
+                _add(parts[event.name], event, own)
+            for event, own in _own(events):
+                _add((devices if event.device else host)[event.name], event, own)
+                first, last = min(first, event.start), max(last, event.start + event.duration)
+    return Profile(parts, devices, host, max(last - first, 0.0) / 1e9)
+
+
+def _add(one: Spent, event: _Event, own: float) -> None:
+    one.own += own / 1e9
+    one.whole += event.duration / 1e9
+    one.times += 1
+
+
+def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:
+    """Those that take time. An operation of a program is named by both, `jit_update: fusion.3`."""
+    for event in events:
+        if not event.duration_ns:
+            continue
+        stats = dict(event.stats)
+        name, module = str(stats.get("hlo_op") or re.sub(r"=\d+/\d+$", "", event.name)), stats.get("hlo_module")
+        yield _Event(
+            f"{module}: {name}" if module else name,
+            event.start_ns,
+            event.duration_ns,
+            on_device or "hlo_op" in stats,
+            PART in stats,
+        )
+
+
+def _own(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
+    """The events of one line, each with its nanoseconds without those of the events inside of it."""
+    ordered = sorted(events, key=lambda event: (event.start, -event.duration))
+    own = [event.duration for event in ordered]
+    open_: list[int] = []  # events that have begun and not ended, outermost first
+    for i, event in enumerate(ordered):
+        while open_ and ordered[open_[-1]].start + ordered[open_[-1]].duration <= event.start:
+            open_.pop()
+        if open_:
+            outer = ordered[open_[-1]]
+            own[open_[-1]] -= min(event.duration, outer.start + outer.duration - event.start)
+        open_.append(i)
+    yield from zip(ordered, own)
