@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,12 +264,17 @@ def test_models_paths_and_json(server: Server) -> None:
     assert httpx2.get(f"{server.url}/healthz", timeout=60).status_code == 200
 
 
-def test_a_client_that_has_gone_gives_its_rows_back(server: Server) -> None:
-    """Eight that would write to the end of their rows hold all of them; who comes then is answered when they have gone."""
-    engine, streams = server.engine, []
+def test_clients_that_have_gone_give_their_rows_back(server: Server) -> None:
+    """Eight that would write on hold all rows; when they have gone, nothing of theirs is computed any more."""
+    engine, client, streams = server.engine, server.client(), []
     step, held = engine.step, []
+    working = threading.Event()
 
     def watched() -> Any:
+        if not working.is_set():
+            time.sleep(0.01)
+            return []
+        working.clear()
         finished = step()
         held.append(sum(stream.row is not None for stream in engine._streams))
         return finished
@@ -275,20 +282,20 @@ def test_a_client_that_has_gone_gives_its_rows_back(server: Server) -> None:
     engine.step = watched  # type: ignore[method-assign]
     try:
         for number in range(8):
-            options: dict[str, Any] = {"model": "tiny", "prompt": [1, 2], "max_tokens": 126, "seed": number}
-            streams.append(server.client().completions.create(**options, stream=True))
-            next(iter(streams[-1]))
+            options: dict[str, Any] = {"model": "tiny", "messages": say("x"), "max_tokens": 90, "seed": number}
+            streams.append(client.chat.completions.create(**options, stream=True))
+            assert next(iter(streams[-1])).choices[0].delta.content == ""
+        working.set()
+        wait_until(lambda: held)
+        assert (held, server.queue.open) == ([8], 8)
+        decoded = engine.stats.decoded_tokens
         for stream in streams:
             stream.close()
-        wait_until(lambda: server.queue.open == 0 and not engine.busy)
-        decoded = engine.stats.decoded_tokens
-        reply = server.client().completions.create(model="tiny", prompt=[3], max_tokens=4, seed=0)
-        assert reply.usage.completion_tokens <= 4
-        assert engine.stats.decoded_tokens - decoded == reply.usage.completion_tokens
-        assert held[-1] == 1
-        assert engine._streams == []
+        wait_until(lambda: server.queue.open == 0 and not engine._streams)
+        assert engine.stats.decoded_tokens == decoded
     finally:
         del engine.step
+    assert client.completions.create(model="tiny", prompt=[3], max_tokens=4, seed=0).usage.completion_tokens <= 4
 
 
 def test_a_full_queue_says_so() -> None:
