@@ -1,5 +1,6 @@
 """What a step records: which episodes, and what learning made of their tokens."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -8,10 +9,9 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import Credit
 from routerl_jax.training.episode_log import log_episodes, token_texts
-from routerl_jax.training.sections import KnowledgeConfig, ModelConfig
+from tests.training.small_policy import small_policy
 
 BYTES = [b"The ", b"lion", "é".encode()[:1], "é".encode()[1:], b"<eos>"]
 
@@ -32,8 +32,7 @@ CREDIT = Credit([np.where(MASK, float(i), 0.0) for i in range(SEQUENCES)], np.as
 
 
 def records(tmp_path: pathlib.Path, **settings) -> list[dict]:
-    knowledge = {"text": KnowledgeConfig(source="atlas/text")}
-    config = TrainConfig(model=ModelConfig(path="atlas-warm-start"), knowledge=knowledge, **settings)
+    config = dataclasses.replace(small_policy(), **settings)
     log_episodes(tmp_path, 3, EPISODES, CREDIT, config, BYTES)
     file = tmp_path / "episodes" / "step-000003.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
