@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.version import code_version
@@ -62,7 +63,7 @@ def write_card(directory: str | pathlib.Path) -> None:
     write_whole(place / CARD, "\n".join(lines) + "\n")
 
 
-def _block(settings: dict[str, object]) -> list[str]:
+def _block(settings: Mapping[str, object]) -> list[str]:
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
     return ["```", *lines, "```"]
 
