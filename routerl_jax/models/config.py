@@ -200,7 +200,8 @@ class EncoderConfig:
     `pooling` and `normalize` default to the mean over tokens at unit length, as most sentence encoders use them.
     """
 
-    model_type: str  # bert; roberta and xlm-roberta, whose positions begin after the padding id
+    # bert; roberta and xlm-roberta, whose positions begin after the padding id; ..ForSequenceClassification of a cross-encoder
+    model_type: str
     vocab_size: int
     embed: int
     layers: int
@@ -223,7 +224,7 @@ class EncoderConfig:
             raise UnsupportedModelError(f"pooling={self.pooling!r} is not supported; supported: {', '.join(POOLINGS)}")
         if self.embed % self.heads:
             raise ValueError(f"embed={self.embed} must be a multiple of heads={self.heads}")
-        if self.model_type != "bert" and self.first_position != self.pad_id + 1:
+        if "roberta" in self.model_type.lower() and self.first_position != self.pad_id + 1:
             raise ValueError(f"first_position={self.first_position} makes no {self.model_type}; set pad_id + 1")
 
 

@@ -25,19 +25,22 @@ def cross_encoder_from_hf(config: Mapping[str, Any], source: str = "config.json"
     labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
     if labels != 1:
         raise UnsupportedModelError(f"{source}: {labels} labels are not supported; a reranker has one")
-    return dataclasses.replace(bert.encoder_from_hf(config, source), pooling="pooler", normalize=False)
+    read, name = bert.encoder_from_hf(config, source), _CLASSES[config["model_type"]]
+    return dataclasses.replace(read, model_type=name, pooling="pooler", normalize=False)
 
 
 def cross_encoder_to_hf(config: EncoderConfig, dtype: str) -> dict[str, Any]:
     """The config.json that `transformers` loads as the same architecture."""
+    kind = next(kind for kind, name in _CLASSES.items() if name == config.model_type)
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return bert.encoder_to_hf(config, dtype) | {"architectures": [_CLASSES[config.model_type]], **labels}
+    said = bert.encoder_to_hf(dataclasses.replace(config, model_type=kind), dtype)
+    return said | {"architectures": [config.model_type], **labels}
 
 
 def cross_encoder_rules(config: EncoderConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
     rules = bert.encoder_rules(config)
-    if config.model_type == "bert":
+    if config.model_type == _CLASSES["bert"]:
         return rules | {("out",): Rule("classifier.weight", TRANSPOSED), ("out_bias",): Rule("classifier.bias", VECTOR)}
     return rules | {
         ("pooler",): Rule("classifier.dense.weight", TRANSPOSED),
