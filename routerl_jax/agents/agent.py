@@ -331,11 +331,11 @@ class Tool:
         if failed := [reply for reply in replies if reply.error is not None]:
             return dataclasses.replace(call, passages=(), error=failed[0].error, seconds=seconds)
         images = {passage.id: passage.image for reply in replies for passage in reply.passages}
-        passages = [dataclasses.replace(one, image=images.get(one.id, one.image)) for one in call.passages]
+        passages = [dataclasses.replace(shown, image=images.get(shown.id, shown.image)) for shown in call.passages]
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """The reply to a request to a tool. A branch that still replays the attempt it was forked from gets the recorded one."""
+        """The reply to a request to a tool. A branch that still replays its past gets the recorded reply."""
         course = self._rollout.course
         if course.replaying:
             asked.close()

@@ -293,7 +293,7 @@ class _Driver:
         self._changed.set()
 
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
-        """Runs calls, one batch per tool. If a tool breaks the interface, the error is raised in the agents that wait for it."""
+        """Runs calls, one batch per tool. If a tool breaks the interface, the agents that wait for it get the error."""
         started = time.perf_counter()
         try:
             replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)

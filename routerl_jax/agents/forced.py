@@ -31,7 +31,7 @@ class ForcedAnswer:
         return self.tokens + chat.tokens_of(self.opening)
 
     async def thoughts(self, chat: Conversation, kept: int) -> str:
-        """Lets the policy think, with `kept` tokens kept free for what follows. Returns the text between thoughts and answer."""
+        """Lets the policy think, with `kept` tokens kept for what follows. Returns the text between thoughts and answer."""
         if not self.think:
             return ""
         opening, closing = self.think
