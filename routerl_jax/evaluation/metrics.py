@@ -237,7 +237,7 @@ def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:
     """Recall and ranks of gold passages; {} if none are known."""
     searched = [shown for episode in episodes if (shown := retrieval(episode)) is not None]
-    values = [(one.recall(), one.ndcg(), one.recall_at_first()) for one in searched]
+    values = [(shown.recall(), shown.ndcg(), shown.recall_at_first()) for shown in searched]
     return dict(zip(RETRIEVAL, np.mean(values, axis=0).tolist())) if values else {}
 
 

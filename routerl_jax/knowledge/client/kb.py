@@ -1,4 +1,4 @@
-"""A knowledge base that `launch.serve_kb` serves elsewhere, searched as if it were here."""
+"""Client of a knowledge base that `launch.serve_kb` serves."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from routerl_jax.remote.limits import RateLimiter
 class HttpKB(KnowledgeBase):
     """A served knowledge base. Safe to use from several threads.
 
-    What a query takes is the server's own measure, kept with a cached answer; where a server says none, a part of the request's
-    time.
+    The time of a query is the server's measurement, which is also cached. If the server gives none, the time of the request is
+    divided by its number of queries.
 
     Args:
-      urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first. A mode may
-        be named as `?mode=graph`.
+      urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first knowledge base. A
+        mode may be given as `?mode=graph`.
       token: default: ROUTERL_KB_TOKEN in the environment.
-      timeouts, retries: how patient it is.
-      hedge: ask a second time when an answer takes longer than 95 % of them do.
-      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
-      cache: answers are looked up there first, and kept for `ttl` seconds (None: for good). They are known by the URL, its
-        number of passages, mode, k and query; pictures that were asked for by themselves by the passage's id.
-      limiter: asked for as many permits as queries are sent, under the key `kb:NAME`.
+      timeouts, retries: time limits, and attempts per request.
+      hedge: send a second request when an answer takes longer than 95 % of them do.
+      batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
+      cache: cache of answers, kept for `ttl` seconds (None: forever). The key of an answer has the URL, the number of passages
+        there, mode, k and query; that of a picture has the passage's id.
+      limiter: grants one permit per query, under the key `kb:NAME`.
       breaker: makes the circuit breaker of a server.
 
     Raises:
-      ValueError: not a URL, nothing of that name or mode there, or the wrong token.
+      ValueError: a URL is malformed, the server has nothing of this name or mode, or the token is wrong.
       Unavailable: no server answered.
     """
 
@@ -85,7 +85,7 @@ class HttpKB(KnowledgeBase):
             "connections": max(concurrency * 4, 16),
             "breaker": breaker,
         }
-        self._pictured = True  # are sent along
+        self._pictured = True  # whether searches fetch pictures
         self._connection = Connection(self._bases, settings)
         self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
 
@@ -95,15 +95,15 @@ class HttpKB(KnowledgeBase):
         return self._size
 
     def stage_counts(self) -> Counts:
-        """Of the cache, if there is one, and of the server: queries, each once a call."""
+        """Counts of queries to the cache, if there is one, and to the server; equal queries of a call count once."""
         return self._counts()
 
     def close(self) -> None:
-        """Closes the connections; the next search opens new ones."""
+        """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
     def _describe(self, said: Any) -> None:
-        if isinstance(said, dict) and "kbs" in said:  # the URL named a server: its first one
+        if isinstance(said, dict) and "kbs" in said:  # the URL is that of a server: use its first knowledge base
             said = next(iter(said["kbs"]), None)
         try:
             self.name = str(said["name"])
@@ -113,8 +113,10 @@ class HttpKB(KnowledgeBase):
             about = said["modes"][mode]
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
-            vars(self)["reads"] = frozenset(about["reads"])  # of the class elsewhere; here each has its own
-            self.has_pictures = about.get("pictures") is True  # an older server's searches bring them
+            vars(self)["reads"] = frozenset(
+                about["reads"]
+            )  # a class attribute in other kinds; here it depends on the server
+            self.has_pictures = about.get("pictures") is True  # searches of an older server always return pictures
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
@@ -122,7 +124,7 @@ class HttpKB(KnowledgeBase):
 
     @property
     def listing(self) -> KnowledgeBase:
-        """The same, whose passages come without pictures; itself where the server gives none by themselves."""
+        """The same, but searches return no pictures. `self` if the server can't send pictures separately."""
         if not self.has_pictures or not self._pictured:
             return self
         listing = copy.copy(self)  # connection, cache and counts are shared
@@ -130,7 +132,7 @@ class HttpKB(KnowledgeBase):
         return listing
 
     def pictures(self, ids: Sequence[str]) -> list[str]:
-        """The pictures of passages, as data URIs. Raises ValueError where the server gives none, or has no such passage."""
+        """The pictures of passages, as data URIs. Raises ValueError if the server sends none, or has no such passage."""
         if not self.has_pictures:
             return super().pictures(ids)
         keys = {id: self._digest("picture", id) for id in ids}
@@ -148,7 +150,7 @@ class HttpKB(KnowledgeBase):
         return [found[id] for id in ids]
 
     def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
-        """The pictures of these passages; a path would be read here."""
+        """Checks the reply to a request for pictures. A path is refused, because it would be read on this machine."""
         images = reply.get("images") if isinstance(reply, dict) else None
         if not isinstance(images, list) or len(images) != len(ids):
             raise Unavailable(
@@ -193,7 +195,7 @@ class HttpKB(KnowledgeBase):
             try:
                 said = json.loads(packed)
                 found[key] = [passage_of(fields) for fields in said["passages"]], float(said["seconds"])
-            except (ValueError, TypeError, KeyError):  # somebody else's entry; asked for anew
+            except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
                 continue
         return found
 
@@ -223,13 +225,13 @@ class HttpKB(KnowledgeBase):
         return body if self._mode is None else {**body, "mode": self._mode}
 
     async def _send(self, request: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
-        """The reply to a request (path, body), and the seconds that it took."""
+        """The reply to a request (path, body), and its seconds."""
         started = time.perf_counter()
         reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
-        """What each query found and took; `part` of the request's seconds where the server does not say."""
+        """Passages and seconds of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
             found = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
@@ -240,8 +242,8 @@ class HttpKB(KnowledgeBase):
         return list(zip(found, found.seconds))
 
 
-_PICTURES = 8  # in one request: a page takes up to some megabytes
-_Found = tuple[list[Passage], float]  # of a query, with its seconds
+_PICTURES = 8  # pictures per request; a page may have several megabytes
+_Found = tuple[list[Passage], float]  # passages of a query, and its seconds
 
 
 def _parse(url: str) -> tuple[str, str | None]:

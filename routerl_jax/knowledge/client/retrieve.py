@@ -1,7 +1,7 @@
-"""A retrieval server of Search-R1's protocol (`POST /retrieve`), searched as if it were here.
+"""Client of a retrieval server with Search-R1's protocol (`POST /retrieve`).
 
-The protocol: Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a); verl's and SkyRL's search tools speak it too. For a
-server of this project, `knowledge.client.kb.HttpKB` asks `/v1/search`, which also tells sizes and modes.
+The protocol is that of Search-R1's `search_r1/search/retrieval_server.py` (a14dc3a); verl's and SkyRL's search tools use it
+too. For a server of this project, use `knowledge.client.kb.HttpKB`, whose `/v1/search` also has sizes and modes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RetrieveKB(KnowledgeBase):
     Args:
       urls: `http://host:port/retrieve`, of one server or of several equal ones.
       token: default: ROUTERL_KB_TOKEN in the environment.
-      timeouts, retries: how patient it is.
-      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
+      timeouts, retries: time limits, and attempts per request.
+      batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
       breaker: makes the circuit breaker of a server.
 
     Raises:
-      ValueError: not such a URL.
-      Unavailable: while searching: no server answered, or not in this protocol.
+      ValueError: a URL has another form.
+      Unavailable: while searching: no server answered in this protocol.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class RetrieveKB(KnowledgeBase):
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
 
     def stage_counts(self) -> Counts:
-        """Of the server: queries."""
+        """Counts of queries to the server."""
         return self._counts()
 
     def close(self) -> None:
-        """Closes the connections; the next search opens new ones."""
+        """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:

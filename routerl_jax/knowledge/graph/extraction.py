@@ -1,7 +1,7 @@
 """Open information extraction by a language model: first a passage's named entities, then triples between them.
 
-Every passage that succeeds is kept in a cache at once, so that a killed run asks again only for the rest. A passage whose
-answer can't be used is asked once more; then it is a failure with a reason, and the next run asks for it again.
+Each successful extraction is cached at once, so that a run after a kill only asks for the rest. If an answer can't be used, the
+model is asked once more. Then the passage counts as a failure with a reason, and the next run asks for it again.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from routerl_jax.knowledge.graph.triples import (
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.remote.cache import Cache, cache_key
 
-PROMPTS = 1  # version of the prompts below; another one makes other answers
+PROMPTS = 1  # version of the prompts below; part of the cache's key
 
 _ENTITY_KEYS = ("entities", "named_entities")
 _BATCH = 64  # passages between two writes to the cache
-_SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
+_SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer
 
 
 class ModelExtractor:
-    """Asks a chat model, and keeps what it says.
+    """Extracts triples with a chat model, and caches its answers.
 
     Args:
-      cache: where, under a digest of all that an extraction depends on; None keeps nothing.
-      entities_first: two calls a passage, as HippoRAG (entities, then triples between them); False: triples at once.
-      max_tokens: of an answer. One that is cut off there is used as far as it is whole.
-      max_characters: of a passage; what is beyond is not read.
+      cache: cache of extractions; the key is a digest of all that an extraction depends on. None: no cache.
+      entities_first: two calls per passage as in HippoRAG (entities, then triples between them); False: triples at once.
+      max_tokens: most tokens of an answer. The complete part of a cut answer is used.
+      max_characters: most characters of a passage; the rest is not read.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ModelExtractor:
         self.max_tokens, self.max_characters = max_tokens, max_characters
 
     def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
-        """One extraction per passage, in order; failures have `error` set and are not kept."""
+        """One extraction per passage, in order. Failures have `error` set and are not cached."""
         texts = [passage_text(passage)[: self.max_characters] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
@@ -122,9 +122,9 @@ def parse_entities(text: str) -> tuple[str, ...] | None:
 
 
 def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | None:
-    """The triples in a model's answer, `{"triples": [..]}` or a list, and how many items were none; None if it has no list.
+    """The triples in a model's answer, `{"triples": [..]}` or a list, and the number of invalid items; None without a list.
 
-    Of an answer that is not whole JSON, or has its triples one after the other, the triples that are whole count.
+    If the answer is no complete JSON, or has its triples one after the other, all complete triples are used.
     """
     value = json_value(text, "triples")
     if isinstance(value, dict) and "triples" in value:

@@ -1,6 +1,6 @@
-"""Building knowledge bases of page images: documents -> pages -> vectors -> pooled vectors -> index; and of their texts.
+"""Builds knowledge bases of page images (documents -> pages -> vectors -> pooled vectors -> index), and of their texts.
 
-Every stage goes on where a killed build stopped: pages one by one, vectors and pooled vectors in shards.
+After a kill, every stage continues where it stopped: pages one by one, vectors and pooled vectors in shards.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.late_interaction import LateInteraction
 
 _COMPARE_ALL = 1000  # pages up to which index="auto" compares all of them
-_POOLED = ((100_000, 32), (1_000_000, 8))  # up to so many pages, so many pooled vectors each; beyond, one
+_POOLED = ((100_000, 32), (1_000_000, 8))  # (up to this many pages, pooled vectors per page); beyond that, one
 _CANDIDATES = (32, 64, 128, 256, 512, 1024)
-_DEPTH = 256  # pooled vectors that each vector of a query looks up, at least
-_PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # what takes room on disk
+_DEPTH = 256  # fewest pooled vectors that each vector of a query looks up
+_PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # parts whose size on disk is reported
 _MEANS = 8192  # pages whose mean vectors are committed together
-_SAMPLE = 16  # vectors of a page that stand for a query, where no questions are given
+_SAMPLE = 16  # vectors of a page that serve as a query if no questions are given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PagesConfig:
-    """What `build_pages` makes."""
+    """Configuration of `build_pages`."""
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
     kind: str = "pages"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
-    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
     precision: Precision = "bfloat16"  # of the vectors on disk: float32, bfloat16 (as VRAG-RL has them) or int8
     # "maxsim" (all pages are compared), a first stage over pooled vectors ("scann", "exact"), or "auto": by size, the first
     # stage as in knowledge.build
     index: str = "auto"
-    pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
+    pooling: Pooling = "ward"  # how vectors are pooled: ward (clusters) or runs (neighbours)
     pooled: Count = 0  # pooled vectors of a page; 0: by the number of pages
     candidates: Count = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
     # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
@@ -69,7 +69,7 @@ class PagesConfig:
     check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
     embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
     shard_size: Size = 64  # pages that are embedded and committed together
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "maxsim"):
@@ -78,15 +78,15 @@ class PagesConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OcrConfig:
-    """What `build_ocr` makes: pages by their text, in a text knowledge base of any kind."""
+    """Configuration of `build_ocr`: pages are found by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
     kind: str = "ocr"
     name: str = ""
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
-    encoder: str = ""  # of that knowledge base, where it has one; default: its own
-    index: str = ""  # likewise
+    encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
+    index: str = ""  # index of that knowledge base, likewise
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -106,15 +106,15 @@ class OcrConfig:
 def build_pages(
     config: PagesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: LateInteraction | None = None
 ) -> BuildReport:
-    """Builds a knowledge base of page images. Run again after a kill, it goes on where that one stopped.
+    """Builds a knowledge base of page images. After a kill, another call continues where it stopped.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
+      directory: directory of the knowledge base; it appears only when it is complete.
       progress: show progress bars.
-      encoder: embed with this model, which `config.encoder` then merely names.
+      encoder: embed with this model; `config.encoder` is only its name then.
 
     Raises:
-      ValueError: names the file, page or config key that is at fault.
+      ValueError: a file, a page or a setting is wrong; names it.
     """
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     clock, source = Clock(), _source(config)
@@ -146,10 +146,11 @@ def build_pages(
 
 
 def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
-    """Builds a knowledge base of pages that are found by their text. OCR is kept page by page, beyond this build too.
+    """Builds a knowledge base of pages that are found by their text. The results of OCR are cached page by page, for later
+    builds too.
 
     Raises:
-      ValueError: names the file, page or config key that is at fault.
+      ValueError: a file, a page or a setting is wrong; names it.
     """
     clock, source = Clock(), _source(config)
     parts = [FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)]
@@ -172,12 +173,12 @@ class _PagesBuild:
     def __init__(
         self, config: PagesConfig, writer: StoreWriter, encoder: LateInteraction, clock: Clock, progress: bool
     ) -> None:
-        self.embedded = 0  # pages, by this run
+        self.embedded = 0  # pages embedded by this run
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
 
     def run(self, source: Source, made: Embedding) -> None:
-        """All stages, each as far as an earlier run has not finished it."""
+        """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         if config.index not in ("auto", "maxsim"):
             INDEXES.get(config.index).require()
@@ -242,7 +243,7 @@ class _PagesBuild:
         return vectors
 
     def _means(self, vectors: Ragged) -> None:
-        """One vector per page, which is what a store of any kind with an encoder has."""
+        """Writes one mean vector per page, because every store with an encoder has one vector per passage."""
 
         def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
             return np.stack([page.astype(np.float32).mean(0) for page in vectors.read(start, stop)])
@@ -280,7 +281,7 @@ class _PagesBuild:
         return Ragged(writer.scratch / POOLED, "float32", memory_limit=2**30, hint="")
 
     def _measured(self, index: PageIndex) -> dict[str, Any]:
-        """Candidates, depth, and the recall that they give."""
+        """Candidates and depth, with the measured recall."""
         assert index.first is not None
         config, count = self._config, len(index.vectors)
         counts = [config.candidates] if config.candidates else [n for n in _CANDIDATES if n < count] or [count]
@@ -314,7 +315,7 @@ class _PagesBuild:
 
 
 def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None:
-    """The knowledge base of texts inside that of pages."""
+    """Builds the knowledge base of texts inside that of pages."""
     builder = KB_BUILDERS.get(config.retriever)
     corpus = writer.scratch / "texts.jsonl"
     passages = StoredPassages(writer.scratch, memory_limit=0, hint="")
@@ -348,7 +349,7 @@ def _described(store: Store) -> str:
 
 
 def _left_out(store: Store) -> dict[str, int]:
-    """Documents or pages that can't be read, and pages without text where text is what is searched."""
+    """Numbers of documents or pages that can't be read, and of pages without text if texts are searched."""
     return {why: len(pages) for why, pages in skipped_pages(store.directory).items()}
 
 

@@ -23,21 +23,21 @@ class Entry:
     title: str
     text: str
     image: ImageSource | None
-    place: str  # where it stands, for messages
+    place: str  # its position, for messages
 
 
 def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[Entry]:
     """The rows of a corpus, in order.
 
     Args:
-      corpus: .jsonl, .jsonl.gz or .json with rows {id, title?, text? or caption?, image?}, whose pictures are paths relative
-        to the file, or `data:` URIs; M-BEIR's candidates {did, txt, img_path, modality}, whose paths are relative to a
-        directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl); or a directory of pictures, whose paths below it
-        are their ids and names their titles.
+      corpus: one of three forms. A .jsonl, .jsonl.gz or .json file with rows {id, title?, text? or caption?, image?}; images
+        are paths relative to the file, or `data:` URIs. M-BEIR's candidates {did, txt, img_path, modality}; paths are relative
+        to a directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl). A directory of pictures; the paths below it are
+        ids, and the file names titles.
 
     Raises:
-      ValueError: no such place, or nothing in it; a row without id, or with neither text nor picture; a picture that is not
-        there, unless `problems` skips it. Names file and row.
+      ValueError: the corpus does not exist or is empty; a row has no id, or neither text nor picture; or a picture is missing,
+        unless `problems` skips it. Names file and row.
     """
     root = pathlib.Path(corpus).expanduser()
     count = 0

@@ -33,12 +33,12 @@ _OUTPUT = {
 
 
 def mcp_server(behind: serving.Server) -> Server[Any]:
-    """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
+    """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, with arguments `mode` or `image` if they apply.
 
-    It searches through `behind`, so its calls share batches, limits and counters with whoever else does.
+    It searches through `behind`, so its calls share batches, limits and counters with other requests.
 
     A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
-    image content. What is wrong with a call is the tool's error (`isError`), for the model to read.
+    image content. An error of a call is the tool's error (`isError`), which the model can read.
     """
     with needs("MCP", "serve"):
         from mcp import types
@@ -81,9 +81,9 @@ def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None
 
 
 def http_app(behind: serving.Server, *, host: str = "127.0.0.1") -> Starlette:
-    """Streamable HTTP at /mcp; `serving.app.create_app` takes this function. Stateless: any replica may answer any request.
+    """Streamable HTTP at /mcp, for `serving.app.create_app`. It is stateless: any replica may answer any request.
 
-    On the loopback interface, only requests for that host are answered (DNS rebinding).
+    On the loopback interface, only requests for that host are answered, as a protection against DNS rebinding.
     """
     size = behind.settings.limits.body_bytes
     return mcp_server(behind).streamable_http_app(

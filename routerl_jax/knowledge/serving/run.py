@@ -1,4 +1,4 @@
-"""Running the application under uvicorn: one process, uvloop and httptools, in-flight requests finished at the end."""
+"""Runs the application with uvicorn: one process, uvloop and httptools. Running requests are finished at the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
         with listener:
             server.run(sockets=[listener])
     finally:
-        if app.state.server.searching:  # Python would wait for its thread at the end, perhaps for good
+        if app.state.server.searching:  # Python would wait for its thread at exit, perhaps forever
             print("a search that does not end is given up", file=sys.stderr, flush=True)
             os._exit(1)
 

@@ -1,8 +1,8 @@
-"""Building a tree of summaries: corpus -> leaves -> [embeddings -> groups -> summaries] level by level -> one index of all.
+"""Builds a tree of summaries: corpus -> leaves -> [embeddings -> groups -> summaries] level by level -> one index of all.
 
 DIR/passages, DIR/embeddings    leaves first, in the corpus's order, then the summaries of each level
 DIR/tree.jsonl.gz               a row per summary: `{id, level, children}`
-DIR.summaries.sqlite            answers of the language model, beside DIR: they outlive rebuilds
+DIR.summaries.sqlite            answers of the language model, beside DIR, so that they survive rebuilds
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from routerl_jax.llms.cached import CachedModel
 from routerl_jax.llms.load import chat_model
 from routerl_jax.remote.cache import SqliteCache
 
-_SAVE_EVERY = 16  # summaries that a killed build may have to ask for again
+_SAVE_EVERY = 16  # summaries between two saves; a killed build may have to repeat these
 _BLOCK = 8192  # passages copied at a time
 _SUMMARY = "summary"  # ids of summaries begin so
 
@@ -55,15 +55,15 @@ def build_tree(
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
 ) -> BuildReport:
-    """Builds a tree of summaries over `config.corpus` (RAPTOR, arXiv 2401.18059). Run again after a kill, it goes on.
+    """Builds a tree of summaries over `config.corpus` (RAPTOR, arXiv 2401.18059). After a kill, another call continues.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
-      encoder: embed with this object, which `config.encoder` then merely names.
-      llm: writes the summaries, in place of `config.llm`.
+      directory: directory of the knowledge base; it appears only when it is complete.
+      encoder: embed with this object; `config.encoder` is only its name then.
+      llm: writes the summaries instead of `config.llm`.
 
     Raises:
-      ValueError: names the file, row or config key that is at fault; or more summaries failed than `max_failures` allows.
+      ValueError: a file, a row or a setting is wrong (names it), or more summaries failed than `max_failures` allows.
     """
     split = split_of(config.passage_words, config.least_words)
     source = corpus_source(
@@ -111,7 +111,7 @@ def _keeping(llm: ChatModel, directory: pathlib.Path) -> Iterator[ChatModel]:
 
 
 class _Build:
-    """The stages of `build_tree`, each skipped as far as an earlier run has finished it."""
+    """The stages of `build_tree`. The parts that an earlier run has finished are skipped."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Build:
         self._embed(0)
         while counts[-1] > config.dimensions + 1 and len(counts) <= config.levels:
             made = self._summarised(len(counts), failed)
-            if not made or len(made) >= counts[-1]:  # nothing is left to be gathered
+            if not made or len(made) >= counts[-1]:  # nothing is left to summarise
                 break
             level = len(counts)
             counts.append(self._part(level).passages(summary for summary, _ in made))
@@ -159,7 +159,7 @@ class _Build:
         self._clock.lap("embed")
 
     def _summarised(self, level: int, failed: dict[str, str]) -> list[tuple[Passage, list[str]]]:
-        """The summaries of a level with their children's ids; those that failed are not among them."""
+        """The summaries of a level with their children's ids, without failed ones."""
         config, below = self._config, self._part(level - 1).directory
         stored = StoredPassages(below, memory_limit=0, hint="")
         nodes = stored.read(0, len(stored))
@@ -198,7 +198,7 @@ class _Build:
         return found, failures
 
     def _join(self, levels: int) -> dict[str, Any]:
-        """All levels as one store, and an index over it, the collapsed tree; what the manifest says of the index."""
+        """Joins all levels in one store with one index (the collapsed tree). Returns the index's entry for the manifest."""
         config, writer = self._config, self._writer
         parts = [self._part(level).directory for level in range(levels)]
         stored = [StoredPassages(part, memory_limit=0, hint="") for part in parts]
@@ -238,7 +238,7 @@ class _Build:
             settings={"levels": counts, "failed": failed},
         )
         writer.commit(manifest)
-        for level in range(len(counts)):  # not before: a build that is killed here has them still
+        for level in range(len(counts)):  # only now, so that a build killed before this still has them
             shutil.rmtree(writer.directory / self._part(level).directory.name)
 
 
