@@ -81,18 +81,18 @@ class KnowledgeBase(abc.ABC):
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r} must be a whole number of at least 1")
         read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
-        asked = [i for i, query in enumerate(read) if not is_blank(query)]
+        filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
         times = [0.0] * len(results)
-        if asked:
-            answers, seconds = timed_search(self._search, [read[i] for i in asked], k)
-            if len(answers) != len(asked):
+        if filled:
+            answers, seconds = timed_search(self._search, [read[i] for i in filled], k)
+            if len(answers) != len(filled):
                 raise ValueError(
-                    f"knowledge base {self.name!r} gave {len(answers)} results for {len(asked)} queries: "
+                    f"knowledge base {self.name!r} gave {len(answers)} results for {len(filled)} queries: "
                     f"{type(self).__name__}._search must give one list of passages per query"
                 )
-            for i, found, taken in zip(asked, answers, seconds):
-                results[i], times[i] = found, taken
+            for i, passages, elapsed in zip(filled, answers, seconds):
+                results[i], times[i] = passages, elapsed
         return TimedResults(results, times)
 
 

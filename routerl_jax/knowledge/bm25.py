@@ -118,12 +118,12 @@ class Bm25KB(KnowledgeBase):
         return len(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found = [self._best(query, k) for query in queries]
-        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+        best = [self._best(query, k) for query in queries]
+        rows = np.unique(np.concatenate([ids for ids, _ in best]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
             [dataclasses.replace(passages[i], score=score) for i, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in found
+            for ids, scores in best
         ]
 
     def _best(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:

@@ -181,8 +181,10 @@ def _build(
     progress: bool,
     together: bool = False,
 ) -> BuildReport:
-    places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
-    config = dataclasses.replace(config, **places)
+    encoder_paths = {
+        key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
+    }
+    config = dataclasses.replace(config, **encoder_paths)
     clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source.digest, embedding.manifest)
     steps = _together if together else _alone
@@ -192,11 +194,11 @@ def _build(
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
-    found = _check(index, store.embeddings, config.check_queries)
+    measured = _check(index, store.embeddings, config.check_queries)
     clock.lap("check")
     regime = getattr(index, "regime", "")
-    if found is not None and found < _LOW_RECALL:
-        logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", found)
+    if measured is not None and measured < _LOW_RECALL:
+        logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", measured)
     return report(
         store,
         clock,
@@ -205,7 +207,7 @@ def _build(
         encoder=config.encoder,
         dim=store.embeddings.shape[1],
         index=f"{backend} ({regime})" if regime else backend,
-        recall=found,
+        recall=measured,
     )
 
 
@@ -226,13 +228,13 @@ def _each(action: Callable[[], Any]) -> Any:
         result = action()
     except Exception as raised:
         error = raised
-    said = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
+    outcomes = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
     if error is not None:
         raise error
-    failed = [(number, message) for number, (_, message) in enumerate(said) if message is not None]
+    failed = [(number, message) for number, (_, message) in enumerate(outcomes) if message is not None]
     if failed:
         raise ValueError(f"process {failed[0][0]} of the build failed: {failed[0][1]}")
-    return said[0][0]
+    return outcomes[0][0]
 
 
 _alone = _Steps(main=lambda action: action(), each=lambda action: action())
@@ -297,19 +299,19 @@ class Vectoriser:
         self._encoder, self._batch = encoder, _batch_size(config, encoder)
         self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
         self._counter = token_counter(encoder)
-        asked = shared_encoder(config.query_encoder) if config.query_encoder else encoder
-        if asked is not encoder and self.width() != _width(asked):
+        query_model = shared_encoder(config.query_encoder) if config.query_encoder else encoder
+        if query_model is not encoder and self.width() != _width(query_model):
             raise ValueError(
-                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(asked)}, encoder="
+                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(query_model)}, encoder="
                 f"{config.encoder!r} of width {self.width()}; they must be the two halves of one model"
             )
         self.manifest = Embedding(
             encoder=config.encoder,
             digest=encoder_digest(encoder),
             query_encoder=config.query_encoder,
-            query_digest=encoder_digest(asked) if config.query_encoder else "",
+            query_digest=encoder_digest(query_model) if config.query_encoder else "",
             dim=0,  # not known yet
-            query_prefix=own_prefix(asked, "query") if config.query_prefix is None else config.query_prefix,
+            query_prefix=own_prefix(query_model, "query") if config.query_prefix is None else config.query_prefix,
             passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
         )
 

@@ -112,20 +112,22 @@ def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()
 def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding | None = None) -> bool:
     """Whether the knowledge base of a configuration exists, with the same corpus, settings and encoder, and no updates
     since."""
-    there = writer.existing
-    if config.overwrite or there is None or there.updates or there.kind != config.kind:
+    manifest = writer.existing
+    if config.overwrite or manifest is None or manifest.updates or manifest.kind != config.kind:
         return False
     if embedding is not None:
-        made = there.embedding
-        if made is None or dataclasses.replace(made, dim=0) != dataclasses.replace(embedding, dim=0):
+        built_embedding = manifest.embedding
+        if built_embedding is None or dataclasses.replace(built_embedding, dim=0) != dataclasses.replace(
+            embedding, dim=0
+        ):
             return False
-    asked, built = changes(config), dict(there.config)
+    requested, built = changes(config), dict(manifest.config)
     if _any_index(config):
-        asked.pop("index", None)
+        requested.pop("index", None)
         built.pop("index", None)
-        if not fits(config.index, str(there.index.get("backend"))):
+        if not fits(config.index, str(manifest.index.get("backend"))):
             return False
-    return (there.corpus_sha256, nested(built)) == (digest, nested(asked))
+    return (manifest.corpus_sha256, nested(built)) == (digest, nested(requested))
 
 
 def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
@@ -219,11 +221,11 @@ def write_settings(
     """
     directory = pathlib.Path(directory).expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        there = Manifest.read(directory)  # raises an error for a directory that is no knowledge base
-        if there.kind != config.kind or not overwrite:
+        stored = Manifest.read(directory)  # raises an error for a directory that is no knowledge base
+        if stored.kind != config.kind or not overwrite:
             raise ValueError(
-                f"{directory} already holds a knowledge base ({there.kind}). Give another directory"
-                + (", or set config.overwrite=True" if there.kind == config.kind else "")
+                f"{directory} already holds a knowledge base ({stored.kind}). Give another directory"
+                + (", or set config.overwrite=True" if stored.kind == config.kind else "")
             )
     directory.mkdir(parents=True, exist_ok=True)
     manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)

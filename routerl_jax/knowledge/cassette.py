@@ -76,12 +76,12 @@ class Cassette:
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
-        there = self.path.is_file() and self.path.stat().st_size > 0
+        has_recording = self.path.is_file() and self.path.stat().st_size > 0
         if mode == "replay" and not self.path.is_file():
             raise ValueError(f"{self.path} does not exist: there is nothing to replay. Record it first (mode='record')")
-        if mode == "record" and there:
+        if mode == "record" and has_recording:
             raise ValueError(f"{self.path} holds a recording. Use mode='auto' to go on with it, or another path")
-        if there:
+        if has_recording:
             self._read()
         if mode != "replay":
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,8 +173,8 @@ class RecordedTool:
         """The query reduced to the parts on which the reply depends."""
         if self._kb is not None:
             return as_read(query, self.reads)
-        ways = (as_read(query, reads) for reads in (_ALL, {"question"}, {"url"}))
-        recorded = (way for way in ways if (self.name, query_key(way), k) in self._cassette)
+        variants = (as_read(query, reads) for reads in (_ALL, {"question"}, {"url"}))
+        recorded = (variant for variant in variants if (self.name, query_key(variant), k) in self._cassette)
         return next(recorded, as_read(query, ()))
 
     def _ask(self, unknown: dict[str, Query], k: int) -> None:
@@ -195,8 +195,8 @@ class RecordedTool:
                 self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
             raise
         self._check_time(started, keys, k)
-        for key, passages, taken in zip(keys, results, seconds):
-            self._cassette.record((self.name, key, k), list(passages), self.cost, taken)
+        for key, passages, elapsed in zip(keys, results, seconds):
+            self._cassette.record((self.name, key, k), list(passages), self.cost, elapsed)
 
     def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""

@@ -153,8 +153,8 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
     ids = DistinctIds()
     linked: dict[str, int] = {}
     for file in files:
-        if (found := linked_passages(file)) is not None:
-            yield from _linked(found, linked, ids)
+        if (linked_rows := linked_passages(file)) is not None:
+            yield from _linked(linked_rows, linked, ids)
             continue
         for place, passage, page in _READERS[_kind(file) or ""](file):
             if not passage.text.strip():

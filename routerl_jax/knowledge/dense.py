@@ -46,10 +46,10 @@ class QueryCache:
     def known(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
         """The cached vectors of these (distinct) queries."""
         with self._lock:
-            found = {query: self._vectors[query] for query in queries if query in self._vectors}
-            for query in found:
+            vectors = {query: self._vectors[query] for query in queries if query in self._vectors}
+            for query in vectors:
                 self._vectors.move_to_end(query)
-        return found
+        return vectors
 
     def want(self, prefix: str, texts: Mapping[str, str]) -> None:
         """Adds texts, by their keys, to those that will be embedded next."""
@@ -81,12 +81,12 @@ def shared_cache(encoder: TextEncoder) -> QueryCache:
     searching.
     """
     with _caches_lock:
-        found = _caches.get(id(encoder))
-        if found is None or found[0]() is not encoder:  # the id may have belonged to a deleted encoder
+        entry = _caches.get(id(encoder))
+        if entry is None or entry[0]() is not encoder:  # the id may have belonged to a deleted encoder
             for stale in [key for key, (reference, _) in _caches.items() if reference() is None]:
                 del _caches[stale]
-            _caches[id(encoder)] = found = weakref.ref(encoder), QueryCache(_CACHED)
-        return found[1]
+            _caches[id(encoder)] = entry = weakref.ref(encoder), QueryCache(_CACHED)
+        return entry[1]
 
 
 class QueryVectors:
@@ -178,8 +178,8 @@ def query_encoder(store: Store, encoder: str | TextEncoder | None, mesh: Mesh | 
         built_with, built = embedding.query_encoder, embedding.query_digest
     chosen = encoder or built_with
     model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
-    found = encoder_digest(model)
-    if built and found and built != found:
+    digest = encoder_digest(model)
+    if built and digest and built != digest:
         name = f"the encoder {chosen!r}" if isinstance(chosen, str) else "the given encoder"
         raise ValueError(
             f"{name} is not what {store.directory} was built with: its weights or tokenizer have another digest "
@@ -231,8 +231,8 @@ class DenseKB(KnowledgeBase):
         rows = np.unique(ids[ids >= 0])
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
-            for found, row in zip(ids.tolist(), scores.tolist())
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids_row, scores_row) if i >= 0]
+            for ids_row, scores_row in zip(ids.tolist(), scores.tolist())
         ]
 
 

@@ -233,8 +233,8 @@ def _top_k(scores_QR: Float32[Array, "Q R"], count: int) -> tuple[Float32[Array,
     # Groups are kept in order, so that ties go to the lower row.
     chosen_QC = jnp.sort(jax.lax.top_k(scores_QGR.max(2), count)[1], axis=1)
     few = jnp.take_along_axis(scores_QGR, chosen_QC[:, :, None], axis=1).reshape(queries, -1)
-    values, places = jax.lax.top_k(few, count)
-    return values, jnp.take_along_axis(chosen_QC, places // _GROUP, 1) * _GROUP + places % _GROUP
+    values, columns = jax.lax.top_k(few, count)
+    return values, jnp.take_along_axis(chosen_QC, columns // _GROUP, 1) * _GROUP + columns % _GROUP
 
 
 def _reduced(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:

@@ -89,16 +89,18 @@ class HybridKB(KnowledgeBase):
 
     def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
-            asked = [
+            futures = [
                 pool.submit(contextvars.copy_context().run, _ask, member, queries, self.depth * k)
                 for member in self.members
             ]
-            found = [of_member.result() for of_member in asked]
+            rankings = [of_member.result() for of_member in futures]
         joined = [
-            reciprocal_rank_fusion([ranking[i] for ranking in found], k, weights=self.weights, constant=self.constant)
+            reciprocal_rank_fusion(
+                [ranking[i] for ranking in rankings], k, weights=self.weights, constant=self.constant
+            )
             for i in range(len(queries))
         ]
-        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in found))])
+        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in rankings))])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,16 +130,20 @@ def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progres
     if not config.members:
         raise ValueError("members must be set, such as --config.members=\"('kb/dense', 'kb/bm25')\"")
     directory = pathlib.Path(directory).expanduser().resolve()
-    places = tuple(place if is_url(place) else _relative(pathlib.Path(place), directory) for place in config.members)
+    members = tuple(
+        member if is_url(member) else _relative(pathlib.Path(member), directory) for member in config.members
+    )
     settings = {
-        "members": places,
-        "weights": config.weights or [1.0] * len(places),
+        "members": members,
+        "weights": config.weights or [1.0] * len(members),
         "constant": config.constant,
         "depth": config.depth,
     }
     digest = digest_of(settings)
-    made = write_settings(config, directory, settings, overwrite=config.overwrite, digest=digest)
-    return BuildReport(name=made.name, kind="hybrid", directory=str(directory), notes={"members": ", ".join(places)})
+    manifest = write_settings(config, directory, settings, overwrite=config.overwrite, digest=digest)
+    return BuildReport(
+        name=manifest.name, kind="hybrid", directory=str(directory), notes={"members": ", ".join(members)}
+    )
 
 
 def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
@@ -149,16 +155,16 @@ def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
 
 def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
     """The member's results for the parts of each query that it reads; [] for a query without such parts."""
-    asked = [_readable(query, member.reads) for query in queries]
-    return TimedResults(*timed_search(member.search, asked, k))
+    readable = [_readable(query, member.reads) for query in queries]
+    return TimedResults(*timed_search(member.search, readable, k))
 
 
 def _readable(query: Query, reads: frozenset[str]) -> Query:
     if isinstance(query, str):
         return query if "text" in reads else ""
     text, image = query.text if "text" in reads else None, query.image if "image" in reads else None
-    kept = dataclasses.replace(query, text=text, image=image, url=query.url if "image" in reads else "")
-    return "" if is_blank(kept) else checked_query(kept, 0, reads, "")
+    reduced = dataclasses.replace(query, text=text, image=image, url=query.url if "image" in reads else "")
+    return "" if is_blank(reduced) else checked_query(reduced, 0, reads, "")
 
 
 def _check(members: int, weights: Sequence[float], constant: float, depth: int) -> None:

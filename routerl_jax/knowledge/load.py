@@ -72,14 +72,14 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
     vectors."""
     settings = dict(store.manifest.settings)
     members = []
-    for place in settings.pop("members", ()):
-        at = place if is_url(place) else str((store.directory / place).resolve())
+    for member in settings.pop("members", ()):
+        at = member if is_url(member) else str((store.directory / member).resolve())
         vectors = not is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
         try:
             own = index if has_index(at) else None
             members.append(load_kb(at, mesh=mesh, index=own, encoder=encoder if vectors else None))
         except ValueError as error:
-            raise ValueError(f"{store.directory}: member {place!r}: {error}") from error
+            raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
 
 
@@ -110,10 +110,10 @@ def check_kb(
     Raises:
       ValueError: a key differs (names it), or an error of `load_kb`.
     """
-    place = pathlib.Path(directory).expanduser()
-    manifest = Manifest.read(place)
-    searched = Manifest.read(place / TEXTS) if manifest.kind == "ocr" else manifest
-    found = {
+    path = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(path)
+    searched = Manifest.read(path / TEXTS) if manifest.kind == "ocr" else manifest
+    actual = {
         "kind": manifest.kind,
         "encoder": searched.embedding.encoder if searched.embedding else "",
         "index": str(searched.index.get("backend", "")),
@@ -123,12 +123,12 @@ def check_kb(
         if key == "source":
             same = _same_source(manifest, value, passages)
         elif key == "index":
-            same = fits(value, found[key])
+            same = fits(value, actual[key])
         else:
-            same = found[key] == (encoder_place(value) if key == "encoder" else value)
+            same = actual[key] == (encoder_place(value) if key == "encoder" else value)
         if not same:
             raise ValueError(
-                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {found[key]!r}. "
+                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
                 f"Change {where}.{key}, or give another {where}.directory"
             )
 

@@ -47,8 +47,8 @@ class PictureFiles:
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:
         """A picture in its stored form. The bytes of `source`, the file from which it was read unchanged, are used if
         possible."""
-        if source is not None and (found := source.read_bytes()) and self._plain(found, picture):
-            return found
+        if source is not None and (encoded := source.read_bytes()) and self._plain(encoded, picture):
+            return encoded
         buffer = io.BytesIO()
         if self.format == "png":
             picture.save(buffer, "PNG")
@@ -58,13 +58,13 @@ class PictureFiles:
 
     def _plain(self, encoded: bytes, picture: Image.Image) -> bool:
         """Whether the file shows exactly this picture to any reader: same format and size, RGB, upright."""
-        with Image.open(io.BytesIO(encoded)) as found:
-            upright = found.getexif().get(0x0112, 1) == 1
+        with Image.open(io.BytesIO(encoded)) as shown:
+            upright = shown.getexif().get(0x0112, 1) == 1
             return (
-                (found.format or "").lower() == self.format
-                and found.mode == "RGB"
+                (shown.format or "").lower() == self.format
+                and shown.mode == "RGB"
                 and upright
-                and (found.size == picture.size)
+                and (shown.size == picture.size)
             )
 
 
@@ -78,15 +78,15 @@ class PictureJournal:
 
     def __enter__(self) -> PictureJournal:
         lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line
+        complete = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line
         shown: dict[int, str] = {}
-        for name, row in map(json.loads, whole):
+        for name, row in map(json.loads, complete):
             self._rows[name] = row
             shown[row] = name  # the last one that was written there
         self._rows = {
             name: row for name, row in self._rows.items() if shown[row] == name and self._files.path(row).is_file()
         }
-        self._path.write_text("".join(whole), "utf-8")
+        self._path.write_text("".join(complete), "utf-8")
         self._file = self._path.open("a", encoding="utf-8")
         return self
 

@@ -40,8 +40,8 @@ def recall(
       truth: `kth_best` of the same vectors, queries and k, if it is already known.
     """
     least = kth_best(vectors, queries, k) if truth is None else truth
-    _, found = index.search(queries, min(k, vectors.shape[0]))
-    return float((found >= least[:, None] - _ROUNDING).mean())
+    _, scores = index.search(queries, min(k, vectors.shape[0]))
+    return float((scores >= least[:, None] - _ROUNDING).mean())
 
 
 def jittered(vectors: VectorSource, count: int, *, noise: float = 1.0, seed: int = 0) -> Float32[np.ndarray, "Q D"]:

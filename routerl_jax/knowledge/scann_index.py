@@ -117,33 +117,33 @@ class ScannIndex(VectorIndex):
         return dataclasses.asdict(self.settings)
 
     def candidates(self, queries: Float32[np.ndarray, "Q D"], count: int) -> Int[np.ndarray, "Q C"]:
-        ids, found = self._search(queries, count, leaves=self.leaves[1] if self.regime == "tree" else None)
-        short = (found.sum(1) < min(count, len(self))) if self.regime == "tree" else np.zeros(len(queries), bool)
+        ids, is_result = self._search(queries, count, leaves=self.leaves[1] if self.regime == "tree" else None)
+        short = (is_result.sum(1) < min(count, len(self))) if self.regime == "tree" else np.zeros(len(queries), bool)
         if short.any():  # the searched leaves have fewer vectors than asked for
-            ids[short], found[short] = self._search(queries[short], count, leaves=self.leaves[0])
-        return np.where(found, ids, -1)
+            ids[short], is_result[short] = self._search(queries[short], count, leaves=self.leaves[0])
+        return np.where(is_result, ids, -1)
 
     def tuned(self, queries: Float32[np.ndarray, "Q D"]) -> ScannSettings:
         """The settings with the fewest leaves, and then candidates, with which these queries reach the recall target.
 
         Values that are set explicitly stay. If nothing reaches the target, the most thorough settings are used, with a warning.
         """
-        truth, asked = kth_best(self.vectors, queries, 10), self.settings
+        truth, settings_given = kth_best(self.vectors, queries, 10), self.settings
 
         def reached(settings: ScannSettings) -> bool:
             trial = copy.copy(self)
             trial.settings = settings
-            return recall(trial, self.vectors, queries, truth=truth) >= asked.recall_target
+            return recall(trial, self.vectors, queries, truth=truth) >= settings_given.recall_target
 
-        best = dataclasses.replace(asked, reorder=asked.reorder or _REORDERS[-1])
-        if self.regime == "tree" and not asked.leaves_to_search:
+        best = dataclasses.replace(settings_given, reorder=settings_given.reorder or _REORDERS[-1])
+        if self.regime == "tree" and not settings_given.leaves_to_search:
             leaves = sorted({max(1, round(share * self.leaves[0])) for share in _SHARES})
             tries = [dataclasses.replace(best, leaves_to_search=count) for count in leaves]
             best = _first(tries, reached)
-        if not asked.reorder:
+        if not settings_given.reorder:
             best = _first([dataclasses.replace(best, reorder=count) for count in _REORDERS], reached)
         if not reached(best):
-            logging.warning("no choice of leaves and candidates reaches a recall of %s", asked.recall_target)
+            logging.warning("no choice of leaves and candidates reaches a recall of %s", settings_given.recall_target)
         return best
 
     def _configured(self, builder: Any) -> Any:
@@ -187,11 +187,11 @@ def _matrix(vectors: VectorSource) -> Iterator[np.ndarray]:
     one copy and not two.
     """
     n, width = vectors.shape
-    place = getattr(vectors, "path", None)
-    if place is None or 4 * n * width < _MAPPED:
+    path = getattr(vectors, "path", None)
+    if path is None or 4 * n * width < _MAPPED:
         yield np.ascontiguousarray(vectors.read(0, n), np.float32)
         return
-    with tempfile.TemporaryFile(dir=pathlib.Path(place).parent) as file:
+    with tempfile.TemporaryFile(dir=pathlib.Path(path).parent) as file:
         matrix = np.memmap(file, np.float32, "w+", shape=(n, width))
         for start in range(0, n, _BLOCK):
             matrix[start : start + _BLOCK] = vectors.read(start, min(start + _BLOCK, n))

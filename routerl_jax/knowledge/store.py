@@ -90,9 +90,9 @@ class Manifest:
             fields = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}). {rebuild_hint(directory)}") from error
-        found = fields.get("format") if isinstance(fields, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"{path} has format {found!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")
+        version = fields.get("format") if isinstance(fields, dict) else None
+        if version != FORMAT:
+            raise ValueError(f"{path} has format {version!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")
         try:
             return from_config_dict(cls, fields, path=str(path))
         except ValueError as error:
@@ -109,10 +109,10 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
-        place = result
+        section_fields = result
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            section_fields = section_fields.setdefault(section, {})
+        section_fields[last] = value
     return result
 
 
@@ -130,13 +130,13 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
 
 def _what_instead(directory: pathlib.Path) -> str:
     """What to do about a directory without a manifest. Its other content is not touched, so nothing can be built there."""
-    found = sorted(directory.iterdir()) if directory.is_dir() else []
-    inside = [path for path in found if (path / MANIFEST).is_file()]
+    entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    inside = [path for path in entries if (path / MANIFEST).is_file()]
     if inside:
         return f"Give one of those in it: {', '.join(map(str, inside[:8]))}{', ..' if len(inside) > 8 else ''}"
-    where = "DIR" if found else shlex.quote(str(directory))
+    where = "DIR" if entries else shlex.quote(str(directory))
     command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={where} --config.corpus=FILE"
-    return f"Give the directory of one{', or build one elsewhere' if found else ', or build it here'}: {command}"
+    return f"Give the directory of one{', or build one elsewhere' if entries else ', or build it here'}: {command}"
 
 
 class StoredArray:
@@ -191,9 +191,9 @@ class StoredArray:
 
     def _got(self, pending: Sequence[Any]) -> list[np.ndarray]:
         damage: ValueError | None = None
-        found = []
+        arrays = []
         try:
-            found = [future.result() for future in pending]
+            arrays = [future.result() for future in pending]
         except ValueError as error:
             damage = error
         if (
@@ -204,7 +204,7 @@ class StoredArray:
             ) from damage
         if damage is not None:
             raise ValueError(f"{self.path} is damaged ({_brief(damage)}). {self._hint}") from damage
-        return found
+        return arrays
 
     def _check_files(self) -> None:
         """Raises an error for a missing file, which zarr would read as zeros."""
@@ -254,13 +254,13 @@ class JoinedPassages:
         rows = np.asarray(rows, np.int64).reshape(-1)
         main = rows < len(self._main)
         parts = iter(self._main.take(rows[main])), iter(self._added.take(rows[~main] - len(self._main)))
-        return [next(parts[0 if here else 1]) for here in main]
+        return [next(parts[0 if in_main else 1]) for in_main in main]
 
     def read(self, start: int, stop: int) -> list[Passage]:
         """The passages of rows start..stop."""
         edge = len(self._main)
-        found = self._main.read(start, min(stop, edge)) if start < edge else []
-        return found + (self._added.read(max(start, edge) - edge, stop - edge) if stop > edge else [])
+        passages = self._main.read(start, min(stop, edge)) if start < edge else []
+        return passages + (self._added.read(max(start, edge) - edge, stop - edge) if stop > edge else [])
 
 
 class Store:
@@ -384,10 +384,10 @@ def _location(path: pathlib.Path) -> dict[str, Any]:
 def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
     """An identity that distinguishes an array from one that replaces it; None if there is no array."""
     try:
-        found = os.stat(path / "zarr.json")
+        status = os.stat(path / "zarr.json")
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _brief(error: Exception) -> str:

@@ -213,7 +213,7 @@ def _clean(text: str) -> str:
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
     seen: dict[str, int] = {}
-    for place, row in (found for file in files for found in table_rows(file) or read_rows(file)):
+    for place, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
             id=new_id(_id(row, place), place, seen),

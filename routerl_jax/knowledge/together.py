@@ -29,13 +29,13 @@ async def search_together(
       (part, its results or the error), as soon as they are known; nothing for a skipped part.
     """
     try:
-        found = await search([query for part in parts for query in part])
+        results = await search([query for part in parts for query in part])
     except Exception as error:
         failure = error
     else:
         start = 0
         for number, part in enumerate(parts):
-            yield number, found[start : start + len(part)]
+            yield number, results[start : start + len(part)]
             start += len(part)
         return
     if len(parts) == 1 or isinstance(failure, lost):

@@ -162,8 +162,8 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
     if manifest.kind == "graph":
         return list(read_corpus(path))
     if manifest.kind == "bm25" or manifest.embedding is None:
-        asked = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
-        return list(read_corpus(path, split=split_of(asked.passage_words, asked.least_words)))
+        splitting = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
+        return list(read_corpus(path, split=split_of(splitting.passage_words, splitting.least_words)))
     keys = {key: manifest.config[key] for key in (*_SPLIT, *_TABLES) if key in manifest.config}
     config = BuildConfig(kind=manifest.kind, encoder=manifest.embedding.encoder, **keys)
     return list(read_source(config, pathlib.Path(path).expanduser(), lambda: shared_encoder(config.encoder)))
@@ -172,22 +172,22 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
     """Rows of the ids to delete. Checks that no id to add remains after that."""
     wanted = {*delete, *(passage.id for passage in add)}
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for start in range(0, len(store.passages), _BLOCK):
         for row, passage in store.live(start, min(start + _BLOCK, len(store.passages))):
             if passage.id in wanted:
-                found[passage.id] = row
-    missing = [name for name in delete if name not in found]
+                rows[passage.id] = row
+    missing = [name for name in delete if name not in rows]
     if missing:
         raise ValueError(f"{store.directory} has no passage {_listed(missing)}, which should be deleted")
-    going = set(delete)
-    there = [passage.id for passage in add if passage.id in found and passage.id not in going]
-    if there:
+    deleted = set(delete)
+    clashing = [passage.id for passage in add if passage.id in rows and passage.id not in deleted]
+    if clashing:
         raise ValueError(
-            f"{store.directory} has a passage {_listed(there)} already. Give the new one another id, or delete the old one in "
-            f"the same call to replace it"
+            f"{store.directory} has a passage {_listed(clashing)} already. Give the new one another id, or delete the old "
+            f"one in the same call to replace it"
         )
-    return {found[name] for name in delete}
+    return {rows[name] for name in delete}
 
 
 def _write_delta(
@@ -200,10 +200,10 @@ def _write_delta(
     vectors = np.concatenate([_added_vectors(store, [row for row, _ in old]), _embed(manifest, new, encoder, progress)])
     deleted = np.union1d(store.deleted, np.array([row for row in gone if row < manifest.count], np.int64))
     generation = manifest.updates + 1
-    place = delta_directory(store.directory, generation)
-    scratch = place.with_name(f".{place.name}.tmp")
+    target = delta_directory(store.directory, generation)
+    scratch = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(place, ignore_errors=True)  # left by an update that was killed before it became current
+    shutil.rmtree(target, ignore_errors=True)  # left by an update that was killed before it became current
     scratch.mkdir()
     passages = [*kept, *new]
     if passages:
@@ -212,14 +212,14 @@ def _write_delta(
         array.write(vectors).result()
     np.save(scratch / DELETED, deleted.astype(np.int64))
     sync_tree(scratch)
-    scratch.rename(place)
+    scratch.rename(target)
     sync(store.directory)  # on disk before kb.json names it
     delta = Delta(generation=generation, added=len(passages), deleted=len(deleted))
     dataclasses.replace(manifest, delta=delta, updates=generation).write(store.directory)
     before = manifest.delta.generation if manifest.delta else generation
-    for other in store.directory.glob("delta-*"):  # the last one stays for those who have it open
-        if other.name not in {place.name, delta_directory(store.directory, before).name}:
-            shutil.rmtree(other, ignore_errors=True)
+    for old_delta in store.directory.glob("delta-*"):  # the last one stays for those who have it open
+        if old_delta.name not in {target.name, delta_directory(store.directory, before).name}:
+            shutil.rmtree(old_delta, ignore_errors=True)
 
 
 def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) -> bool:
@@ -252,9 +252,11 @@ def _rebuild_words(writer: StoreWriter, store: Store, gone: set[int], new: Seque
 
 def _chosen(manifest: Manifest) -> dict[str, object]:
     """The settings of the index, without those that were tuned for the old vectors."""
-    asked = {key.removeprefix("scann."): value for key, value in manifest.config.items() if key.startswith("scann.")}
+    scann_settings = {
+        key.removeprefix("scann."): value for key, value in manifest.config.items() if key.startswith("scann.")
+    }
     if manifest.index["backend"] == "scann":
-        return asked
+        return scann_settings
     return {key: value for key, value in manifest.index.items() if key != "backend"}
 
 

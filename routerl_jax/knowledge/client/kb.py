@@ -65,13 +65,13 @@ class HttpKB(KnowledgeBase):
         limiter: RateLimiter | None = None,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
-        places = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not places or batch < 1 or concurrency < 1:
+        addresses = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not addresses or batch < 1 or concurrency < 1:
             raise ValueError(f"HttpKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
-        modes = {mode for _, mode in places}
+        modes = {mode for _, mode in addresses}
         if len(modes) > 1:
             raise ValueError(f"the URLs name different modes: {', '.join(map(str, sorted(modes, key=str)))}")
-        self._bases = [base for base, _ in places]
+        self._bases = [base for base, _ in addresses]
         self._mode: str | None = modes.pop()
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
@@ -137,8 +137,8 @@ class HttpKB(KnowledgeBase):
             return super().pictures(ids)
         keys = {id: self._digest("picture", id) for id in ids}
         packed = {} if self._cache is None else self._cache.get_many(list(keys.values()))
-        found = {id: packed[key].decode() for id, key in keys.items() if key in packed}
-        if missing := [id for id in keys if id not in found]:
+        images = {id: packed[key].decode() for id, key in keys.items() if key in packed}
+        if missing := [id for id in keys if id not in images]:
             chunks = [missing[start : start + _PICTURES] for start in range(0, len(missing), _PICTURES)]
             beside = {} if self._mode is None else {"mode": self._mode}
             bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
@@ -146,8 +146,8 @@ class HttpKB(KnowledgeBase):
             fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
             if self._cache is not None:
                 self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
-            found |= fresh
-        return [found[id] for id in ids]
+            images |= fresh
+        return [images[id] for id in ids]
 
     def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
         """Checks the reply to a request for pictures. A path is refused, because it would be read on this machine."""
@@ -163,10 +163,10 @@ class HttpKB(KnowledgeBase):
     def _search(self, queries: list[Query], k: int) -> TimedResults:
         keys = [self._key(query, k) for query in queries]
         distinct = dict(zip(keys, queries))
-        found = self._cached(list(distinct))
-        missing = [key for key in distinct if key not in found]
+        results = self._cached(list(distinct))
+        missing = [key for key in distinct if key not in results]
         if self._cache is not None:
-            self._counts.add("cache", asked=len(distinct), hits=len(found))
+            self._counts.add("cache", asked=len(distinct), hits=len(results))
         if missing:
             self._counts.add("server", asked=len(missing))
             try:
@@ -174,11 +174,11 @@ class HttpKB(KnowledgeBase):
             except Exception:
                 self._counts.add("server", failures=len(missing))
                 raise
-            found |= dict(zip(missing, fresh))
+            results |= dict(zip(missing, fresh))
             if self._cache is not None:
-                packed = {key: _pack(*one) for key, one in zip(missing, fresh)}
+                packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        return TimedResults((list(found[key][0]) for key in keys), (found[key][1] for key in keys))
+        return TimedResults((list(results[key][0]) for key in keys), (results[key][1] for key in keys))
 
     def _key(self, query: Query, k: int) -> str:
         return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
@@ -190,14 +190,14 @@ class HttpKB(KnowledgeBase):
     def _cached(self, keys: list[str]) -> dict[str, _Found]:
         if self._cache is None:
             return {}
-        found = {}
+        results = {}
         for key, packed in self._cache.get_many(keys).items():
             try:
-                said = json.loads(packed)
-                found[key] = [passage_of(fields) for fields in said["passages"]], float(said["seconds"])
+                entry = json.loads(packed)
+                results[key] = [passage_of(fields) for fields in entry["passages"]], float(entry["seconds"])
             except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
                 continue
-        return found
+        return results
 
     def _ask(self, queries: list[Query], k: int) -> list[_Found]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
@@ -206,9 +206,9 @@ class HttpKB(KnowledgeBase):
         bodies = [("/v1/search", self._body(chunk, k)) for chunk in chunks]
         replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
         return [
-            found
+            result
             for chunk, (reply, seconds) in zip(chunks, replies)
-            for found in self._results(reply, len(chunk), seconds / len(chunk))
+            for result in self._results(reply, len(chunk), seconds / len(chunk))
         ]
 
     def _permit(self, n: int) -> None:
@@ -234,12 +234,12 @@ class HttpKB(KnowledgeBase):
         """Passages and seconds of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
-            found = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
+            timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error
         if len(results) != count:
             raise Unavailable(f"{self._bases[0]}: {len(results)} results for {count} queries")
-        return list(zip(found, found.seconds))
+        return list(zip(timed, timed.seconds))
 
 
 _PICTURES = 8  # pictures per request; a page may have several megabytes

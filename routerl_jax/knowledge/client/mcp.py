@@ -69,14 +69,14 @@ class McpTool:
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
         self._timeout, self._concurrency = timeout, concurrency
         self._session: _Session | None = None  # belongs to the shared event loop, and is only used there
-        listed = {one.name: one for one in shared_loop().run(self._list())}
-        if not tool and len(listed) == 1:
-            tool = next(iter(listed))
-        if tool not in listed:
+        tools = {entry.name: entry for entry in shared_loop().run(self._list())}
+        if not tool and len(tools) == 1:
+            tool = next(iter(tools))
+        if tool not in tools:
             wanted = f"no tool {tool!r}" if tool else "several tools"
-            raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(listed)}")
+            raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(tools)}")
         self.name = tool
-        self._takes = set(listed[tool].input_schema.get("properties", {}))
+        self._takes = set(tools[tool].input_schema.get("properties", {}))
         if query_key not in self._takes:
             known = ", ".join(sorted(self._takes))
             raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {known}")
@@ -96,9 +96,9 @@ class McpTool:
             return _passages(result, self.name)[:k], _seconds(result)
 
         answers = shared_loop().run(at_once(one, queries, self._concurrency))
-        found = [passages for passages, _ in answers]
-        seconds = [taken for _, taken in answers if taken is not None]
-        return TimedResults(found, seconds) if len(seconds) == len(found) else found
+        results = [passages for passages, _ in answers]
+        seconds = [elapsed for _, elapsed in answers if elapsed is not None]
+        return TimedResults(results, seconds) if len(seconds) == len(results) else results
 
     def close(self) -> None:
         """Closes the connection, and stops the server if it was started here."""
@@ -231,15 +231,15 @@ class _Session:
         self._waiting += 1
         try:
             await asyncio.shield(self.ready)
-            asked: asyncio.Future[Any] = asyncio.ensure_future(ask(self.client))
+            request: asyncio.Future[Any] = asyncio.ensure_future(ask(self.client))
             try:
-                await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({request, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                if not request.done():
                     raise Unavailable(f"the MCP server {self._where} went away")
                 self.answered += 1
-                return asked.result()
+                return request.result()
             finally:
-                asked.cancel()
+                request.cancel()
         finally:
             self._waiting -= 1
             self._leave_if_idle()
@@ -285,24 +285,24 @@ def _passages(result: Any, tool: str) -> list[Passage]:
     """A tool's result as passages. Raises RuntimeError if the result is a failure."""
     blocks = list(result.content)
     if result.is_error:
-        said = " ".join(block.text for block in blocks if block.type == "text")
-        raise RuntimeError(f"tool {tool!r}: {said or 'failed without a message'}")
+        message = " ".join(block.text for block in blocks if block.type == "text")
+        raise RuntimeError(f"tool {tool!r}: {message or 'failed without a message'}")
     rows = _rows(result.structured_content)
     if rows is None and len(blocks) == 1 and blocks[0].type == "text":
         with contextlib.suppress(ValueError):
             rows = _rows(json.loads(blocks[0].text))
     if rows is not None:
         return [_row_passage(row, rank) for rank, row in enumerate(rows)]
-    found = [_block_passage(block, rank) for rank, block in enumerate(blocks)]
-    return [passage for passage in found if passage is not None]
+    passages = [_block_passage(block, rank) for rank, block in enumerate(blocks)]
+    return [passage for passage in passages if passage is not None]
 
 
 def _seconds(result: Any) -> float | None:
     """The seconds of the search that one of our servers reports; None for other servers."""
-    said = result.structured_content
-    if not isinstance(said, dict) or "passages" not in said:
+    content = result.structured_content
+    if not isinstance(content, dict) or "passages" not in content:
         return None
-    seconds = said.get("seconds")
+    seconds = content.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else None
 
 

@@ -48,13 +48,13 @@ class RetrieveKB(KnowledgeBase):
         concurrency: int = 4,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
-        places = [urls] if isinstance(urls, str) else list(urls)
-        for url in places:
+        addresses = [urls] if isinstance(urls, str) else list(urls)
+        for url in addresses:
             if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith(_PATH):
                 raise ValueError(f"{url!r} is no address of Search-R1's protocol: http://host:port{_PATH}")
-        if not places or batch < 1 or concurrency < 1:
+        if not addresses or batch < 1 or concurrency < 1:
             raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
-        self.name = places[0]
+        self.name = addresses[0]
         self._batch, self._concurrency = batch, concurrency
         settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
@@ -62,7 +62,7 @@ class RetrieveKB(KnowledgeBase):
             "retries": retries or Retries(),
             "breaker": breaker,
         }
-        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in places]
+        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in addresses]
         self._connection = Connection(self._bases, settings)
         self._counts = StageCounts(others=("server",))
 
@@ -90,11 +90,11 @@ class RetrieveKB(KnowledgeBase):
         except Exception:
             self._counts.add("server", failures=len(queries))
             raise
-        return [found for reply in replies for found in reply]
+        return [passages for reply in replies for passages in reply]
 
     def _read(self, reply: Any, count: int) -> list[list[Passage]]:
         try:
-            results = [[_passage(item) for item in found] for found in reply["result"]]
+            results = [[_passage(item) for item in items] for items in reply["result"]]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Unavailable(f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})") from error
         if len(results) != count:

@@ -83,7 +83,7 @@ class Transport:
         for attempt in range(self._retries.attempts):
             replica = self._pick()
             if replica is None:
-                wait = min(one.breaker.wait for one in self.replicas)
+                wait = min(candidate.breaker.wait for candidate in self.replicas)
                 if attempt == 0 or time.monotonic() + wait >= deadline:
                     raise Unavailable(self._closed(wait, last))
                 await asyncio.sleep(max(wait, 0.05))
@@ -109,16 +109,18 @@ class Transport:
 
     def _pick(self, but: Replica | None = None) -> Replica | None:
         """The next replica in turn among those that take requests. Those that asked for a rest are used only if all did."""
-        ready = [one for one in self.replicas if one.breaker.passes and one is not but]
+        ready = [replica for replica in self.replicas if replica.breaker.passes and replica is not but]
         now = time.monotonic()
-        rested = [one for one in ready if one.rest_until <= now]
+        rested = [replica for replica in ready if replica.rest_until <= now]
         choice = rested or ready
         return choice[next(self._turn) % len(choice)] if choice else None
 
     def _pause(self, failures: int) -> float:
         """Seconds to pause: jittered, and at least until one replica's rest is over."""
         now = time.monotonic()
-        rest = min((max(0.0, one.rest_until - now) for one in self.replicas if one.breaker.passes), default=0.0)
+        rest = min(
+            (max(0.0, replica.rest_until - now) for replica in self.replicas if replica.breaker.passes), default=0.0
+        )
         return rest + self._retries.pause(failures, self._rng)
 
     async def _attempt(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:

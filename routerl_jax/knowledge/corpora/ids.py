@@ -50,8 +50,8 @@ class DistinctIds:
             at = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
             hits = np.flatnonzero(before[at] == hashes)
             if len(hits):
-                place = self._recent[ids[hits[0]]]
-                raise self._repeated(ids[hits[0]], place, place._replace(number=int(numbers[at[hits[0]]])))
+                second = self._recent[ids[hits[0]]]
+                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[at[hits[0]]])))
         order = np.argsort(hashes)
         rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
         self._runs.append((hashes[order], rows))

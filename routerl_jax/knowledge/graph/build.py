@@ -126,23 +126,23 @@ def _build(
         llm = chat_model(config.llm)
     clock, model = Clock(), encoder or shared_encoder(config.encoder)
     embedding = _embedding(config, model)
-    given = file_sha256(checked_path(config.triples)) if config.triples else ""
+    triples_digest = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
         extractor += [llm.name, config.entities_first, dict(llm.settings)]
-    parts = [FORMAT, "graph", source.digest, extractor, given, embedding.digest, embedding.encoder]
+    parts = [FORMAT, "graph", source.digest, extractor, triples_digest, embedding.digest, embedding.encoder]
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest, embedding):
             writer.commit(write_graph(config, writer, source, model, clock, llm=llm, progress=progress))
     store = Store(writer.directory)
     graph, stats = Graph.load(store.index_directory), json.loads((store.directory / _STATS).read_text())
-    made = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
+    sizes = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
     return report(
         store,
         clock,
         ("passages", EMBEDDINGS, ENTITIES, FACTS, INDEX),
-        numbers=made | {key: value for key, value in stats.items() if key != "failed"},
+        numbers=sizes | {key: value for key, value in stats.items() if key != "failed"},
         failed=stats["failed"],
         encoder=config.encoder,
         dim=store.embeddings.shape[1],
@@ -238,24 +238,24 @@ def _extract(
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as whole:
+    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as output:
         if known is not None:
             extract = _remembering(extract, known)
         with (
-            gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=output, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
                 passages = stored.read(start, min(start + _SLICE, count))
-                for passage, found in zip(passages, extract(passages)):
-                    file.write(json.dumps(to_row(passage.id, found)).encode() + b"\n")
-                    isolated += not found.triples
-                    used += found is not _NOTHING
-                    dropped += found.dropped
-                    if found.error:
+                for passage, extraction in zip(passages, extract(passages)):
+                    file.write(json.dumps(to_row(passage.id, extraction)).encode() + b"\n")
+                    isolated += not extraction.triples
+                    used += extraction is not _NOTHING
+                    dropped += extraction.dropped
+                    if extraction.error:
                         failures += 1
                         if len(failed) < _LISTED:
-                            failed[passage.id] = found.error
+                            failed[passage.id] = extraction.error
                 bar.update(len(passages))
         if failures > config.max_failures * count:
             first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
@@ -279,9 +279,9 @@ def _remembering(extract: Extract, known: Known) -> Extract:
     """An extractor that uses known extractions, and extracts only from the other passages."""
 
     def extract_new(passages: Sequence[Passage]) -> list[Extraction]:
-        found = [known.extraction(passage) for passage in passages]
-        fresh = iter(extract([passage for passage, there in zip(passages, found) if there is None]))
-        return [next(fresh) if there is None else there for there in found]
+        extractions = [known.extraction(passage) for passage in passages]
+        fresh = iter(extract([passage for passage, extraction in zip(passages, extractions) if extraction is None]))
+        return [next(fresh) if extraction is None else extraction for extraction in extractions]
 
     return extract_new
 

@@ -58,8 +58,8 @@ class ModelExtractor:
         texts = [passage_text(passage)[: self.max_characters] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
-        kept = self.cache.get_many(list(distinct)) if self.cache is not None else {}
-        known = {key: _read(value) for key, value in kept.items()}
+        cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}
+        known = {key: _read(value) for key, value in cached.items()}
         missing = [key for key in distinct if key not in known]
         with tqdm(
             total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
@@ -78,28 +78,28 @@ class ModelExtractor:
         return cache_key("triples", PROMPTS, self.model.name, settings, self.entities_first, self.max_tokens, text)
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
-        found = self._attempt(texts, 0.0)
-        again = [i for i, extraction in enumerate(found) if extraction.error]
+        extractions = self._attempt(texts, 0.0)
+        again = [i for i, extraction in enumerate(extractions) if extraction.error]
         if again:
             for i, extraction in zip(again, self._attempt([texts[i] for i in again], _SECOND_TEMPERATURE)):
-                found[i] = extraction
-        return found
+                extractions[i] = extraction
+        return extractions
 
     def _attempt(self, texts: Sequence[str], temperature: float) -> list[Extraction]:
         results: list[Extraction] = [Extraction() for _ in texts]
         entities: list[tuple[str, ...] | None] = [None for _ in texts]
-        asked = list(range(len(texts)))
+        texts_left = list(range(len(texts)))
         if self.entities_first:
             for i, answer in enumerate(
                 self._complete([_entity_prompt(text) for text in texts], temperature, _ENTITIES)
             ):
-                found = None if answer.error else parse_entities(answer.text)
-                if found is None:
+                names = None if answer.error else parse_entities(answer.text)
+                if names is None:
                     results[i] = Extraction(error=answer.error or f"no list of entities in {_start(answer.text)}")
-                entities[i] = found
-            asked = [i for i in asked if entities[i] is not None]
-        prompts = [_triple_prompt(texts[i], entities[i]) for i in asked]
-        for i, answer in zip(asked, self._complete(prompts, temperature, _TRIPLES)):
+                entities[i] = names
+            texts_left = [i for i in texts_left if entities[i] is not None]
+        prompts = [_triple_prompt(texts[i], entities[i]) for i in texts_left]
+        for i, answer in zip(texts_left, self._complete(prompts, temperature, _TRIPLES)):
             results[i] = _extraction(answer, entities[i])
         return results
 
@@ -131,8 +131,8 @@ def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | N
         value = value["triples"]
     if isinstance(value, list) and not (value and all(isinstance(part, str) for part in value)):
         return checked_triples(value)
-    found, _ = checked_triples(whole_items(text))
-    return (found, 0) if found else None
+    triples, _ = checked_triples(whole_items(text))
+    return (triples, 0) if triples else None
 
 
 def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extraction:

@@ -50,14 +50,14 @@ def phrases_of(passages: Iterable[Sequence[Triple]]) -> Phrases:
     joined: list[tuple[int, int]] = []
     mentions: list[tuple[int, int]] = []
     for row, triples in enumerate(passages):
-        here: dict[int, None] = {}
+        mentioned: dict[int, None] = {}
         for triple in triples:
             subject, predicate, object_ = (normalised(part) for part in triple)
             ends = tuple(numbers.setdefault(phrase, len(numbers)) for phrase in (subject, object_))
             facts.setdefault((subject, predicate, object_), (ends[0], ends[1]))
             joined.append((ends[0], ends[1]))
-            here |= dict.fromkeys(ends)
-        mentions += zip(itertools.repeat(row), here)
+            mentioned |= dict.fromkeys(ends)
+        mentions += zip(itertools.repeat(row), mentioned)
     entities = sorted(numbers)
     rank = np.zeros(len(entities), np.int32)
     rank[[numbers[phrase] for phrase in entities]] = np.arange(len(entities))

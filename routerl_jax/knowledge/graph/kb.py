@@ -158,17 +158,17 @@ class GraphKB(KnowledgeBase):
         if self.fact_filter is None:
             return linked
         kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
-        return [[facts[place] for place in places] for facts, places in zip(linked, kept)]
+        return [[facts[index] for index in indices] for facts, indices in zip(linked, kept)]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        ranked: list[tuple[np.ndarray, np.ndarray]] = []
         for start in range(0, len(queries), _QUERIES):
-            found += self._ranked(queries[start : start + _QUERIES], k)
-        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+            ranked += self._ranked(queries[start : start + _QUERIES], k)
+        rows = np.unique(np.concatenate([ids for ids, _ in ranked]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in found
+            for ids, scores in ranked
         ]
 
     def _ranked(self, queries: list[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:

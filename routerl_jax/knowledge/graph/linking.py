@@ -65,13 +65,13 @@ def nearest(queries: Float32[np.ndarray, "Q D"], vectors: VectorSource, k: int) 
 
 def largest_of(values: Float32[np.ndarray, " R"], k: int) -> Int[np.ndarray, " K"]:
     """Indices of the k largest values, best first; ties: the lower index."""
-    whole = len(values) // _GROUP * _GROUP
-    if whole >= 2 * k * _GROUP:  # the k-th largest maximum of groups is a bound that few values reach
-        tops = values[:whole].reshape(-1, _GROUP).max(1)
-        places = np.flatnonzero(values >= np.partition(tops, -k)[-k])
+    grouped = len(values) // _GROUP * _GROUP
+    if grouped >= 2 * k * _GROUP:  # the k-th largest maximum of groups is a bound that few values reach
+        tops = values[:grouped].reshape(-1, _GROUP).max(1)
+        candidates = np.flatnonzero(values >= np.partition(tops, -k)[-k])
     else:
-        places = np.arange(len(values))
-    return places[np.lexsort((places, -values[places]))[:k]]
+        candidates = np.arange(len(values))
+    return candidates[np.lexsort((candidates, -values[candidates]))[:k]]
 
 
 def min_max(values: np.ndarray, smallest: np.ndarray, largest: np.ndarray) -> np.ndarray:
@@ -99,16 +99,16 @@ def phrase_weights(
         its issue 128). "released": the last fact of a phrase overwrites the others, and the phrases with the largest mean score
         of their facts are kept (RouteRAG's release).
     """
-    given: dict[int, list[tuple[float, float]]] = {}  # entity: (share, score) of each of its facts
+    shares: dict[int, list[tuple[float, float]]] = {}  # entity: (share, score) of each of its facts
     for (subject, object_), score in zip(ends.tolist(), scores):
         for entity in (subject, object_):
-            given.setdefault(entity, []).append((float(score) / max(int(passages_of[entity]), 1), float(score)))
-    mean = {entity: sum(share for share, _ in facts) / len(facts) for entity, facts in given.items()}
+            shares.setdefault(entity, []).append((float(score) / max(int(passages_of[entity]), 1), float(score)))
+    mean = {entity: sum(share for share, _ in facts) / len(facts) for entity, facts in shares.items()}
     if rule == "average":
         return dict(sorted(mean.items(), key=lambda item: -item[1])[:keep])
-    linked = {entity: sum(score for _, score in facts) / len(facts) for entity, facts in given.items()}
+    linked = {entity: sum(score for _, score in facts) / len(facts) for entity, facts in shares.items()}
     kept = sorted(linked, key=lambda entity: -linked[entity])[:keep]
-    return {entity: given[entity][-1][0] for entity in kept}
+    return {entity: shares[entity][-1][0] for entity in kept}
 
 
 class RecognitionFilter:
@@ -124,18 +124,22 @@ class RecognitionFilter:
 
     def __call__(self, queries: Sequence[str], facts: Sequence[Sequence[Triple]]) -> list[list[int]]:
         """For each query, the indices of the facts to keep, in the model's order; all facts if its answer is unusable."""
-        asked = [i for i, found in enumerate(facts) if found]
+        with_facts = [i for i, linked in enumerate(facts) if linked]
         answers = self.model.complete(
-            [_filter_prompt(queries[i], facts[i], self.most) for i in asked], max_tokens=self.max_tokens, schema=_SCHEMA
+            [_filter_prompt(queries[i], facts[i], self.most) for i in with_facts],
+            max_tokens=self.max_tokens,
+            schema=_SCHEMA,
         )
-        kept = [list(range(len(found))) for found in facts]
+        kept = [list(range(len(linked))) for linked in facts]
         failed = 0
-        for i, answer in zip(asked, answers):
+        for i, answer in zip(with_facts, answers):
             chosen = None if answer.error else _chosen(answer.text, len(facts[i]))
             failed += chosen is None
             kept[i] = kept[i] if chosen is None else chosen[: self.most]
         if failed:
-            logging.warning("%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(asked))
+            logging.warning(
+                "%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(with_facts)
+            )
         return kept
 
 

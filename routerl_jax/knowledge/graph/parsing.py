@@ -40,18 +40,18 @@ def whole_items(text: str) -> list[Any]:
 
     This is the usable part of an answer that breaks off, has stray brackets, or mixes quotes.
     """
-    found = []
+    values = []
     for match in _INNERMOST.finditer(_answer(text)):
         value = _literal(_TRAILING_COMMA.sub(r"\1", match[0]))
         if value is not None:
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 def whole_strings(text: str, key: str) -> list[str]:
     """The complete strings of the list under `key` in a text that breaks off."""
-    _, there, rest = _answer(text).partition(f'"{key}"')
-    if not there:
+    _, key_found, rest = _answer(text).partition(f'"{key}"')
+    if not key_found:
         return []
     rest = rest.partition("[")[2].partition("]")[0]
     strings = (_literal(match[0]) for match in _STRING.finditer(rest))

@@ -48,7 +48,7 @@ class RuleExtractor:
 
 def names(sentence: str) -> list[tuple[int, int, str]]:
     """(start, end, text) of the names, dates and numbers of a sentence, in order."""
-    found = []
+    spans = []
     for match in _SPAN.finditer(sentence):
         start, end = match.span()
         if match["name"]:
@@ -60,8 +60,8 @@ def names(sentence: str) -> list[tuple[int, int, str]]:
             end = start + len(" ".join(words))
         text = re.sub(r"['’]s$", "", sentence[start:end].strip(" .,'’&-"))
         if normalised(text):
-            found.append((start, end, text))
-    return found
+            spans.append((start, end, text))
+    return spans
 
 
 def _extraction(passage: Passage) -> Extraction:
@@ -72,9 +72,9 @@ def _extraction(passage: Passage) -> Extraction:
         triples.append((title, "is", subject))
     entities = dict.fromkeys([subject] if subject else [])
     for sentence in _SENTENCE.split(_SPACES.sub(" ", passage.text)):
-        found = names(sentence)
-        entities |= dict.fromkeys(text for _, _, text in found)
-        triples += _triples(sentence, subject, found)
+        spans = names(sentence)
+        entities |= dict.fromkeys(text for _, _, text in spans)
+        triples += _triples(sentence, subject, spans)
     return Extraction(entities=tuple(entities), triples=checked_triples(triples)[0])
 
 

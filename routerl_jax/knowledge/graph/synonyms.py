@@ -92,8 +92,8 @@ def _by_blocks(vectors: VectorSource):
         scores = np.full((len(queries), most), -np.inf, np.float32)
         for start in range(0, count, _KEYS):
             keys = _unit(vectors.read(start, min(start + _KEYS, count)))
-            found, values = _best(queries, keys, most, threshold)
-            ids = np.concatenate([ids, np.where(found >= 0, found + start, -1)], axis=1)
+            nearest, values = _best(queries, keys, most, threshold)
+            ids = np.concatenate([ids, np.where(nearest >= 0, nearest + start, -1)], axis=1)
             scores = np.concatenate([scores, values], axis=1)
             order = np.lexsort((ids, -scores), axis=1)[:, :most]
             ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
@@ -108,8 +108,8 @@ def _best(queries: np.ndarray, keys: np.ndarray, most: int, threshold: float) ->
     if jax.default_backend() == "cpu":
         return _few_above(queries @ keys.T, most, threshold)
     padded = np.pad(queries, ((0, _QUERIES - len(queries)), (0, 0)))
-    whole = np.pad(keys, ((0, _KEYS - len(keys)), (0, 0)))
-    scores, ids = (np.asarray(part)[: len(queries)] for part in _top(padded, whole, len(keys), most))
+    padded_keys = np.pad(keys, ((0, _KEYS - len(keys)), (0, 0)))
+    scores, ids = (np.asarray(part)[: len(queries)] for part in _top(padded, padded_keys, len(keys), most))
     return np.where(scores >= threshold, ids, -1), np.where(scores >= threshold, scores, -np.inf)
 
 
@@ -120,8 +120,8 @@ def _few_above(products: np.ndarray, most: int, threshold: float) -> tuple[np.nd
     width = max(int(counts.max(initial=0)), 1)
     ids = np.full((len(products), width), -1, np.int64)
     scores = np.full((len(products), width), -np.inf, np.float32)
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ids[rows, place], scores[rows, place] = columns, products[rows, columns]
+    column = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids[rows, column], scores[rows, column] = columns, products[rows, columns]
     if width <= most:
         return ids, scores
     order = np.lexsort((ids, -scores), axis=1)[:, :most]

@@ -58,8 +58,8 @@ def normalised(phrase: str) -> str:
     HippoRAG keeps only ASCII, which would make all phrases of other scripts equal. Here these keep their letters.
     """
     lower = phrase.lower()
-    kept = _NOT_ASCII_WORD.sub(" ", lower).strip()
-    return kept or _NOT_WORD.sub(" ", lower).strip()
+    cleaned = _NOT_ASCII_WORD.sub(" ", lower).strip()
+    return cleaned or _NOT_WORD.sub(" ", lower).strip()
 
 
 def checked_triples(items: Iterable[Any]) -> tuple[tuple[Triple, ...], int]:
@@ -68,15 +68,15 @@ def checked_triples(items: Iterable[Any]) -> tuple[tuple[Triple, ...], int]:
     A triple is a list of three strings (or numbers) whose first and last have letters or digits, or an object with such values
     under subject, predicate (or relation), object.
     """
-    found: dict[Triple, None] = {}
+    triples: dict[Triple, None] = {}
     dropped = 0
     for item in items:
         triple = _triple(item)
         if triple is None:
             dropped += 1
         else:
-            found[triple] = None
-    return tuple(found), dropped
+            triples[triple] = None
+    return tuple(triples), dropped
 
 
 def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
@@ -172,8 +172,8 @@ def _extraction(row: Mapping[str, Any], entities: str, triples: str, place: Plac
     for key in (entities, triples):
         if not isinstance(row.get(key, [] if key == entities else None), list):
             raise place.error(f"key {key!r} must hold a list")
-    found, dropped = checked_triples(row[triples])
-    return Extraction(entities=checked_entities(row.get(entities, [])), triples=found, dropped=dropped)
+    checked, dropped = checked_triples(row[triples])
+    return Extraction(entities=checked_entities(row.get(entities, [])), triples=checked, dropped=dropped)
 
 
 def _add(known: dict[str, Extraction], key: str, extraction: Extraction, place: Place) -> None:

@@ -112,9 +112,9 @@ class KnownVectors:
                 array, row = self._places[text]
                 rows[array].append((i, row))
         parts = [(missing, embed([texts[i] for i in missing]))] if missing else []
-        for array, found in rows.items():
-            parts.append(([i for i, _ in found], self._arrays[array].take(np.asarray([row for _, row in found]))))
+        for array, pairs in rows.items():
+            parts.append(([i for i, _ in pairs], self._arrays[array].take(np.asarray([row for _, row in pairs]))))
         result = np.empty((len(texts), parts[0][1].shape[1]), np.float32)
-        for places, vectors in parts:
-            result[places] = vectors
+        for indices, vectors in parts:
+            result[indices] = vectors
         return result

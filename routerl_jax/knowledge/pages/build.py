@@ -123,26 +123,26 @@ def build_pages(
         raise ValueError(
             f"encoder={config.encoder!r} is not a late-interaction model; pages need one, such as ColQwen2"
         )
-    made = Embedding(
+    embedding = Embedding(
         encoder=config.encoder,
         digest=encoder_digest(model),
         dim=model.dim,
         dtype=config.precision,
         query_prefix=own_prefix(model, "query") if config.query_prefix is None else config.query_prefix,
     )
-    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, dataclasses.asdict(config.pages)]
+    parts = [FORMAT, config.kind, source.digest, embedding.encoder, embedding.digest, dataclasses.asdict(config.pages)]
     parts += [config.precision, config.shard_size, config.pooling, config.pooled]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _PagesBuild(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, made):
-            build.run(source, made)
+        if not is_built(writer, config, source.digest, embedding):
+            build.run(source, embedding)
     store = Store(writer.directory)
     recall = store.manifest.settings["recall"]
     if recall is not None and recall < config.recall_target:
         logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
     numbers = {"embedded": build.embedded, "vectors": int(open_index(store).vectors.offsets[-1])}
-    rest = {"encoder": config.encoder, "dim": made.dim, "index": _described(store), "recall": recall}
-    return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **rest)
+    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _described(store), "recall": recall}
+    return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **details)
 
 
 def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
@@ -195,10 +195,10 @@ class _PagesBuild:
             rows = self._pool(vectors, pooled)
             self._clock.lap("pool")
             shutil.rmtree(writer.index_directory, ignore_errors=True)
-            found = INDEXES.get(name).build(rows.values, {})
-            index |= found.save(writer.index_directory)
+            stage = INDEXES.get(name).build(rows.values, {})
+            index |= stage.save(writer.index_directory)
             self._clock.lap("index")
-            first = FirstStage(found, rows.owner(), 0, 0)
+            first = FirstStage(stage, rows.owner(), 0, 0)
             settings |= self._measured(PageIndex(vectors, first)) | {"pooled": pooled}
             self._clock.lap("check")
         manifest = _manifest(config, writer, count, source)
@@ -228,13 +228,13 @@ class _PagesBuild:
         )
 
         def embed(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
-            found = []
+            vectors = []
             for first in range(start, stop, batch):
                 pictures = [files.path(row) for row in range(first, min(first + batch, stop))]
-                found += self._encoder.embed(pictures, batch_size=batch)
+                vectors += self._encoder.embed(pictures, batch_size=batch)
                 bar.update(len(pictures))
             self.embedded += stop - start
-            return found
+            return vectors
 
         with bar:
             ragged.write(embed)
@@ -272,9 +272,9 @@ class _PagesBuild:
         bar = tqdm(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
 
         def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
-            found = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
+            pooled_pages = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
             bar.update(stop - start)
-            return found
+            return pooled_pages
 
         with bar:
             ragged.write(make)
@@ -289,16 +289,16 @@ class _PagesBuild:
         if not config.check_queries:
             return {"candidates": min(config.candidates or 256, count), "depth": _DEPTH, "recall": None}
         queries = self._queries(index.vectors)
-        found = page_recall(PageIndex(index.vectors, first), queries, counts)
-        candidates = next((n for n in counts if found[n] >= config.recall_target), counts[-1])
+        recalls = page_recall(PageIndex(index.vectors, first), queries, counts)
+        candidates = next((n for n in counts if recalls[n] >= config.recall_target), counts[-1])
         depth = max(_DEPTH, candidates)
         if depth < first.depth:
             again = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
             if again[candidates] < config.recall_target:
                 depth = first.depth
             else:
-                found = again
-        return {"candidates": candidates, "depth": depth, "recall": found[candidates]}
+                recalls = again
+        return {"candidates": candidates, "depth": depth, "recall": recalls[candidates]}
 
     def _queries(self, vectors: Ragged) -> list[np.ndarray]:
         config = self._config

@@ -191,16 +191,16 @@ def documents(root: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[
         return [root]
     if not root.is_dir():
         raise ValueError(f"{root} does not exist. Give a directory of documents ({', '.join(suffixes)})")
-    found = [
+    paths = [
         path
         for path in root.rglob("*")
         if path.suffix.lower() in suffixes
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    if not found:
+    if not paths:
         raise ValueError(f"{root} holds no documents ({', '.join(suffixes)})")
-    return sorted(found, key=lambda path: _natural(path.relative_to(root).as_posix()))
+    return sorted(paths, key=lambda path: _natural(path.relative_to(root).as_posix()))
 
 
 def _found(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterator[Page]:

@@ -83,7 +83,7 @@ class PageIndex:
             best_rows = np.concatenate([best_rows, rows], axis=1)
             if best.shape[1] > k + _SPARE:
                 kept = np.argpartition(-best, k + _SPARE - 1, axis=1)[:, : k + _SPARE]
-                best, best_rows = (np.take_along_axis(one, kept, 1) for one in (best, best_rows))
+                best, best_rows = (np.take_along_axis(part, kept, 1) for part in (best, best_rows))
         return [self._ranked(query, rows, k) for query, rows in zip(queries, best_rows)]
 
     def candidates(self, queries: Sequence[Float[np.ndarray, "n D"]], count: int) -> list[Int[np.ndarray, " C"]]:
@@ -95,7 +95,8 @@ class PageIndex:
         ids, scores = index.search(np.concatenate(filled), min(max(self.first.depth, count), len(index)))
         edges = np.cumsum([len(query) for query in filled])[:-1]
         return [
-            _estimated(owner[found], near)[:count] for found, near in zip(np.split(ids, edges), np.split(scores, edges))
+            _estimated(owner[vector_rows], similarities)[:count]
+            for vector_rows, similarities in zip(np.split(ids, edges), np.split(scores, edges))
         ]
 
     def _best(self, query: np.ndarray, rows: Int[np.ndarray, " C"], k: int) -> Int[np.ndarray, " B"]:
@@ -140,12 +141,12 @@ def page_recall(
 
 def _estimated(pages_NM: Int[np.ndarray, "n M"], scores_NM: Float32[np.ndarray, "n M"]) -> Int[np.ndarray, " C"]:
     """Pages by estimate, best first; ties: the lower row. Each row of `scores_NM` goes from best to worst."""
-    known, places = np.unique(pages_NM, return_inverse=True)
-    places = places.reshape(pages_NM.shape)
+    known, numbers = np.unique(pages_NM, return_inverse=True)
+    numbers = numbers.reshape(pages_NM.shape)
     estimates = np.zeros(len(known), np.float64)
-    for place, score in zip(places, scores_NM):
-        found, first = np.unique(place, return_index=True)  # the first is the best
+    for row, score in zip(numbers, scores_NM):
+        seen, first = np.unique(row, return_index=True)  # the first is the best
         missing = np.full(len(known), score[-1], np.float64)
-        missing[found] = score[first]
+        missing[seen] = score[first]
         estimates += missing
     return known[np.lexsort((known, -estimates))]

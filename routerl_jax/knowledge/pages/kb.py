@@ -72,7 +72,7 @@ class PageKB(KnowledgeBase):
         if missing:
             embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
             if self._rounded:
-                embedded = [one.astype(ml_dtypes.bfloat16).astype(np.float32) for one in embedded]
+                embedded = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in embedded]
             fresh = dict(zip(missing, embedded))
             self.cache.add(fresh)
             vectors |= fresh
@@ -86,15 +86,15 @@ class PageKB(KnowledgeBase):
         return _Pages(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found = self.index.search(self.embed_queries(queries), k)
-        rows = np.unique(np.concatenate([rows for rows, _ in found]))
+        ranked = self.index.search(self.embed_queries(queries), k)
+        rows = np.unique(np.concatenate([rows for rows, _ in ranked]))
         passages = {
             row: dataclasses.replace(passage, image=str(self._files.path(row)))
             for row, passage in zip(rows.tolist(), self.store.passages.take(rows))
         }
         return [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(best.tolist(), scores.tolist())]
-            for best, scores in found
+            for best, scores in ranked
         ]
 
 
@@ -128,10 +128,10 @@ class OcrKB(KnowledgeBase):
 
     def _search(self, queries: list[str], k: int) -> TimedResults:
         texts = self.texts.search(queries, k)
-        images = [self._pages.pictures([one.id for one in found]) for found in texts]
+        images = [self._pages.pictures([passage.id for passage in passages]) for passages in texts]
         pages = [
-            [dataclasses.replace(one, image=image) for one, image in zip(found, shown)]
-            for found, shown in zip(texts, images)
+            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, shown)]
+            for passages, shown in zip(texts, images)
         ]
         return TimedResults(pages, texts.seconds)
 

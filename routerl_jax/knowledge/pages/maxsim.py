@@ -84,10 +84,10 @@ class MaxSim:
                 raise ValueError(
                     f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors"
                 )
-        found = np.zeros((len(queries), self.count), np.float32)
-        for which in _calls([len(query) for query in queries], 1 if alone else _MOST_VECTORS):
-            self._score([queries[i] for i in which], found, which, alone)
-        return found
+        totals = np.zeros((len(queries), self.count), np.float32)
+        for batch in _calls([len(query) for query in queries], 1 if alone else _MOST_VECTORS):
+            self._score([queries[i] for i in batch], totals, batch, alone)
+        return totals
 
     def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
@@ -141,8 +141,8 @@ def _blocks(pages: Sequence[np.ndarray], most_bytes: int) -> Iterator[tuple[np.n
             part = rows[start : start + most]
             size = most if len(rows) > most else 1 << (len(part) - 1).bit_length()
             values = np.empty((size, length, pages[0].shape[1]), pages[0].dtype)
-            for place, row in zip(values, part):
-                place[: len(pages[row])], place[len(pages[row]) :] = pages[row], pages[row][-1]
+            for target, row in zip(values, part):
+                target[: len(pages[row])], target[len(pages[row]) :] = pages[row], pages[row][-1]
             values[len(part) :] = values[0]
             yield part, values
 
@@ -156,17 +156,17 @@ def _threads() -> ThreadPoolExecutor:
 def _calls(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Groups of queries that are scored together: at most `most` vectors, or a single query. Queries without vectors are left
     out; they score 0 everywhere."""
-    which, total = [], 0
+    batch, total = [], 0
     for i, length in enumerate(lengths):
         if not length:
             continue
-        if which and total + length > most:
-            yield which
-            which, total = [], 0
-        which.append(i)
+        if batch and total + length > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(i)
         total += length
-    if which:
-        yield which
+    if batch:
+        yield batch
 
 
 def _rounded(count: int) -> int:

@@ -55,14 +55,14 @@ class Ocr:
         Raises:
           ValueError: the picture can't be read; names it.
         """
-        kept = self._kept(picture)
-        if (found := _read(kept)) is not None:
-            return found
+        cached = self._kept(picture)
+        if (result := _read(cached)) is not None:
+            return result
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
-        found = self._engine()(np.ascontiguousarray(pixels))
-        columns = () if found.txts is None else (found.boxes, found.txts, found.scores)
+        result = self._engine()(np.ascontiguousarray(pixels))
+        columns = () if result.txts is None else (result.boxes, result.txts, result.scores)
         lines = [_line(box, text, confidence) for box, text, confidence in zip(*columns)]
-        _keep(kept, lines)
+        _keep(cached, lines)
         return lines
 
     def text(self, picture: bytes, *, name: str = "picture") -> str:

@@ -66,12 +66,12 @@ class PageWriter:
         row = 0
         bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
         with bar, PictureJournal(self._journal, self._files) as journal:
-            for page, made in self._in_order(journal):
+            for page, future in self._in_order(journal):
                 bar.update()
                 try:
                     # A picture stored for another row is not used: this run may have overwritten it.
-                    kept = journal.row(page.id)
-                    encoded, text = made.result() if kept in (None, row) else self._make(page, None)
+                    stored_row = journal.row(page.id)
+                    encoded, text = future.result() if stored_row in (None, row) else self._make(page, None)
                 except ValueError as error:
                     self._problems.handle(error)
                     continue
@@ -80,7 +80,7 @@ class PageWriter:
                 if not text.strip() and not self._keep_blank:
                     self._blank.append(page.id)
                     continue
-                if kept != row:
+                if stored_row != row:
                     journal.write(page.id, row, encoded)
                 yield Passage(id=page.id, title=page.title, text=text)
                 row += 1

@@ -96,21 +96,29 @@ def build_pictures(
         raise ValueError(
             f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
         )
-    made = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
-    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, config.side, config.picture_format]
+    embedding = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
+    parts = [
+        FORMAT,
+        config.kind,
+        source.digest,
+        embedding.encoder,
+        embedding.digest,
+        config.side,
+        config.picture_format,
+    ]
     parts += [config.on_error, config.shard_size]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _Build(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, made):
-            build.run(source, made)
+        if not is_built(writer, config, source.digest, embedding):
+            build.run(source, embedding)
     store = Store(writer.directory)
-    found = _check(config, store)
+    measured = _check(config, store)
     clock.lap("check")
     skipped = json.loads((store.directory / _SKIPPED).read_text("utf-8"))
     numbers = {"pictures": store.manifest.settings["pictures"], "damaged": len(skipped), "embedded": build.embedded}
     backend = opening_backend(None, str(store.manifest.index["backend"]))
-    rest = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": found}
-    return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **rest)
+    details = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": measured}
+    return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **details)
 
 
 class _Build:

@@ -87,7 +87,7 @@ class PictureKB(KnowledgeBase):
     def _passages(self, rows: Sequence[int] | np.ndarray) -> dict[int, Passage]:
         """Passages by row, with their pictures if they have any."""
         distinct = np.unique(np.asarray(rows, np.int64))
-        shown = [bool(one.any()) for one in self._fingerprints.take(distinct)] if len(distinct) else []
+        shown = [bool(fingerprint.any()) for fingerprint in self._fingerprints.take(distinct)] if len(distinct) else []
         return {
             row: dataclasses.replace(passage, image=str(self._files.path(row)) if has_picture else "")
             for row, passage, has_picture in zip(distinct.tolist(), self.store.passages.take(distinct), shown)
@@ -112,8 +112,8 @@ class TextImageKB(PictureKB):
         ids, scores = self.index.search(self.embed_queries(queries), k)
         passages = self._passages(ids[ids >= 0])
         return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
-            for found, row in zip(ids.tolist(), scores.tolist())
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids_row, scores_row) if i >= 0]
+            for ids_row, scores_row in zip(ids.tolist(), scores.tolist())
         ]
 
 

@@ -69,15 +69,15 @@ def _read_routerag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[
     fields = read_object(body)
     k = _topk(fields, "topk", 5, limits)
     by_mode: dict[str, tuple[list[Query], list[int]]] = {}
-    for place, query in enumerate(read_queries(fields.get("queries"), limits)):
+    for i, query in enumerate(read_queries(fields.get("queries"), limits)):
         query = as_read(query, ())
         if not isinstance(query, str):
-            raise invalid(f"queries[{place}] must be a string")
+            raise invalid(f"queries[{i}] must be a string")
         named = set(_MODE.findall(query))
         mode = "hybrid" if len(named) == 2 else "graph" if "graph" in named else PASSAGE
-        queries, places = by_mode.setdefault(mode, ([], []))
+        queries, indices = by_mode.setdefault(mode, ([], []))
         queries.append(_MODE.sub("", query).strip())
-        places.append(place)
+        indices.append(i)
     return [(SearchRequest(queries=queries, k=k, mode=mode), places) for mode, (queries, places) in by_mode.items()]
 
 
@@ -97,7 +97,9 @@ def _read_vrag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]
 
 def _write_vrag(body: Mapping[str, Any], results: TimedResults) -> Any:
     """`idx` is the rank, as there. `image_file` is the path of the picture on the server, which their client opens."""
-    return [[{"idx": rank, "image_file": passage.image} for rank, passage in enumerate(found)] for found in results]
+    return [
+        [{"idx": rank, "image_file": passage.image} for rank, passage in enumerate(passages)] for passages in results
+    ]
 
 
 def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]]]:
@@ -106,7 +108,7 @@ def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, li
 
 def _write_r1_searcher(body: Mapping[str, Any], results: TimedResults) -> Any:
     """A passage is a line of their corpus: number, tab, then title and text; their client cuts the number off."""
-    answers = [[_line(passage, rank) for rank, passage in enumerate(found)] for found in results]
+    answers = [[_line(passage, rank) for rank, passage in enumerate(passages)] for passages in results]
     return {"queries": body["queries"], "answers": answers}
 
 
@@ -131,8 +133,10 @@ def _scored(
     body: Mapping[str, Any], results: Sequence[Sequence[Passage]], document: Callable[[Passage], Any]
 ) -> list[list[Any]]:
     if not body.get("return_scores"):
-        return [[document(passage) for passage in found] for found in results]
-    return [[{"document": document(passage), "score": float(passage.score)} for passage in found] for found in results]
+        return [[document(passage) for passage in passages] for passages in results]
+    return [
+        [{"document": document(passage), "score": float(passage.score)} for passage in passages] for passages in results
+    ]
 
 
 ADAPTERS = (

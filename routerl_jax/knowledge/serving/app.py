@@ -119,10 +119,10 @@ class Server:
         self.metrics = Metrics()
         self.closing = False
         self._batchers: dict[int, Batcher] = {}  # one per knowledge base, even if it has several names
-        for one in served:
-            for mode, kb in one.modes.items():
+        for entry in served:
+            for mode, kb in entry.modes.items():
                 if id(kb) not in self._batchers:
-                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(one.name, mode))
+                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(entry.name, mode))
 
     def named(self, name: str) -> Served:
         """The knowledge base of this name. Raises Refusal 404 if there is none."""
@@ -256,18 +256,18 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
         mode=mode,
         images=search.images,
     )
-    files = search.images and any(passage.image for found in results for passage in found)
+    files = search.images and any(passage.image for passages in results for passage in passages)
     return await asyncio.to_thread(write) if files else write()
 
 
 async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
-    asked = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
-    mode, kb = served.mode(asked.mode)
+    wanted = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
+    mode, kb = served.mode(wanted.mode)
     if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
 
     def read() -> list[str]:
-        return [portable_image(image) for image in kb.pictures(asked.ids)]
+        return [portable_image(image) for image in kb.pictures(wanted.ids)]
 
     try:
         return {"images": await _while_connected(server, request, asyncio.to_thread(read))}
@@ -278,7 +278,7 @@ async def _pictures(server: Server, served: Served, request: Request) -> dict[st
 async def _listing(server: Server, served: Served, request: Request) -> dict[str, Any]:
     if "kb" in request.path_params:
         return served.describe()
-    return {"kbs": [one.describe() for one in server.served.values()]}
+    return {"kbs": [entry.describe() for entry in server.served.values()]}
 
 
 async def _foreign(adapter: Adapter, server: Server, served: Served, request: Request) -> Any:
@@ -290,12 +290,12 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
 
     async def search_all() -> TimedResults:
         replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
-        found = {
-            place: one
-            for (_, places), (_, _, results) in zip(searches, replies)
-            for place, one in zip(places, zip(results, results.seconds))
+        by_index = {
+            i: result
+            for (_, indices), (_, _, results) in zip(searches, replies)
+            for i, result in zip(indices, zip(results, results.seconds))
         }
-        in_order = [found[place] for place in range(len(found))]
+        in_order = [by_index[i] for i in range(len(by_index))]
         return TimedResults((passages for passages, _ in in_order), (seconds for _, seconds in in_order))
 
     return adapter.write(body, await _while_connected(server, request, search_all()))
@@ -331,10 +331,10 @@ async def _body(request: Request, limits: Limits) -> Any:
 async def _while_connected(server: Server, request: Request, work: Awaitable[Any]) -> Any:
     """The result of `work`. It is cancelled when the client disconnects or the time is up."""
     seconds = server.settings.limits.seconds
-    asked = request.headers.get("x-timeout-seconds")
-    if asked is not None:
+    header = request.headers.get("x-timeout-seconds")
+    if header is not None:
         with contextlib.suppress(ValueError):
-            seconds = min(seconds, max(float(asked), 0.0))
+            seconds = min(seconds, max(float(header), 0.0))
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -397,8 +397,8 @@ class _TokenCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
+            header = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(header, self._expected):
                 message = "this server wants a token: Authorization: Bearer TOKEN"
                 headers = {"WWW-Authenticate": "Bearer"}
                 refusal = Refusal(401, "unauthorized", message, headers)

@@ -157,17 +157,17 @@ class Batcher:
     async def _fill(self, arrived: asyncio.Event) -> None:
         """Waits for a full batch, at most `max_wait_ms`."""
         until = time.monotonic() + self._config.max_wait_ms / 1000
-        while self.waiting < self._config.max_batch and (left := until - time.monotonic()) > 0:
+        while self.waiting < self._config.max_batch and (seconds := until - time.monotonic()) > 0:
             arrived.clear()
             try:
-                await asyncio.wait_for(arrived.wait(), left)
+                await asyncio.wait_for(arrived.wait(), seconds)
             except TimeoutError:
                 return
 
     def _take(self) -> list[_Piece]:
         """The longest waiting queries that fit into one call. Drops requests whose clients have disconnected."""
         pieces: list[_Piece] = []
-        room, k, left = self._config.max_batch, None, collections.deque()
+        room, k, waiting = self._config.max_batch, None, collections.deque()
         while self._requests:
             request = self._requests.popleft()
             if request.future.done() or not request.waiting:
@@ -180,24 +180,24 @@ class Batcher:
                 request.taken = stop
                 self.waiting -= stop - pieces[-1][1]
             if request.waiting:
-                left.append(request)
-        self._requests = left
+                waiting.append(request)
+        self._requests = waiting
         return pieces
 
     async def _call(self, pieces: list[_Piece]) -> None:
         """Searches for these queries. A bad query harms no other request."""
         k = pieces[0][0].k
-        async for number, found in search_together(
+        async for number, results in search_together(
             lambda queries: self._timed(queries, k),
             [request.queries[start:stop] for request, start, stop in pieces],
             wanted=lambda number: not pieces[number][0].future.done(),
         ):
             request, start, stop = pieces[number]
-            if isinstance(found, Exception):
-                _fail(request, found)
+            if isinstance(results, Exception):
+                _fail(request, results)
                 continue
-            request.results[start:stop] = [passages for passages, _ in found]
-            request.seconds[start:stop] = [seconds for _, seconds in found]
+            request.results[start:stop] = [passages for passages, _ in results]
+            request.seconds[start:stop] = [seconds for _, seconds in results]
             request.missing -= stop - start
             if not request.missing and not request.future.done():
                 request.future.set_result(TimedResults(request.results, request.seconds))

@@ -63,20 +63,20 @@ def open_served(config: ServeConfig) -> list[Served]:
 
     if not config.knowledge_bases:
         raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
-    places: dict[str, dict[str, str]] = {}
-    for key, place in config.knowledge_bases.items():
+    sources: dict[str, dict[str, str]] = {}
+    for key, source in config.knowledge_bases.items():
         name, _, mode = key.partition(":")
-        modes = places.setdefault(name, {})
+        modes = sources.setdefault(name, {})
         if (mode := mode or "default") in modes:
             raise ValueError(f"knowledge base {name!r} has two modes {mode!r}")
-        modes[mode] = place
+        modes[mode] = source
     opened: dict[str, KnowledgeBase] = {}
-    for place in dict.fromkeys(place for modes in places.values() for place in modes.values()):
-        remote = "://" in place
-        opened[place] = load_kb(place, index=config.index if config.index and has_index(place) else None)
+    for source in dict.fromkeys(place for modes in sources.values() for place in modes.values()):
+        remote = "://" in source
+        opened[source] = load_kb(source, index=config.index if config.index and has_index(source) else None)
         if config.warm_up and not remote:
-            warm_up(opened[place])
-    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in places.items()]
+            warm_up(opened[source])
+    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in sources.items()]
 
 
 def warm_up(kb: KnowledgeBase) -> None:

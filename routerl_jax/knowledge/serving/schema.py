@@ -238,5 +238,5 @@ def passage_of(fields: Any) -> Passage:
 
 def reply_json(results: TimedResults, *, seconds: float, cost: float, mode: str, images: bool = True) -> dict[str, Any]:
     """The reply to a search. `seconds` is the time of the whole request, with waiting and other queries."""
-    found = [[passage_json(passage, images=images) for passage in passages] for passages in results]
-    return {"results": found, "query_seconds": results.seconds, "seconds": seconds, "cost": cost, "mode": mode}
+    rows = [[passage_json(passage, images=images) for passage in passages] for passages in results]
+    return {"results": rows, "query_seconds": results.seconds, "seconds": seconds, "cost": cost, "mode": mode}

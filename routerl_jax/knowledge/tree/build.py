@@ -78,12 +78,20 @@ def build_tree(
         embed_batch=config.embed_batch,
     )
     embedding = Vectoriser(inner, encoder or shared_encoder(config.encoder))
-    made = embedding.manifest
-    parts: list[Any] = [FORMAT, "tree", PROMPT, source.digest, made.encoder, made.digest, made.passage_prefix]
+    manifest = embedding.manifest
+    parts: list[Any] = [
+        FORMAT,
+        "tree",
+        PROMPT,
+        source.digest,
+        manifest.encoder,
+        manifest.digest,
+        manifest.passage_prefix,
+    ]
     parts += [llm.name, dict(llm.settings), config.shard_size, config.passage_words, config.least_words]
     parts += [config.summary_words, config.read_words, config.levels, config.seed, dataclasses.asdict(config.clusters)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest, made):
+        if not is_built(writer, config, source.digest, manifest):
             INDEXES.get(backend_of(config.index)).require()
             writer.check_target()
             with _keeping(llm, writer.directory) as model:
@@ -134,15 +142,15 @@ class _Build:
         rows: list[dict[str, Any]] = []
         self._embed(0)
         while counts[-1] > config.dimensions + 1 and len(counts) <= config.levels:
-            made = self._summarised(len(counts), failed)
-            if not made or len(made) >= counts[-1]:  # nothing is left to summarise
+            summarised = self._summarised(len(counts), failed)
+            if not summarised or len(summarised) >= counts[-1]:  # nothing is left to summarise
                 break
             level = len(counts)
-            counts.append(self._part(level).passages(summary for summary, _ in made))
-            rows += [{"id": summary.id, "level": level, "children": children} for summary, children in made]
+            counts.append(self._part(level).passages(summary for summary, _ in summarised))
+            rows += [{"id": summary.id, "level": level, "children": children} for summary, children in summarised]
             self._embed(level)
         index = self._join(len(counts))
-        with whole_file(writer.scratch / TREE) as whole, gzip.GzipFile("", "wb", fileobj=whole, mtime=0) as file:
+        with whole_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._commit(source, counts, failed, index)
@@ -175,27 +183,27 @@ class _Build:
                 f"max_failures={config.max_failures} allows ({'; '.join(failures[:3])}). What succeeded is kept: mend the "
                 "model and run the same command again, or allow more failures"
             )
-        why, found = iter(failures), []
+        reasons, pairs = iter(failures), []
         for number, (group, text) in enumerate(zip(groups, texts)):
             name = f"{_SUMMARY}#{level}.{number}"
             if text is None:
-                failed[name] = next(why)
+                failed[name] = next(reasons)
             else:
-                found.append((Passage(id=name, title="", text=text), [nodes[row].id for row in group]))
+                pairs.append((Passage(id=name, title="", text=text), [nodes[row].id for row in group]))
         if failures:
             logging.warning("%d of %d summaries of level %d failed: %s", len(failures), len(groups), level, failures)
-        return found
+        return pairs
 
     def _ask(self, groups: Sequence[Sequence[Passage]], level: int) -> tuple[list[str | None], list[str]]:
-        found: list[str | None] = []
+        all_texts: list[str | None] = []
         failures: list[str] = []
         with tqdm(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
             for start in range(0, len(groups), _SAVE_EVERY):
                 some = groups[start : start + _SAVE_EVERY]
-                texts, why = summaries(self._llm, some, words=self._config.summary_words)
-                found, failures = found + texts, failures + why
+                texts, errors = summaries(self._llm, some, words=self._config.summary_words)
+                all_texts, failures = all_texts + texts, failures + errors
                 bar.update(len(some))
-        return found, failures
+        return all_texts, failures
 
     def _join(self, levels: int) -> dict[str, Any]:
         """Joins all levels in one store with one index (the collapsed tree). Returns the index's entry for the manifest."""
@@ -204,16 +212,18 @@ class _Build:
         stored = [StoredPassages(part, memory_limit=0, hint="") for part in parts]
         count = writer.passages(
             passage
-            for one in stored
-            for start in range(0, len(one), _BLOCK)
-            for passage in one.read(start, min(start + _BLOCK, len(one)))
+            for passages in stored
+            for start in range(0, len(passages), _BLOCK)
+            for passage in passages.read(start, min(start + _BLOCK, len(passages)))
         )
         arrays = [StoredArray(part / EMBEDDINGS, memory_limit=0, hint="") for part in parts]
         firsts = np.cumsum([0, *map(len, arrays)])
 
         def rows(start: int, stop: int) -> np.ndarray:
-            bounds = [(max(start - first, 0), min(stop - first, len(one))) for first, one in zip(firsts, arrays)]
-            return np.concatenate([one.read(a, b) for one, (a, b) in zip(arrays, bounds) if a < b])
+            bounds = [
+                (max(start - first, 0), min(stop - first, len(passages))) for first, passages in zip(firsts, arrays)
+            ]
+            return np.concatenate([passages.read(a, b) for passages, (a, b) in zip(arrays, bounds) if a < b])
 
         writer.embeddings(arrays[0].shape[1], config.shard_size).write_rows(rows)
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")

@@ -50,11 +50,11 @@ def soft_clusters(
       lengths: lengths of the rows' texts. A cluster with a total above `longest` is divided further, down to single rows.
     """
     rows = np.arange(len(vectors))
-    found: list[Int[np.ndarray, " M"]] = []
+    clusters: list[Int[np.ndarray, " M"]] = []
     for rough in _mixed(vectors, rows, settings, seed):
         for fine in _mixed(vectors, rough, settings, seed):
-            found += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
-    distinct = {one.tobytes(): one for one in found}
+            clusters += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
+    distinct = {one.tobytes(): one for one in clusters}
     return sorted(distinct.values(), key=lambda one: one.tolist())
 
 
@@ -80,16 +80,16 @@ def best_mixture(points: Float[np.ndarray, "N d"], most: int, seed: int) -> Floa
         from sklearn.mixture import GaussianMixture
 
     floor = _FLOOR * max(float(points.var(0).mean()), np.finfo(np.float64).tiny)
-    best, found, waited = np.inf, np.ones((len(points), 1)), 0
+    best, shares, waited = np.inf, np.ones((len(points), 1)), 0
     distinct = len(np.unique(points, axis=0))
     for clusters in range(1, min(most, distinct, len(points) - 1) + 1):
         mixture = GaussianMixture(clusters, reg_covar=floor, random_state=seed).fit(points)
         waited += 1
         if (criterion := float(mixture.bic(points))) < best:
-            best, found, waited = criterion, mixture.predict_proba(points), 0
+            best, shares, waited = criterion, mixture.predict_proba(points), 0
         if waited > _PATIENCE:
             break
-    return found
+    return shares
 
 
 def _mixed(

@@ -22,12 +22,12 @@ class TreeKB(DenseKB):
     @functools.cached_property
     def children(self) -> Mapping[str, tuple[str, ...]]:
         """The children of each summary, by its id: passages, or summaries of the level below."""
-        place = self.store.directory / TREE
+        path = self.store.directory / TREE
         try:
-            with gzip.open(place, "rt", encoding="utf-8") as file:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
                 return {row["id"]: tuple(row["children"]) for row in map(json.loads, file)}
         except (OSError, ValueError, KeyError, EOFError) as error:
-            raise ValueError(f"{place} is damaged or missing ({error}). {self.store.hint}") from error
+            raise ValueError(f"{path} is damaged or missing ({error}). {self.store.hint}") from error
 
     def leaves(self, name: str) -> tuple[str, ...]:
         """Ids of the passages below a summary, each once; for a passage, its own id."""

@@ -26,21 +26,23 @@ def summaries(
     Args:
       words: words of a summary, in the prompt.
     """
-    asked, tokens = [_conversation(group, words) for group in groups], _TOKENS_PER_WORD * words
-    answers = model.complete(asked, max_tokens=tokens) if asked else []
+    prompts, tokens = [_conversation(group, words) for group in groups], _TOKENS_PER_WORD * words
+    answers = model.complete(prompts, max_tokens=tokens) if prompts else []
     empty = [i for i, answer in enumerate(answers) if answer.error is None and not answer.text.strip()]
     if empty:
-        again = model.complete([asked[i] for i in empty], max_tokens=tokens, temperature=_SECOND_TEMPERATURE, sample=1)
+        again = model.complete(
+            [prompts[i] for i in empty], max_tokens=tokens, temperature=_SECOND_TEMPERATURE, sample=1
+        )
         for i, answer in zip(empty, again):
             answers[i] = answer
-    found: list[str | None] = []
+    texts: list[str | None] = []
     failures: list[str] = []
     for answer in answers:
         text = " ".join(answer.text.split())
-        found.append(text or None)
+        texts.append(text or None)
         if not text:
             failures.append(answer.error or "the answer is empty")
-    return found, failures
+    return texts, failures
 
 
 def _conversation(group: Sequence[Passage], words: int) -> list[Message]:

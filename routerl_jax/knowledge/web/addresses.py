@@ -68,9 +68,9 @@ class CheckedResolver:
         """The host's addresses in aiohttp's form. Raises Refused, or OSError for an unknown name."""
         import asyncio
 
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
         result = []
-        for kind, _, protocol, _, address in found:
+        for kind, _, protocol, _, address in addresses:
             check_address(str(address[0]), self._allowed)
             result.append(
                 {

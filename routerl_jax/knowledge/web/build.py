@@ -23,9 +23,9 @@ def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: boo
       ValueError: the directory has other content than a web knowledge base.
     """
     settings = {key: value for key, value in changes(config).items() if key != "kind"}
-    made = write_settings(config, directory, settings, overwrite=True)
+    manifest = write_settings(config, directory, settings, overwrite=True)
     notes = {"not defaults": ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "none"}
-    return BuildReport(name=made.name, kind="web", directory=str(directory), notes=notes)
+    return BuildReport(name=manifest.name, kind="web", directory=str(directory), notes=notes)
 
 
 def open_web(

@@ -63,19 +63,19 @@ class Fetcher:
 
     async def fetch(self, url: str) -> Document:
         """The document at a URL. Raises WebError if it is refused, missing, not text, or too slow."""
-        found = await self._fetch(url, _READABLE)
+        content = await self._fetch(url, _READABLE)
         try:
-            text = decode(found.content, found.charset)
+            text = decode(content.content, content.charset)
         except ValueError as error:
             raise WebError(f"{url}: {error}") from error
-        return Document(url=found.url, type=found.type or "text/html", text=text, cut=found.cut)
+        return Document(url=content.url, type=content.type or "text/html", text=text, cut=content.cut)
 
     async def picture(self, url: str) -> tuple[str, bytes]:
         """Media type and bytes of the picture at a URL. Raises WebError, also if it is too large."""
-        found = await self._fetch(url, _PICTURES)
-        if found.cut:
+        content = await self._fetch(url, _PICTURES)
+        if content.cut:
             raise WebError(f"{url}: a picture of more than {self._config.max_bytes} bytes")
-        return found.type or "image/jpeg", found.content
+        return content.type or "image/jpeg", content.content
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -117,8 +117,8 @@ class WebKB(KnowledgeBase):
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
-        found = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
-        return TimedResults(found, seconds)
+        results = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
+        return TimedResults(results, seconds)
 
     def _empty_instead(self, error: WebError) -> bool:
         if isinstance(error, NotRecorded):
@@ -127,15 +127,15 @@ class WebKB(KnowledgeBase):
 
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
-        asked = await asyncio.to_thread(self._asked, query)
+        text = await asyncio.to_thread(self._asked, query)
         want, question = min(k, self.config.pages), query_question(query)
-        key = cache_key("answer", self._about, want, asked, *([question] if question else []))
+        key = cache_key("answer", self._about, want, text, *([question] if question else []))
         counts, known = self._stages.counts, self._recent.get(key)
         if known is not None:  # a repetition from a failed batch, which was counted before
             return _passages(Record(**json.loads(known)))
         counts.add("query", asked=1, hits=self._stages.under_way(key))
         try:
-            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, asked, want)))
+            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, text, want)))
         except WebError:
             counts.add("query", failures=1)
             raise
@@ -153,9 +153,9 @@ class WebKB(KnowledgeBase):
             self._remember(key, record)
             return record
         try:
-            found = await self._find(query, asked, want)
-            rows = [dataclasses.asdict(found.passages[rank]) for rank in sorted(found.passages)]
-            record = Record({"passages": rows, "problems": found.problems})
+            state = await self._find(query, asked, want)
+            rows = [dataclasses.asdict(state.passages[rank]) for rank in sorted(state.passages)]
+            record = Record({"passages": rows, "problems": state.problems})
         except NotRecorded:
             raise
         except WebError as error:
@@ -172,29 +172,29 @@ class WebKB(KnowledgeBase):
         """Searches, and reads pages until `want` have succeeded, no results are left, or the time is up."""
         seconds = seconds_left(self.config.deadline)
         ends = time.monotonic() + seconds
-        found = _Found()
+        state = _Found()
         try:
             async with asyncio.timeout(seconds):
                 hits = await self._stages.hits(asked, lambda: self._target(query, asked))
         except TimeoutError:
             raise WebError(f"no search results for {asked[:100]!r} within {seconds:.3g} s") from None
         if self.config.snippets == "only" and self.config.mode == "text":
-            found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
-            return found
+            state.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
+            return state
         about = query_question(query) or asked
-        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(about, rank, hit))
+        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(about, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
-                if len(found.passages) < want and rank not in found.passages and hit.snippet:
-                    found.passages[rank] = _snippet(rank, hit)
-        if found.problems:
+                if len(state.passages) < want and rank not in state.passages and hit.snippet:
+                    state.passages[rank] = _snippet(rank, hit)
+        if state.problems:
             message = "web: %d of %d results of a query failed: %s"
-            logging.log_first_n(logging.INFO, message, 20, len(found.problems), len(hits), found.problems[0])
-        if hits and not found.passages:
+            logging.log_first_n(logging.INFO, message, 20, len(state.problems), len(hits), state.problems[0])
+        if hits and not state.passages:
             raise WebError(
-                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(found.problems[:3])}"
+                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(state.problems[:3])}"
             )
-        return found
+        return state
 
     async def _scatter(
         self, hits: list[Hit], want: int, ends: float, found: _Found, work: Callable[[int, Hit], Awaitable[Passage]]

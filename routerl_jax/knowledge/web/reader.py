@@ -116,13 +116,13 @@ class JinaReader:
         except HttpError as error:
             raise WebError(f"{url}: {error}") from error
         try:
-            found = reply.json()
+            reply_json = reply.json()
         except ValueError as error:
             if "json" in reply.headers.get("Content-Type", ""):  # a broken JSON reply, not the text of a page
                 raise WebError(f"{url}: {self._url}: {error}") from error
             title, text, warning = _plain_reply(reply.body.decode(errors="replace"))
             return self._page(url, title, text, warning)
-        data = found.get("data") if isinstance(found, dict) else None
+        data = reply_json.get("data") if isinstance(reply_json, dict) else None
         if not isinstance(data, dict):
             raise WebError(f"{url}: {self._url}: the reply has no object `data`")
         return self._page(url, *(str(data.get(key) or "") for key in ("title", "content", "warning")))
@@ -143,7 +143,7 @@ def main_text(document: Document) -> tuple[str, str]:
         return "", document.text
     import trafilatura
 
-    found = trafilatura.bare_extraction(
+    extracted = trafilatura.bare_extraction(
         document.text,
         url=document.url,
         include_comments=False,
@@ -151,9 +151,9 @@ def main_text(document: Document) -> tuple[str, str]:
         favor_recall=True,
         with_metadata=True,
     )
-    if found is None or isinstance(found, dict):
+    if extracted is None or isinstance(extracted, dict):
         return "", ""
-    return found.title or "", found.text or ""
+    return extracted.title or "", extracted.text or ""
 
 
 def page_of(url: str, title: str, text: str, max_chars: int) -> Page:

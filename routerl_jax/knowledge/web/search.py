@@ -77,13 +77,13 @@ class SerpApi:
             if error.status == 400 and "hasn't returned any results" in str(error):
                 return []
             raise WebError(f"search failed: {error}") from error
-        found = _object(reply, self._url)
-        rows = found.get("visual_matches" if kind == "image" else "organic_results")
+        fields = _object(reply, self._url)
+        rows = fields.get("visual_matches" if kind == "image" else "organic_results")
         if rows is None:
-            said = str(found.get("error", ""))
-            if not said or "any results" in said:  # how SerpApi says that there are none
+            message = str(fields.get("error", ""))
+            if not message or "any results" in message:  # how SerpApi says that there are none
                 return []
-            raise WebError(self._http.redact(f"search failed: {self._url}: {said}"))
+            raise WebError(self._http.redact(f"search failed: {self._url}: {message}"))
         return _hits(rows, self._url, "thumbnail")[:count]
 
     async def close(self) -> None:
@@ -105,10 +105,10 @@ class Serper:
 
     async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
         """Up to `count` results; the query of kind "image" is the URL of a picture."""
-        asked = {"url": query} if kind == "image" else {"q": query, "num": count}
+        query_fields = {"url": query} if kind == "image" else {"q": query, "num": count}
         url = f"{self._url}/{'lens' if kind == 'image' else 'search'}"
         try:
-            reply = await self._http.request("POST", url, headers=self._headers, body={**asked, **self._where})
+            reply = await self._http.request("POST", url, headers=self._headers, body={**query_fields, **self._where})
         except HttpError as error:
             raise WebError(f"search failed: {error}") from error
         return _hits(_object(reply, url).get("organic") or [], url, "thumbnailUrl")[:count]
@@ -125,12 +125,12 @@ SEARCH_ENGINES.register("serper")(Serper)
 
 def _object(reply: Any, url: str) -> Mapping[str, Any]:
     try:
-        found = reply.json()
+        fields = reply.json()
     except ValueError as error:
         raise WebError(f"search failed: {url}: {error}") from error
-    if not isinstance(found, dict):
-        raise WebError(f"search failed: {url}: the reply is a JSON {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(fields, dict):
+        raise WebError(f"search failed: {url}: the reply is a JSON {type(fields).__name__}, expected an object")
+    return fields
 
 
 def _hits(rows: Any, url: str, thumbnail: str) -> list[Hit]:

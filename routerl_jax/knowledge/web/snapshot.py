@@ -60,10 +60,10 @@ class Snapshot:
         if mode not in get_args(Mode):
             raise ValueError(f"snapshot.mode={mode!r} is not one of {', '.join(get_args(Mode))}")
         manifest = self.directory / MANIFEST
-        there = manifest.is_file()
-        if mode == "replay" and not there:
+        exists = manifest.is_file()
+        if mode == "replay" and not exists:
             raise ValueError(f"{manifest} does not exist: there is nothing to replay. Record it first (mode='record')")
-        if mode == "record" and there:
+        if mode == "record" and exists:
             raise ValueError(
                 f"{self.directory} holds a snapshot. Use mode='auto' to go on with it, or another directory"
             )
@@ -73,13 +73,13 @@ class Snapshot:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._file_lock = FileLock(self.directory / ".lock")
             with self._file_lock:
-                there = manifest.is_file()
-                if not there:
+                exists = manifest.is_file()
+                if not exists:
                     self._write_manifest(manifest, made_with)
                 self._tables = {name: self._open(name) for name in TABLES}
         else:
             self._tables = {name: self._open(name) for name in TABLES}
-        if there:
+        if exists:
             self._check_manifest(manifest, made_with)
 
     def __len__(self) -> int:
@@ -143,15 +143,15 @@ class Snapshot:
         with self._lock, self._file_lock:
             for name in TABLES:
                 path = self.directory / f"{name}.jsonl"
-                whole = path.with_suffix(".new")
+                rewritten = path.with_suffix(".new")
                 _end_of_lines(self._tables[name][0])
-                with path.open("rb") as lines, whole.open("wb") as kept:
+                with path.open("rb") as lines, rewritten.open("wb") as output:
                     for line in lines:
                         failed = _failed(json.loads(line))
                         dropped += failed
-                        kept.write(b"" if failed else line)
+                        output.write(b"" if failed else line)
                 os.close(self._tables[name][0])
-                whole.replace(path)
+                rewritten.replace(path)
                 self._tables[name] = self._open(name)
         return dropped
 

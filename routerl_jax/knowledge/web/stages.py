@@ -67,8 +67,8 @@ class Stages:
         kind, count = self._config.mode, self._config.search.candidates
 
         async def ask() -> Any:
-            found = await self.live.engine.search(await target(), count, kind)
-            return [dataclasses.asdict(hit) for hit in found]
+            hits = await self.live.engine.search(await target(), count, kind)
+            return [dataclasses.asdict(hit) for hit in hits]
 
         key = self._key("search", kind, count, query)
         rows = await self._kept("search", key, query, self._config.cache.search_seconds, ask)
