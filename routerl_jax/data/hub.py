@@ -1,12 +1,12 @@
-"""Data sets on the Hugging Face hub, by name: `hf://datasets/ORG/NAME/FILE` stands for a file on this machine.
+"""Data sets on the Hugging Face hub. `hf://datasets/ORG/NAME/FILE` names a file, which is fetched to this machine.
 
     hf://datasets/ORG/NAME/FILE           a file of the repository; FILE may have * and ?, and is then all such files
-    hf://datasets/ORG/NAME                its .parquet files, where they are of one split
-    hf://datasets/ORG/NAME/FOLDER         those in a folder
-    hf://datasets/ORG/NAME@REVISION/..    of a branch, tag or commit; `@~parquet` is what the hub has converted by itself
+    hf://datasets/ORG/NAME                its .parquet files, if they are of one split
+    hf://datasets/ORG/NAME/FOLDER         the .parquet files of a folder
+    hf://datasets/ORG/NAME@REVISION/..    files of a branch, tag or commit; `@~parquet` has the files that the hub converted
 
-Files are fetched once into the hub's own cache (HF_HOME), by the hub's own client (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), and
-are found there without a network ever after.
+Files are fetched once into the hub's own cache (HF_HOME), by the hub's own client (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
+Later they are read from there, without a network.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from routerl_jax.data.formats.tables import is_pattern
 PREFIX = "hf://datasets/"
 _NAME = re.compile(rf"{PREFIX}[^\[\],|]+")
 _CONVERTED = {"~parquet": "refs/convert/parquet"}
-_SPLIT = re.compile(r"[A-Za-z_]*")  # how the name of a shard begins: train-00000-of-00003.parquet
+_SPLIT = re.compile(r"[A-Za-z_]*")  # the start of a shard's name, such as train-00000-of-00003.parquet
 _SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\..*)")
 
 
 class _Place(NamedTuple):
-    """What a name says."""
+    """The parts of a name."""
 
     name: str
     repo: str
@@ -39,11 +39,10 @@ class _Place(NamedTuple):
 
 
 def on_this_machine(name: str) -> str:
-    """A name with files on this machine in the place of those on the hub, which are fetched where they are not here yet; other
-    names as they are.
+    """The name of the local copy of files on the hub; fetches the files that are missing. Other names are returned unchanged.
 
     Raises:
-      ValueError: what is on the hub is not there, or can't be fetched; names it, and says what to do.
+      ValueError: a file does not exist on the hub, or can't be fetched; names it, and says what to do.
     """
     return _NAME.sub(lambda found: _fetched(_place(found[0])), name)
 
@@ -59,7 +58,7 @@ def _place(name: str) -> _Place:
 
 
 def _fetched(place: _Place) -> str:
-    """The path of a file, or a pattern of several."""
+    """The path of a file, or a pattern for several files."""
     last = place.file.rpartition("/")[2]
     if "." in last and not is_pattern(place.file):
         return str(_download(place, place.file))
@@ -73,7 +72,7 @@ def _fetched(place: _Place) -> str:
 
 
 def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
-    """The pattern of the files that are meant, and their names, sorted."""
+    """The pattern of the named files, and their names, sorted."""
     if is_pattern(place.file):
         names = sorted(name for name in there if _matches(place.file, name))
         if not names:
@@ -98,7 +97,7 @@ def _split(name: str) -> str:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As files are found on a disk: * and ? stand for no slash."""
+    """Matches like a shell: * and ? don't match a slash."""
     return bool(re.fullmatch("".join({"*": "[^/]*", "?": "[^/]"}.get(one, re.escape(one)) for one in pattern), name))
 
 
@@ -108,7 +107,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_whole(place: _Place, names: Sequence[str]) -> None:
-    """Of shards that say how many there are, all must be there: a cache may hold some of them."""
+    """Checks that all shards are there, if their names have a total. A cache may hold only some of them."""
     for name in names:
         shard = _SHARD.fullmatch(name)
         if shard is None:
@@ -121,7 +120,7 @@ def _check_whole(place: _Place, names: Sequence[str]) -> None:
 
 
 def _listing(place: _Place) -> list[str]:
-    """Names of the repository's files; without a network, of those in the cache."""
+    """Names of the repository's files; without a network, names of its files in the cache."""
     from huggingface_hub import HfApi, errors
 
     try:

@@ -30,11 +30,12 @@ _KEYS = ("text", "tool", "observation", "passages", "error")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed.
+    """A text of the policy and its result: the tool that was called ("": none), what the tool found, why it failed.
 
     Attributes:
-      passages: ids of what the observation shows, in order.
-      images: of the observation, as `Example` has them; each stands at one of its marks, `<image>`. Rows of rounds have none.
+      passages: ids of the passages that the observation shows, in order.
+      images: the observation's pictures, in the forms of `Example.images`, one for each mark `<image>`. The rows that this
+        module reads have none.
     """
 
     text: str
@@ -61,8 +62,8 @@ class RecordedRounds:
     """A question and the rounds of one attempt at it, in order.
 
     Attributes:
-      frame_pixels: least and most pixels of pictures as whoever wrote the boxes saw them; none of a policy's own boxes, which
-        stay as they are; None where that isn't said.
+      frame_pixels: least and most pixels of a picture, as the author of the boxes saw it. Empty if the boxes are a policy's
+        own; they are not rescaled. None if it is unknown.
     """
 
     example: Example
@@ -71,7 +72,7 @@ class RecordedRounds:
 
 
 def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed) with their places.
+    """The rows of a file (.jsonl, .json; may be compressed), with their positions.
 
     Raises:
       ValueError: while reading: names file, row and key.
@@ -89,10 +90,10 @@ def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRound
 
 
 def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -> None:
-    """Writes them as `read_rounds` reads them; the file appears whole. Pictures are named by their absolute paths.
+    """Writes a file for `read_rounds`, atomically. Pictures are named by their absolute paths.
 
     Raises:
-      ValueError: a picture is in memory alone, or an observation shows one.
+      ValueError: a picture has no file, or an observation shows a picture.
     """
     write_json_lines(pathlib.Path(path), map(_row, recorded))
 

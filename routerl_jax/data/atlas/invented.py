@@ -99,7 +99,7 @@ def _real_values(key: str) -> tuple[str, ...]:
 
 
 def _worded(rng: np.random.Generator, key: str) -> str:
-    """A real value, a recombination of the words of two, or a made-up name."""
+    """A real value, words of two real values recombined, or a made-up name."""
     values = _real_values(key)
     draw = rng.random()
     if draw < 0.4:
@@ -113,7 +113,7 @@ def _worded(rng: np.random.Generator, key: str) -> str:
 
 @functools.cache
 def _syllables() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """First, middle and last syllables of the training split's names, as often as they occur there."""
+    """First, middle and last syllables of the training split's names, with their frequencies."""
     first, middle, last = [], [], []
     for entity in real_entities():
         if entity.split != "train":

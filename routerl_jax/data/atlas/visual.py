@@ -1,4 +1,4 @@
-"""Atlas's pictures: captions of flags, which a fourth knowledge base holds, and questions that show a flag."""
+"""Atlas's pictures: captions of flags (a fourth knowledge base), and questions that show a flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = "Which country has this flag?"  # the sub-question about a picture
 
 
 def captions(entities: Sequence[world.Entity]) -> list[world.Record]:
-    """One passage for every country's flag: whose it is and, where a source says so, what is on it."""
+    """One passage for every country's flag: the country and, if a source describes it, the design."""
     return [_caption(entity) for entity in entities if entity.kind == "country"]
 
 
@@ -34,7 +34,7 @@ def picture_passages() -> list[Passage]:
 def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Entity] | None = None) -> list[Question]:
     """Questions that show a country's flag: whose it is, or a fact about the country with this flag.
 
-    Their paths begin in `text_image`; the rest is as `questions_about` has it.
+    Their paths begin in `text_image`. Everything else is as in `questions_about`.
     """
     builder = QuestionBuilder(entities, among or entities)
     found: list[Question] = []
@@ -55,7 +55,7 @@ def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Ent
             draw = zlib.crc32(f"flag/{entity.name}/{relation.key}".encode())
             second = builder.forward(entity, relation)
             if second is None or draw % 4:
-                continue  # there would be many more of them than of any other kind
+                continue  # otherwise this kind would be much more frequent than the others
             text = (
                 f"What is the {relation.noun} of the country with this flag?"
                 if draw % 8 < 4

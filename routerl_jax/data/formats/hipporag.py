@@ -47,7 +47,7 @@ class HippoRag(QuestionFormat):
 
 
 def paragraphs(row: Row, place: Place) -> dict[int, tuple[Passage, bool | None]]:
-    """By its number (`idx`, or its place in the list), each paragraph and whether it is a gold one (None: not told)."""
+    """Paragraphs by number (`idx`, or the index in the list), each with whether it is gold (None: unknown)."""
     key = "paragraphs" if row.get("paragraphs") is not None else "contexts"
     value = row.get(key)
     if value is None:

@@ -9,7 +9,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
 
 _READ = ("question_id", "id", "question", "table_id", "answer-text", "answer-node")
-_LINK, _KIND = 2, 3  # of a node: [text, [row, column], link or null, "table" or "passage"]
+_LINK, _KIND = 2, 3  # indices in a node: [text, [row, column], link or null, "table" or "passage"]
 
 
 class HybridQa(QuestionFormat):

@@ -25,11 +25,11 @@ _READ = ("question", "question_type", "options", "Ground_Truth", "Ground_Truth_L
 
 class LiveVQA(QuestionFormat):
     """`{id, img_path, level1_qa: {question, question_type, options, Ground_Truth: "B", Ground_Truth_List: [..], img_path,
-    img_url}, level2_qa: {..}, source, time}`: what the picture shows, and a question about it that takes a search.
+    img_url}, level2_qa: {..}, source, time}`. Level 1 asks what the picture shows; level 2 needs a search.
 
-    The ids are `ID/level1` and `ID/level2`. Accepted answers are `Ground_Truth_List`. Questions are asked openly: `options` and
-    the letter of the right one, `correct_option`, are metadata, with `level`, and with the `question_type` as `type`. Pictures
-    lie beside the file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
+    The ids are `ID/level1` and `ID/level2`. Accepted answers are `Ground_Truth_List`. The policy sees no options. Metadata:
+    `options`, the letter of the right one (`correct_option`), `level`, and `type` (`question_type`). Pictures are beside the
+    file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
     """
 
     def holds(self, row: Row) -> bool:

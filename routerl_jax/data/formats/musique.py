@@ -66,7 +66,7 @@ class Musique(QuestionFormat):
 
 
 def _decomposition(steps: Any, found: dict[int, tuple[Passage, bool | None]], place: Place) -> list[dict[str, Any]]:
-    """Sub-questions with their answers, and the id of the paragraph that has each."""
+    """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []

@@ -22,8 +22,8 @@ _ALIAS_KEYS = ("possible_answers", "s_aliases", "o_aliases")
 class PopQA(QuestionFormat):
     """`{id, question, subj, prop, obj, possible_answers, s_aliases, o_aliases, s_pop, o_pop, ..}`.
 
-    The accepted answers are `possible_answers`, parsed: HippoRAG's and RouteRAG's readers put the JSON string itself among
-    them, so that no alias ever matched. `type` is the relation.
+    The accepted answers are `possible_answers`, parsed. HippoRAG's and RouteRAG's readers don't parse them, so there no alias
+    ever matches. `type` is the relation.
     """
 
     def holds(self, row: Row) -> bool:
