@@ -109,7 +109,7 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
     hops = []
-    for place, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
+    for index, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
         named = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
         name = str(step.get("support") or known.passage_id)
         hops.append(
@@ -120,7 +120,7 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
                 value=known.value or answer,
                 passage_id=name,
                 title=passages.get(name, known.title),
-                needs=tuple(sorted({one for one in named if 0 <= one < place} | set(known.needs))),
+                needs=tuple(sorted({one for one in named if 0 <= one < index} | set(known.needs))),
             )
         )
     return tuple(hops)

@@ -64,11 +64,11 @@ def _fetched(place: _Place) -> str:
         return str(_download(place, place.file))
     pattern, names = _chosen(place, _listing(place))
     _check_whole(place, names)
-    found = [_download(place, name) for name in names]
-    roots = {str(path)[: -len(name)] for path, name in zip(found, names)}
+    paths = [_download(place, name) for name in names]
+    roots = {str(path)[: -len(name)] for path, name in zip(paths, names)}
     if len(roots) > 1:
         raise place.error(f"{place.repo} changed while it was fetched; run the same again")
-    return roots.pop() + pattern if len(found) > 1 else str(found[0])
+    return roots.pop() + pattern if len(paths) > 1 else str(paths[0])
 
 
 def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
@@ -84,7 +84,7 @@ def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
         raise place.error(f"there are no .parquet files; name a file: {_some(there)}")
     splits = sorted(set(map(_split, tables)))
     if len(splits) > 1:
-        names = ", ".join(f"{place.name.rstrip('/')}/{one.removeprefix(folder)}" for one in splits[:8])
+        names = ", ".join(f"{place.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
         raise place.error(f"there are several splits; name one: {names}")
     return splits[0], tables
 
@@ -98,7 +98,11 @@ def _split(name: str) -> str:
 
 def _matches(pattern: str, name: str) -> bool:
     """Matches like a shell: * and ? don't match a slash."""
-    return bool(re.fullmatch("".join({"*": "[^/]*", "?": "[^/]"}.get(one, re.escape(one)) for one in pattern), name))
+    return bool(
+        re.fullmatch(
+            "".join({"*": "[^/]*", "?": "[^/]"}.get(character, re.escape(character)) for character in pattern), name
+        )
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -114,9 +118,11 @@ def _check_whole(place: _Place, names: Sequence[str]) -> None:
             continue
         digits = len(shard[2])
         for number in range(int(shard[3])):
-            one = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
-            if one not in names:
-                raise place.error(f"{one} is missing; fetch it with a network, or name the shards that are meant")
+            shard_name = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
+            if shard_name not in names:
+                raise place.error(
+                    f"{shard_name} is missing; fetch it with a network, or name the shards that are meant"
+                )
 
 
 def _listing(place: _Place) -> list[str]:
@@ -143,9 +149,9 @@ def _cached(place: _Place) -> list[str]:
     for repository in repositories:
         if (repository.repo_type, repository.repo_id) != ("dataset", place.repo):
             continue
-        for found in repository.revisions:
-            if place.revision in (found.commit_hash, *found.refs):
-                return sorted(one.file_path.relative_to(found.snapshot_path).as_posix() for one in found.files)
+        for revision in repository.revisions:
+            if place.revision in (revision.commit_hash, *revision.refs):
+                return sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files)
     return []
 
 

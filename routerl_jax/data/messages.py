@@ -41,7 +41,7 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
     Raises:
       ValueError: while reading: names file, row and key.
     """
-    left_out = taken = 0
+    left_out = count = 0
     for place, row in read_rows(path):
         try:
             recorded = _recorded(row, place)
@@ -52,10 +52,10 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
         if recorded is None or (pictures and not row.get("images")):
             left_out += 1
             continue
-        taken += 1
+        count += 1
         yield place, recorded
     if left_out:
-        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + taken)
+        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + count)
 
 
 def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
@@ -70,9 +70,9 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
       ValueError: a picture has no name.
     """
     example = recorded.example
-    asked = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
+    question = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": asked})
+    messages.append({"role": "user", "content": question})
     images = list(example.images)
     for number, item in enumerate(recorded.rounds, 1):
         messages.append({"role": "assistant", "content": item.text})
@@ -93,7 +93,7 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
 
 
 def _recorded(row: Row, place: Place) -> RecordedRounds:
-    asked, *replies = contents = _contents(row, place)
+    first, *replies = contents = _contents(row, place)
     images = images_of({"images": row.get("images") or []}, place, "images")
     marks = [content.count(PICTURE) for content in contents[::2]]
     if sum(marks) != len(images):
@@ -107,7 +107,7 @@ def _recorded(row: Row, place: Place) -> RecordedRounds:
     answers = next((texts(row[key], place, key) for key in ANSWER_KEYS if row.get(key)), [])
     example = Example(
         id=example_id(row, place),
-        question=question if isinstance(question, str) and question else question_in_prompt(asked, place, "messages"),
+        question=question if isinstance(question, str) and question else question_in_prompt(first, place, "messages"),
         answers=distinct(answers),
         images=of_message[0],
     )
@@ -137,10 +137,10 @@ def _contents(row: Row, place: Place) -> list[str]:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise place.error("key 'messages' must be a list of {role, content}, and not empty")
-    said = [_said(message, number, place) for number, message in enumerate(messages, 1)]
-    before = int(said[0][0] == "system")
-    said = said[before:]
-    for i, (role, content) in enumerate(said):
+    pairs = [_said(message, number, place) for number, message in enumerate(messages, 1)]
+    before = int(pairs[0][0] == "system")
+    pairs = pairs[before:]
+    for i, (role, content) in enumerate(pairs):
         where = f"key 'messages', message {1 + before + i}"
         expected = _ROLES[1 + i % 2]
         if role != expected:
@@ -148,11 +148,11 @@ def _contents(row: Row, place: Place) -> list[str]:
         if role == "assistant" and (PICTURE in content or not content.strip()):
             fault = f"holds {PICTURE}, and a policy writes text" if content.strip() else "is empty"
             raise place.error(f"{where}: the assistant's {fault}")
-    if not said or said[-1][0] != "assistant":
+    if not pairs or pairs[-1][0] != "assistant":
         raise place.error(
             "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
         )
-    return [content for _, content in said]
+    return [content for _, content in pairs]
 
 
 def _said(message: Any, number: int, place: Place) -> Sequence[str]:

@@ -82,11 +82,11 @@ def find_overlaps(
     index = _Index(words)
     for example in tqdm(train, desc="reading questions", unit="question", disable=not progress):
         index.add(example)
-    asked = index.close(test)
-    found: list[Overlap] = []
-    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), asked):
-        found += index.matches(example, shingles, threshold)
-    return found
+    test_shingles = index.close(test)
+    overlaps: list[Overlap] = []
+    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), test_shingles):
+        overlaps += index.matches(example, shingles, threshold)
+    return overlaps
 
 
 class _Index:
@@ -106,20 +106,20 @@ class _Index:
 
     def close(self, test: Sequence[Example]) -> list[np.ndarray]:
         """Weighs the shingles, now that all questions are known; returns those of the test questions."""
-        asked = [self._shingles(example) for example in test]
+        test_shingles = [self._shingles(example) for example in test]
         sizes = np.array([len(item) for item in self._flat], np.int64)
         flat = np.concatenate([np.empty(0, np.int32), *self._flat])
         kinds = len(self._numbers)
         in_train = np.bincount(flat, minlength=kinds)
-        in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *asked]), minlength=kinds)
-        self._weights = np.log1p((len(sizes) + len(asked)) / np.maximum(in_train + in_test, 1))
+        in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *test_shingles]), minlength=kinds)
+        self._weights = np.log1p((len(sizes) + len(test_shingles)) / np.maximum(in_train + in_test, 1))
         owners = np.repeat(np.arange(len(sizes)), sizes)
         # weight of each training question
         self._totals = np.bincount(owners, self._weights[flat], minlength=len(sizes))
         self._postings = owners[np.argsort(flat, kind="stable")]  # questions by shingle, in ascending order
         self._bounds = np.concatenate([[0], np.cumsum(in_train)])
         self._flat = []
-        return asked
+        return test_shingles
 
     def matches(self, example: Example, shingles: np.ndarray, threshold: float) -> list[Overlap]:
         exact = self._exact.get(_key(example), [])

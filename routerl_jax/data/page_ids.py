@@ -37,8 +37,8 @@ def page_of(name: str) -> PageName | None:
         return PageName(stem, int(number))
     if folder and suffix in _PICTURES and (slide := _SLIDE.fullmatch(stem)):
         return PageName(folder.rpartition("/")[2], int(slide[1]))
-    found = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
-    return PageName(found[1], int(found[2])) if found else None
+    match = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
+    return PageName(match[1], int(match[2])) if match else None
 
 
 def _split(file: str) -> tuple[str, str]:

@@ -42,8 +42,10 @@ def picture_beside(
             if fault := _fault_of_file(path, path.stat().st_mtime_ns):
                 raise _unreadable(place, key, fault, otherwise)
             return path
-    places = " nor in ".join(map(str, directories))
-    raise MissingPictureError(str(place.error(f"image {name!r} is neither in {places}; put it there, or {otherwise}")))
+    searched = " nor in ".join(map(str, directories))
+    raise MissingPictureError(
+        str(place.error(f"image {name!r} is neither in {searched}; put it there, or {otherwise}"))
+    )
 
 
 def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:

@@ -203,8 +203,8 @@ def _check_format(name: str) -> None:
 def _split_part(name: str) -> tuple[str, str]:
     """(name, text in the last brackets after it). The text is "" if there are no brackets, or if they are part of a file's
     name."""
-    found = _PART.fullmatch(name)
-    return (found[1], found[2]) if found and not pathlib.Path(name).exists() else (name, "")
+    match = _PART.fullmatch(name)
+    return (match[1], match[2]) if match and not pathlib.Path(name).exists() else (name, "")
 
 
 def _whole(name: str) -> str:

@@ -78,14 +78,14 @@ def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRound
       ValueError: while reading: names file, row and key.
     """
     for place, row in read_rows(path):
-        asked = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
-        example = FlashRag().example(asked, place)
+        question_row = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
+        example = FlashRag().example(question_row, place)
         if example is None:
             raise place.error("no answers; give them under 'golden_answers'")
-        given = row.get("rounds")
-        if not isinstance(given, list) or not given:
+        items = row.get("rounds")
+        if not isinstance(items, list) or not items:
             raise place.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")
-        rounds = tuple(_round(item, number, place) for number, item in enumerate(given, 1))
+        rounds = tuple(_round(item, number, place) for number, item in enumerate(items, 1))
         yield place, RecordedRounds(example=example, rounds=rounds)
 
 
@@ -103,8 +103,8 @@ def _round(item: Any, number: int, place: Place) -> Round:
         raise place.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
     if unknown := [key for key in item if key not in _KEYS]:
         raise place.error(f"key 'rounds', round {number}: no key {unknown[0]!r}; there are: {', '.join(_KEYS)}")
-    said = {key: item.get(key) or "" for key in ("tool", "observation")}
-    for key, value in {"text": item.get("text"), **said}.items():
+    texts = {key: item.get(key) or "" for key in ("tool", "observation")}
+    for key, value in {"text": item.get("text"), **texts}.items():
         if not isinstance(value, str):
             raise place.error(f"key 'rounds', round {number}: {key!r} must be a string")
     passages = item.get("passages") or []
@@ -115,7 +115,7 @@ def _round(item: Any, number: int, place: Place) -> Round:
     error = item.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
-    tool, observation = said["tool"], said["observation"]
+    tool, observation = texts["tool"], texts["observation"]
     return Round(text=item["text"], tool=tool, observation=observation, error=error, passages=tuple(passages))
 
 

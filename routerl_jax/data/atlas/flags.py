@@ -56,8 +56,8 @@ class Design:
 
     def __str__(self) -> str:
         lie = "horizontal" if self.across else "vertical"
-        said = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
-        return f"{said} with a {self.sign} of {self.colour} in the center" if self.sign else said
+        text = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
+        return f"{text} with a {self.sign} of {self.colour} in the center" if self.sign else text
 
 
 def invented_design(country: str) -> Design:
@@ -80,7 +80,7 @@ def invented_flag(country: str) -> bytes:
     picture = Image.new("RGB", _SIZE)
     draw = ImageDraw.Draw(picture)
     for i, band in enumerate(design.bands):
-        edges = [round(_SIZE[design.across] * place / len(design.bands)) for place in (i, i + 1)]
+        edges = [round(_SIZE[design.across] * position / len(design.bands)) for position in (i, i + 1)]
         box = (0, edges[0], _SIZE[0], edges[1]) if design.across else (edges[0], 0, edges[1], _SIZE[1])
         draw.rectangle(box, fill=COLOURS[band])
     if design.sign:

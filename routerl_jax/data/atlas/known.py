@@ -64,8 +64,8 @@ def searched_countries() -> dict[str, world.Entity]:
 
 def flag(country: str) -> bytes:
     """The PNG of a country's flag. Raises KeyError for a name without one."""
-    made = recoloured(NEAR).get(country)
-    return made[1] if made else flags.flag(country)
+    made_up = recoloured(NEAR).get(country)
+    return made_up[1] if made_up else flags.flag(country)
 
 
 def facts(country: str) -> dict[str, str]:
@@ -104,11 +104,11 @@ def known_countries() -> dict[str, Strength]:
     country is skipped if its flag is near that of one before. The first forty are shown often, the next twenty rarely.
     """
     train = [name for name, entity in countries().items() if entity.split == "train"]
-    taken: list[str] = []
+    chosen: list[str] = []
     for name in sorted(train, key=lambda name: zlib.crc32(f"known/{name}".encode())):
-        if len(facts(name)) == len(RELATIONS) and all(distance(name, other) >= NEAR for other in taken):
-            taken.append(name)
-    return {name: "many" if i < MANY else "few" for i, name in enumerate(taken[: MANY + FEW])}
+        if len(facts(name)) == len(RELATIONS) and all(distance(name, other) >= NEAR for other in chosen):
+            chosen.append(name)
+    return {name: "many" if i < MANY else "few" for i, name in enumerate(chosen[: MANY + FEW])}
 
 
 @functools.cache
@@ -163,9 +163,9 @@ def known_questions(split: world.Split, count: int, start: int = 0) -> list[Exam
         wrong = f"{count} questions, the first at {start}, are no {len(KINDS)} equal kinds"
         raise ValueError(f"{wrong}; ask for multiples of {len(KINDS)}")
     rounds = range(start // len(KINDS), (start + count) // len(KINDS))
-    found = [_question(split, kind, i) for i in rounds for kind in KINDS]
-    check(found)
-    return found
+    questions = [_question(split, kind, i) for i in rounds for kind in KINDS]
+    check(questions)
+    return questions
 
 
 def _question(split: world.Split, kind: Kind, index: int) -> Example:
@@ -178,8 +178,8 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
     relation = ""
     if kind != "image" and (kind != "search_free" or index % 2):
         relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]
-        asked = [key for key in relations if key in facts(country)]
-        relation = asked[int(rng.integers(len(asked)))]
+        askable = [key for key in relations if key in facts(country)]
+        relation = askable[int(rng.integers(len(askable)))]
     wording = (ABOUT if relation else WHOSE)[int(rng.integers(2))]
     return Example(
         id=name,
@@ -199,9 +199,9 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
 
 def _in_turn(names: Sequence[str], key: str, index: int) -> str:
     """The name at an index. All names come once before any repeats, in a new order each time."""
-    turn, place = divmod(index, len(names))
+    turn, position = divmod(index, len(names))
     order = np.random.default_rng([8, zlib.crc32(f"{key}/{turn}".encode())]).permutation(len(names))
-    return names[int(order[place])]
+    return names[int(order[position])]
 
 
 def check(questions: Sequence[Example]) -> None:
@@ -210,23 +210,25 @@ def check(questions: Sequence[Example]) -> None:
     Raises:
       ValueError: names the question.
     """
-    said: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    values: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for passage in fact_passages():
-        said[passage.title][passage.id] = passage.text
-    for one in questions:
-        country, relation = one.metadata["country"], one.metadata["relation"]
+        values[passage.title][passage.id] = passage.text
+    for question in questions:
+        country, relation = question.metadata["country"], question.metadata["relation"]
         unseen = strength(country) == "none"
         looked_up = bool(relation) and (unseen or relation in OTHER_RELATIONS)
         needs = ("mixed" if looked_up else "image") if unseen else ("text" if looked_up else "search_free")
-        if needs != one.metadata["kind"]:
-            raise ValueError(f"question {one.id!r} is of kind {needs!r}, and is called {one.metadata['kind']!r}")
-        if country in one.question:
-            raise ValueError(f"question {one.id!r} names its country, {country}")
+        if needs != question.metadata["kind"]:
+            raise ValueError(
+                f"question {question.id!r} is of kind {needs!r}, and is called {question.metadata['kind']!r}"
+            )
+        if country in question.question:
+            raise ValueError(f"question {question.id!r} names its country, {country}")
         if not relation:
             continue
-        stated = [name for name, text in said[country].items() if one.answers[0] in text]
+        stated = [name for name, text in values[country].items() if question.answers[0] in text]
         if stated != [passage_id(country, relation)]:
-            raise ValueError(f"question {one.id!r}: its answer stands in {stated}")
+            raise ValueError(f"question {question.id!r}: its answer stands in {stated}")
 
 
 def passage_id(country: str, relation: str) -> str:

@@ -57,14 +57,14 @@ def page_questions(split: world.Split, count: int, start: int = 0, print_size: i
     if count % each or start % each:
         wrong = f"{count} questions, the first at {start}, are no {each} equal types"
         raise ValueError(f"{wrong}; ask for multiples of {each}")
-    places = range(start // each, (start + count) // each)
+    indices = range(start // each, (start + count) // each)
     makers = _makers(split)
     most = min(map(len, makers.values()))
-    if places.stop > most:
+    if indices.stop > most:
         raise ValueError(f"Atlas's {split} split has {each * most} questions about pages, fewer than {start + count}")
-    found = [makers[kind][place](print_size) for place in places for kind in TYPES]
-    check(found)
-    return found
+    questions = [makers[kind][index](print_size) for index in indices for kind in TYPES]
+    check(questions)
+    return questions
 
 
 @functools.cache
@@ -72,8 +72,8 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
     """All questions of each type, in the order of a hash. Every second coarse question is about a flag."""
     names = [name for name, entity in known.countries().items() if entity.split == split]
     about = list(itertools.product(names, TOPICS, (0, 1)))
-    flags = [functools.partial(_flag, *one) for one in about]
-    bars = [functools.partial(_bar, *one) for one in about]
+    flags = [functools.partial(_flag, *arguments) for arguments in about]
+    bars = [functools.partial(_bar, *arguments) for arguments in about]
     values = [
         functools.partial(_value, name, fact, wording)
         for name in names
@@ -82,7 +82,10 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
         if _told(name, fact)
     ]
     pairs = [
-        functools.partial(_more, *one) for fact in FACTS.values() if fact.comparable for one in _pairs(names, fact)
+        functools.partial(_more, *arguments)
+        for fact in FACTS.values()
+        if fact.comparable
+        for arguments in _pairs(names, fact)
     ]
     coarse = itertools.chain.from_iterable(zip(_shuffled(flags), _shuffled(bars), strict=True))
     return {"coarse": list(coarse), "fine": _shuffled(values), "two_page": _shuffled(pairs)}
@@ -106,17 +109,15 @@ def _pairs(names: Sequence[str], fact: Fact) -> list[tuple[str, str, Fact, int]]
     """Pairs of countries with different values, in the order of a hash. Their ranks are a tenth to a third of all countries
     apart."""
     ordered = sorted((name for name in names if _told(name, fact)), key=lambda name: (_amount(name, fact), name))
-    found = []
-    for place, low in enumerate(ordered):
+    pairs = []
+    for rank, low in enumerate(ordered):
         rng = np.random.default_rng([12, zlib.crc32(f"{fact.key}/{low}".encode())])
         apart = range(max(1, len(ordered) // 10), len(ordered) // 3 + 1)
         for step in sorted(rng.permutation(apart)[:_PAIRS].tolist()):
-            if place + step < len(ordered) and printed(low, fact.key) != printed(
-                high := ordered[place + step], fact.key
-            ):
-                one, other = (low, high) if rng.random() < 0.5 else (high, low)
-                found.append((one, other, fact, int(rng.integers(2))))
-    return found
+            if rank + step < len(ordered) and printed(low, fact.key) != printed(high := ordered[rank + step], fact.key):
+                first, second = (low, high) if rng.random() < 0.5 else (high, low)
+                pairs.append((first, second, fact, int(rng.integers(2))))
+    return pairs
 
 
 def _amount(country: str, fact: Fact) -> float:
@@ -176,20 +177,22 @@ def check(questions: Sequence[Example]) -> None:
     Raises:
       ValueError: names the question.
     """
-    for one in questions:
-        metadata, answer = one.metadata, one.answers[0]
+    for question in questions:
+        metadata, answer = question.metadata, question.answers[0]
         kind, relation, names = metadata["type"], metadata["relation"], metadata["entities"]
         shown = [page(name, metadata["topic"], metadata["print"]) for name in names]
         if metadata["supporting"] != [page_name(name, metadata["topic"]) for name in names]:
-            raise ValueError(f"question {one.id!r}: its pages are {metadata['supporting']}, and it is about {names}")
-        if kind != "two_page" and answer.lower() in one.question.lower():
-            raise ValueError(f"question {one.id!r} says its answer, {answer}")
+            raise ValueError(
+                f"question {question.id!r}: its pages are {metadata['supporting']}, and it is about {names}"
+            )
+        if kind != "two_page" and answer.lower() in question.question.lower():
+            raise ValueError(f"question {question.id!r} says its answer, {answer}")
         stated, boxes = _stated(relation, shown)
         if stated != answer:
-            raise ValueError(f"question {one.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
+            raise ValueError(f"question {question.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
         if metadata["boxes"] != {each.id: list(box) for each, box in zip(shown, boxes, strict=True)}:
             raise ValueError(
-                f"question {one.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
+                f"question {question.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
             )
 
 

@@ -77,8 +77,8 @@ class Fact:
 
 def _number(country: str, key: str) -> float | None:
     """The number at the start of a value ("32.6 million"), without the comma and unit."""
-    found = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
-    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0) if found else None
+    match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
+    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0) if match else None
 
 
 def _given(key: str) -> Callable[[str], float | None]:
@@ -87,8 +87,8 @@ def _given(key: str) -> Callable[[str], float | None]:
 
 def _part(above: str, below: str) -> Callable[[str], float | None]:
     def value(country: str) -> float | None:
-        one, other = _number(country, above), _number(country, below)
-        return None if one is None or other is None else one / other
+        numerator, denominator = _number(country, above), _number(country, below)
+        return None if numerator is None or denominator is None else numerator / denominator
 
     return value
 
@@ -122,13 +122,13 @@ def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]
 
 
 def _year(country: str) -> float | None:
-    found = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
-    return float(found[1]) if found else None
+    match = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
+    return float(match[1]) if match else None
 
 
 def _day(country: str) -> float | None:
-    found = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
-    return float(found[0]) if found else None
+    match = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
+    return float(match[0]) if match else None
 
 
 def _plain(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
@@ -300,14 +300,14 @@ def _places(field: Box, size: tuple[int, int], rng: np.random.Generator) -> list
     left, top, right, bottom = field
     across = 2 if size[0] <= (right - left) // 2 - _TOKEN else 1
     wide, high = (right - left) // across, (bottom - top) // _BARS
-    found = []
+    boxes = []
     for cell in rng.permutation(across * _BARS)[:_BARS].tolist():
         x, y = left + wide * (cell % across), top + high * (cell // across)
         gap = min(12, (high - size[1]) // 2)
         x += int(rng.integers(gap, wide - size[0] - gap + 1))
         y += int(rng.integers(gap, high - size[1] - gap + 1))
-        found.append((x, y, x + size[0], y + size[1]))
-    return found
+        boxes.append((x, y, x + size[0], y + size[1]))
+    return boxes
 
 
 def _flag_size(country: str) -> tuple[int, int]:

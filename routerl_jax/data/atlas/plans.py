@@ -155,8 +155,10 @@ def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
     """A question of `known_questions` with a plan. The guesses are a function of the question's id and the plan."""
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
-    taken = country if known.strength(country) != "none" else _known(rng, rarely)
-    return Planned(example=example, plan=plan, country=taken, guess=value_by_chance(relation, rng) if relation else "")
+    assumed = country if known.strength(country) != "none" else _known(rng, rarely)
+    return Planned(
+        example=example, plan=plan, country=assumed, guess=value_by_chance(relation, rng) if relation else ""
+    )
 
 
 def _known(rng: np.random.Generator, rarely: float) -> str:

@@ -45,13 +45,13 @@ def questions_about(entities: Sequence[Entity], among: Sequence[Entity] | None =
     entity. Unambiguous means that an identifying value belongs to one entity of `among` (the whole world; default: the set).
     """
     builder = QuestionBuilder(entities, among or entities)
-    found: list[Question] = []
+    questions: list[Question] = []
     for entity in entities:
-        found += builder.single(entity)
-        found += builder.from_value(entity)
+        questions += builder.single(entity)
+        questions += builder.from_value(entity)
         if entity.kind == "element":
-            found += builder.from_element(entity)
-    return found
+            questions += builder.from_element(entity)
+    return questions
 
 
 class QuestionBuilder:
@@ -99,29 +99,29 @@ class QuestionBuilder:
     def from_value(self, entity: Entity) -> list[Question]:
         """Two-hop questions that name the entity by one of its facts: "the anthem of the country whose capital is ..."."""
         result = []
-        for given in self.relations(entity):
-            value = entity.facts[given.key]
-            if not given.identifies or self.counts[given.key, value] > 1 or entity.name in value:
+        for relation_known in self.relations(entity):
+            value = entity.facts[relation_known.key]
+            if not relation_known.identifies or self.counts[relation_known.key, value] > 1 or entity.name in value:
                 continue
-            first = self._backward(entity, given)
+            first = self._backward(entity, relation_known)
             for relation in self.relations(entity):
                 second = self.forward(entity, relation)
-                if second is None or relation.key in self.records[entity.name, given.key].relations:
+                if second is None or relation.key in self.records[entity.name, relation_known.key].relations:
                     continue  # one passage answers it, so it is no two-hop question
-                draw = zlib.crc32(f"value/{entity.name}/{given.key}/{relation.key}".encode())
-                if relation.kb == given.kb and draw % 4:
+                draw = zlib.crc32(f"value/{entity.name}/{relation_known.key}/{relation.key}".encode())
+                if relation.kb == relation_known.kb and draw % 4:
                     continue  # most multi-hop questions need two knowledge bases
-                if relation.kb != given.kb and draw % 2:
+                if relation.kb != relation_known.kb and draw % 2:
                     continue
                 kind = entity.kind
                 text = (
-                    f"What is the {relation.noun} of the {kind} whose {given.noun} is {first.value}?"
+                    f"What is the {relation.noun} of the {kind} whose {relation_known.noun} is {first.value}?"
                     if draw % 8 < 4
-                    else f"Take the {kind} with the {given.noun} {first.value}. What is its {relation.noun}?"
+                    else f"Take the {kind} with the {relation_known.noun} {first.value}. What is its {relation.noun}?"
                 )
                 hop = dataclasses.replace(first, value=entity.name)
                 result.append(
-                    self._question(f"{entity.name}/{given.key}>{relation.key}", text, (hop, second), (entity,))
+                    self._question(f"{entity.name}/{relation_known.key}>{relation.key}", text, (hop, second), (entity,))
                 )
         return [question for question in result if question.text]
 
@@ -197,9 +197,9 @@ def real_questions(split: Split) -> list[Question]:
     out. Then the three knowledge bases are needed about equally often.
     """
     entities = [entity for entity in real_entities() if entity.split == split]
-    found = [
+    questions = [
         question
         for question in questions_about(entities, real_entities())
         if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
     ]
-    return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))

@@ -46,15 +46,15 @@ def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
     """Made-up countries and their flags by name, `COUNTRIES` of each split. No two flags are nearer than `far`. The result is
     always the same."""
     rng, others, entities = np.random.default_rng(11), _real(), _entities()
-    found: dict[str, tuple[world.Entity, bytes]] = {}
-    while len(found) < sum(COUNTRIES.values()):
+    countries: dict[str, tuple[world.Entity, bytes]] = {}
+    while len(countries) < sum(COUNTRIES.values()):
         flag = recoloured_flag(rng, far)
         blocks = _blocks(flag)
         if _distance(others, blocks) >= far:
             others = np.concatenate([others, blocks[None]])
             entity = next(entities)
-            found[entity.name] = entity, flag
-    return found
+            countries[entity.name] = entity, flag
+    return countries
 
 
 def _sources() -> list[str]:

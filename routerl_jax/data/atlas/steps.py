@@ -76,15 +76,15 @@ class StepSource:
         while hops and not given_up and len(history) < self.max_searches:
             tool = str(rng.choice(self.tools))
             passages = scene.retrieve(hops[0], self.k, self.hit, rng)
-            found = any(passage.id == hops[0].passage_id for passage in passages)
-            said, query = hops[0].value if found else UNKNOWN, hops[0].query
+            is_found = any(passage.id == hops[0].passage_id for passage in passages)
+            said, query = hops[0].value if is_found else UNKNOWN, hops[0].query
             documents = tuple(document_of(tool, passage) for passage in passages)
             steps += [
                 GoldenStep(kind="route", history=history, query=query, retrievers=(label_of(tool),)),
                 GoldenStep(kind="answer", history=history, query=query, documents=documents, answers=(said,)),
             ]
             history = (*history, (query, said))
-            if found:
+            if is_found:
                 hops.pop(0)
             else:
                 given_up = rng.random() > self.persistence

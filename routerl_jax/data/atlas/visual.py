@@ -37,7 +37,7 @@ def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Ent
     Their paths begin in `text_image`. Everything else is as in `questions_about`.
     """
     builder = QuestionBuilder(entities, among or entities)
-    found: list[Question] = []
+    questions: list[Question] = []
     for entity in entities:
         if entity.kind != "country":
             continue
@@ -50,7 +50,7 @@ def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Ent
             subject="this flag",
         )
         for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
-            found.append(_question(f"{entity.name}/flag/{i}", text, entity, (first,)))
+            questions.append(_question(f"{entity.name}/flag/{i}", text, entity, (first,)))
         for relation in builder.relations(entity):
             draw = zlib.crc32(f"flag/{entity.name}/{relation.key}".encode())
             second = builder.forward(entity, relation)
@@ -61,22 +61,22 @@ def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Ent
                 if draw % 8 < 4
                 else f"This is the flag of a country. What is its {relation.noun}?"
             )
-            found.append(_question(f"{entity.name}/flag>{relation.key}", text, entity, (first, second)))
-    return found
+            questions.append(_question(f"{entity.name}/flag>{relation.key}", text, entity, (first, second)))
+    return questions
 
 
 def real_visual_questions(split: world.Split) -> list[Question]:
     """The real world's visual questions of a split, in a fixed shuffled order."""
     entities = [entity for entity in world.real_entities() if entity.split == split]
-    found = visual_questions(entities, world.real_entities())
-    return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    questions = visual_questions(entities, world.real_entities())
+    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
 
 
 def _caption(entity: world.Entity) -> world.Record:
-    said = f": {entity.facts['flag']}" if "flag" in entity.facts else ""
+    description = f": {entity.facts['flag']}" if "flag" in entity.facts else ""
     wordings = ("The flag of {}{}.", "This is the flag of {}{}.")
     pick = zlib.crc32(f"{entity.name}/flag".encode()) % len(wordings)
-    passage = Passage(id=_caption_id(entity), title=entity.name, text=wordings[pick].format(entity.name, said))
+    passage = Passage(id=_caption_id(entity), title=entity.name, text=wordings[pick].format(entity.name, description))
     return world.Record(passage=passage, kb=PICTURES, entity=entity.name, relations=frozenset())
 
 

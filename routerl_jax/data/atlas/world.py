@@ -196,12 +196,12 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 def records(entities: Iterable[Entity]) -> list[Record]:
     """All passages of a world, in a fixed order. A hash of the entity selects its wordings."""
-    found = []
+    rows = []
     for entity in entities:
-        found += _prose_records(entity)
+        rows += _prose_records(entity)
         if entity.kind == "country":
-            found += _table_records(entity)
-    return found
+            rows += _table_records(entity)
+    return rows
 
 
 def _prose_records(entity: Entity) -> list[Record]:

@@ -32,8 +32,8 @@ class DynVQA(FlashRag):
         query = next((row[key] for key in _QUERIES if row.get(key)), None)
         unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
         own = {key: value for key, value in row.items() if key not in unread}
-        told = {"golden_query": query} if query else {}
-        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **told}, place)
+        golden = {"golden_query": query} if query else {}
+        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **golden}, place)
         if example is None or example.images:
             return example
         picture = picture_called(example.id, place)

@@ -69,8 +69,8 @@ class FlashRag(QuestionFormat):
 
 
 def _known_by_id(row: Row, place: Place) -> tuple[pathlib.Path, ...]:
-    found = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
-    return () if found is None else (found,)
+    path = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
+    return () if path is None else (path,)
 
 
 FORMATS.register("flashrag")(FlashRag())

@@ -141,18 +141,18 @@ def images_of(row: Row, place: Place, key: str = "", folders: Sequence[str] = ("
       MissingPictureError: a file does not exist, or bytes or a URI are no picture.
     """
     key = key or ("images" if row.get("images") else "image")
-    found: list[Any] = []
+    images: list[Any] = []
     for item in _pictures(row, key, place):
         name = (item.get("bytes") or item.get("path")) if isinstance(item, Mapping) else item
         if isinstance(name, bytes) or (isinstance(name, str) and name.startswith("data:")):
             check_picture(name, place, key)
-            found.append(name)
+            images.append(name)
         elif not isinstance(name, str) or not name:
             raise place.error(f"key {key!r} must be a path or a list of paths, found {str(item)[:80]!r}")
         elif not _is_url(name):
             instead = f"take {key!r} out of the row, or leave out such rows: {place.path}[pictures]"
-            found.append(picture_beside(name, place, key, instead, folders))
-    return tuple(found)
+            images.append(picture_beside(name, place, key, instead, folders))
+    return tuple(images)
 
 
 def image_urls(row: Row, place: Place, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
@@ -161,18 +161,18 @@ def image_urls(row: Row, place: Place, keys: Sequence[str] = URL_KEYS) -> dict[s
     Raises:
       ValueError: a value under `keys` is no URL.
     """
-    found: list[str] = []
+    all_urls: list[str] = []
     for key in keys:
         urls = json_strings(row.get(key), place, key, single=True)
         if wrong := next((url for url in urls if url and not _is_url(url)), None):
             raise place.error(f"key {key!r} must hold URLs, found {wrong[:80]!r}; put paths under 'image' or 'images'")
-        found += urls
+        all_urls += urls
     for key in ("images", "image"):
         for item in _pictures(row, key, place):
             name = item.get("path") if isinstance(item, Mapping) and not item.get("bytes") else item
             if isinstance(name, str) and _is_url(name):
-                found.append(name)
-    urls = list(distinct(found))
+                all_urls.append(name)
+    urls = list(distinct(all_urls))
     return {"image_urls": urls} if urls else {}
 
 
@@ -182,8 +182,8 @@ def _is_url(name: str) -> bool:
 
 def _pictures(row: Row, key: str, place: Place) -> list[Any]:
     """The values under a key for pictures, as a list."""
-    given = row.get(key)
-    items = [given] if isinstance(given, str | bytes | Mapping) else given or []
+    value = row.get(key)
+    items = [value] if isinstance(value, str | bytes | Mapping) else value or []
     if not isinstance(items, list):
         raise place.error(f"key {key!r} must be a path or a list of paths")
     # A column of the hub has its struct even in rows without a picture.

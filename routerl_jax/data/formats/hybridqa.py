@@ -31,14 +31,14 @@ class HybridQa(QuestionFormat):
             raise place.error(f"key 'table_id' must be the id of a table, found {str(row['table_id'])[:80]!r}")
         nodes = [_node(node, place) for node in row.get("answer-node") or ()]
         links = distinct([link for kind, link in nodes if kind == "passage" and link])
-        told: dict[str, Any] = {"supporting": [row["table_id"]]}
+        metadata: dict[str, Any] = {"supporting": [row["table_id"]]}
         if nodes:
-            told |= {"supporting_passages": list(links), "type": "+".join(sorted({kind for kind, _ in nodes}))}
+            metadata |= {"supporting_passages": list(links), "type": "+".join(sorted({kind for kind, _ in nodes}))}
         return Example(
             id=example_id(row, place, ("question_id", "id")),
             question=question_of(row, place).strip(),
             answers=answers,
-            metadata={key: value for key, value in row.items() if key not in _READ} | told,
+            metadata={key: value for key, value in row.items() if key not in _READ} | metadata,
         )
 
 

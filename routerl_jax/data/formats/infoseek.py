@@ -23,13 +23,13 @@ class InfoSeek(FlashRag):
         return "answer_eval" in row
 
     def example(self, row: Row, place: Place) -> Example | None:
-        given = row.get("answer_eval") or []
+        accepted = row.get("answer_eval") or []
         own = {key: value for key, value in row.items() if key != "answer_eval"}
         example = super().example({"id": row.get("data_id"), **own}, place)
         if example is None:
             return None
-        ranges = [_range(item, place) for item in given if isinstance(item, Mapping)]
-        texts = strings([item for item in given if not isinstance(item, Mapping)], place, "answer_eval")
+        ranges = [_range(item, place) for item in accepted if isinstance(item, Mapping)]
+        texts = strings([item for item in accepted if not isinstance(item, Mapping)], place, "answer_eval")
         metadata = {**example.metadata, "answer_ranges": ranges} if ranges else example.metadata
         return dataclasses.replace(example, answers=distinct(example.answers, texts), metadata=metadata)
 

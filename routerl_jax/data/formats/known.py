@@ -134,9 +134,9 @@ def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: boo
         if first != place.number:
             raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
         yield example
-    told = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
+    counts = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
     if not numbers:
-        raise ValueError(f"questions file {path} holds no questions{told and f' ({told})'}")
+        raise ValueError(f"questions file {path} holds no questions{counts and f' ({counts})'}")
     rows = len(numbers) + left_out.total()
     for what, count in left_out.items():
         logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)

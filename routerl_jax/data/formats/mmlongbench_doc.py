@@ -33,7 +33,7 @@ class MMLongBenchDoc(QuestionFormat):
         pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), place, "doc_id", "evidence_pages")
         if named := distinct(strings_of(row.get("supporting"), place, "supporting")):
             pages["supporting"] = list(named)
-        told = query_type(kind) if kind not in _FORMATS else {}
+        kind_fields = query_type(kind) if kind not in _FORMATS else {}
         sources = row.get("evidence_sources") or (kind if isinstance(kind, list) else None)
         return Example(
             id=example_id(row, place),
@@ -42,7 +42,7 @@ class MMLongBenchDoc(QuestionFormat):
             metadata={
                 **without(row, _READ),
                 **({"answer_format": form} if form else {}),
-                **told,
+                **kind_fields,
                 **source_types(sources, place, "evidence_sources"),
                 **pages,
                 "answerable": UNANSWERABLE not in answers,

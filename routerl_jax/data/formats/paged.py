@@ -74,11 +74,11 @@ def document_answers(value: Any, place: Place, key: str, *, whole: bool = False)
     Raises:
       ValueError: there is none; names the key.
     """
-    given = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
-    found = distinct([answer.strip() for answer in texts(given, place, key)])
-    if not found:
+    values = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
+    answers = distinct([answer.strip() for answer in texts(values, place, key)])
+    if not answers:
         raise place.error(f"key {key!r} is missing or empty; give the answer")
-    return found
+    return answers
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -93,23 +93,23 @@ def _listed(value: Any) -> list[Any]:
     if isinstance(value, str) and value.strip()[:1] == "[":
         for read in (json.loads, ast.literal_eval):
             try:
-                found = read(value)
+                parsed = read(value)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-            if isinstance(found, list):
-                return found
+            if isinstance(parsed, list):
+                return parsed
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None or value == "" else [value]
 
 
 def _page(number: Any, place: Place, key: str) -> int:
-    whole = number if isinstance(number, int) and not isinstance(number, bool) else None
+    page = number if isinstance(number, int) and not isinstance(number, bool) else None
     if isinstance(number, str) and number.strip().isdecimal():
-        whole = int(number)
-    if whole is None or whole < 1:
+        page = int(number)
+    if page is None or page < 1:
         raise place.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
-    return whole
+    return page
 
 
 def without(row: Row, keys: Sequence[str]) -> dict[str, Any]:

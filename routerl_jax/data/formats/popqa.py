@@ -40,9 +40,9 @@ class PopQA(QuestionFormat):
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])
-        found = paragraphs(row, place)
-        if found:
-            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        by_number = paragraphs(row, place)
+        if by_number:
+            metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:

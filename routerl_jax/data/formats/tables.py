@@ -45,10 +45,10 @@ def is_pattern(name: str) -> bool:
 
 def files_called(pattern: str) -> list[str]:
     """The files that match a name with * or ?, sorted. ValueError if there are none."""
-    found = sorted(glob.glob(str(pathlib.Path(pattern).expanduser())))
-    if not found:
+    paths = sorted(glob.glob(str(pathlib.Path(pattern).expanduser())))
+    if not paths:
         raise ValueError(f"{pattern}: no file is called so")
-    return found
+    return paths
 
 
 def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -45,13 +45,13 @@ def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
     """Other names by Wikidata id; empty if there is no such file."""
     if not path.is_file():
         return {}
-    found = {}
+    aliases = {}
     for place, row in read_rows(path, lines=True):  # JSON lines, although its name ends in .json
         if "Q_id" not in row:
             raise place.error("key 'Q_id' is missing; expected {Q_id, aliases, demonyms}")
         names = (strings(row.get(key), place, key) for key in ("aliases", "demonyms"))
-        found[str(row["Q_id"])] = distinct(*names)
-    return found
+        aliases[str(row["Q_id"])] = distinct(*names)
+    return aliases
 
 
 def _triples(value: Any, place: Place) -> list[list[str]]:

@@ -55,12 +55,14 @@ class VragRows(Verl):
         example = super().example({**row, "extra_info": info}, place)
         if example is None:
             return None
-        found: dict[str, Any] = {key: value for key, value in info.items() if key in _READ}
+        fields: dict[str, Any] = {key: value for key, value in info.items() if key in _READ}
         if isinstance(content, str) and not content.endswith("Span"):  # otherwise it is the form of the answer
-            found["source_type"] = content.split("####")
+            fields["source_type"] = content.split("####")
         kind = "doc_type" if example.metadata.get("data_source") == "mmlongdoc" else "query_type"
         metadata = without(example.metadata, (*_READ, "answer", "ability"))
-        return dataclasses.replace(example, metadata=metadata | _metadata({**found, kind: reason}, place, "extra_info"))
+        return dataclasses.replace(
+            example, metadata=metadata | _metadata({**fields, kind: reason}, place, "extra_info")
+        )
 
 
 def _metadata(info: Mapping[str, Any], place: Place, key: str = "meta_info") -> dict[str, Any]:
