@@ -22,7 +22,7 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
 Kind = Literal["xla", "splash", "cudnn"]
 
-# XLA: attention goes in blocks of queries; small ones save more, many cost compile time.
+# XLA: blocks of queries. Small blocks save more work; many blocks cost compile time.
 _LEAST_BLOCK, _MOST_BLOCKS = 64, 8
 # Splash: tiles of queries and keys. They must divide the row; its lanes are 128 wide.
 _SPLASH_BLOCKS, _LANES = (512, 256, 128), 128

@@ -180,11 +180,11 @@ class VisionLanguageConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """What an encoder's authors put before texts when they trained it."""
+    """The prefixes of texts with which an encoder was trained."""
 
     query: str = ""
     passage: str = ""
-    default: str = ""  # before texts of which nobody says what they are
+    default: str = ""  # before texts of unknown kind
 
     def of(self, kind: TextKind | None) -> str:
         """The prefix for a kind of text. Raises ValueError for anything else than query, passage or None."""

@@ -1,4 +1,4 @@
-"""What all encoders share: texts or pictures in, vectors out, in batches of a few fixed shapes over a mesh."""
+"""The base class of encoders: texts or pictures in, vectors out, in batches of a few fixed shapes over a mesh."""
 
 from __future__ import annotations
 

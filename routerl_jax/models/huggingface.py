@@ -232,11 +232,11 @@ def _write_tensor(writer: TensorWriter | None, tensor: np.ndarray) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """One tensor of an export: a parameter of ours, or a layer of it."""
+    """One tensor of an export: one of our parameters, or a layer of it."""
 
     rule: Rule
     value: jax.Array
-    place: tuple[int, ...]  # on the axes that run over tensors
+    place: tuple[int, ...]  # index on the axes that run over tensors
     dtype: np.dtype
 
     @property
@@ -266,7 +266,7 @@ def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
 
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A scratch directory beside `directory`, which it replaces when the block ends well."""
+    """A scratch directory beside `directory`. It replaces `directory` when the block ends without an error."""
     place = next(path for path in (directory, *directory.parents) if path.exists())
     if not place.is_dir():
         raise ValueError(f"{place} is a file; give a directory")
@@ -293,7 +293,7 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _generation_config(config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """generation_config.json: turns end where the engine ends them."""
+    """generation_config.json, with the same end-of-turn ids as the engine."""
     ends = list(dict.fromkeys([*config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
     result = {
         "bos_token_id": config.bos_id,

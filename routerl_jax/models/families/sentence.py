@@ -20,12 +20,12 @@ _POOLINGS = {
     # Not one of sentence-transformers, which refuses the key: BERT's pooler_output, as the Open-WikiTable bi-encoder has.
     "pooling_mode_pooler_output": "pooler",
 }
-# Names that prompts for passages have; the first that is there counts.
+# Names of prompts for passages; the first that exists is used.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
 _E5 = Prompts(query="query: ", passage="passage: ")
-# What the authors' model cards and code say and their files do not, by the last part of the model's name.
+# Settings from the authors' model cards and code that their files lack, by the last part of the model's name.
 PUBLISHED: dict[str, dict[str, Any]] = {
     # github.com/facebookresearch/contriever, src/contriever.py: mean, as it is
     r"contriever(-msmarco)?|mcontriever(-msmarco)?": {"pooling": "mean", "normalize": False},
