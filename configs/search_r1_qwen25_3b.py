@@ -1,4 +1,4 @@
-"""Search-R1 (arXiv 2503.09516) with Qwen2.5-3B and GRPO, at the paper's settings, on a TPU slice."""
+"""Search-R1 (arXiv 2503.09516) with Qwen2.5-3B and GRPO, with the paper's settings, on a TPU slice."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from routerl_jax.recipes import search_r1
 from routerl_jax.training import config as schema
 
 STEPS = 500
-UPDATES = 10  # a step: 2,560 episodes in mini-batches of 256
+UPDATES = 10  # per step: 2,560 episodes in mini-batches of 256
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:

@@ -89,8 +89,8 @@ def main(_: Sequence[str]) -> None:
 
 
 def _call(output: pathlib.Path, adapter: bool, sees: bool) -> str:
-    """What loads the directory in Python."""
-    if adapter and sees:  # peft finds the bases of text models only
+    """The Python call that loads the directory."""
+    if adapter and sees:  # peft's AutoPeftModel finds the base of text models only
         return f"peft.PeftModel.from_pretrained(base, {str(output)!r})"
     loader = "peft.AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM"
     return f"{'AutoModelForImageTextToText' if sees else loader}.from_pretrained({str(output)!r})"

@@ -1,4 +1,4 @@
-"""A thin tokenizer: ids in and out without surprises, chat templates, and the bytes behind every token."""
+"""A thin wrapper of a tokenizer: lossless ids and text, chat templates, and the bytes of every token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NO_TURNS = "this tokenizer's chat template does not write one turn after the ot
 class Tokenizer:
     """Wraps a Hugging Face fast tokenizer.
 
-    `encode` never adds special tokens and `decode` never drops or cleans anything, so that text -> ids -> text is
-    lossless for byte-level vocabularies and what the policy sampled is exactly what is parsed.
+    `encode` never adds special tokens, and `decode` never drops or cleans anything. So text -> ids -> text is lossless for
+    byte-level vocabularies, and exactly what the policy sampled is parsed.
     """
 
     def __init__(self, hf) -> None:
@@ -33,18 +33,18 @@ class Tokenizer:
             raise TypeError(f"{type(hf).__name__} is not a fast tokenizer (tokenizer.json is missing)")
         self.hf = hf
         self._backend = hf.backend_tokenizer
-        self._backend.no_padding()  # some files (MiniLM's) carry a padding and truncation set-up of their own
+        self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
         self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Tokenizer:
-        """Loads from a directory or hub id. Raises ValueError if it holds no fast tokenizer."""
+        """Loads from a directory or hub id. Raises ValueError if there is no fast tokenizer."""
         from transformers import AutoTokenizer
 
         try:
             return cls(AutoTokenizer.from_pretrained(str(path)))
-        except Exception as error:  # transformers and tokenizers raise whatever comes up, bare Exception included
+        except Exception as error:  # transformers and tokenizers raise many classes, bare Exception included
             raise ValueError(
                 f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json"
             ) from error
@@ -54,31 +54,31 @@ class Tokenizer:
         self.hf.save_pretrained(str(directory))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; special tokens in the text are recognised, none are added."""
+        """Ids of `text`. Special tokens in the text are recognised, and none are added."""
         return list(self._ids(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a conversation's beginning: those of `text`, after the token that the model was trained to begin with.
+        """Ids of the beginning of a conversation: the model's begin-of-text token, if it has one, and then `text`.
 
-        Llama 3 and Mistral have one (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that begins with it gets no second one,
-        as chat templates write it themselves.
+        Llama 3 and Mistral have such a token (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that already begins with it
+        gets no second one, because chat templates write it themselves.
         """
         ids = self.encode(text)
         return ids if ids[: len(self._beginning)] == self._beginning else [*self._beginning, *ids]
 
     @functools.cached_property
     def _beginning(self) -> list[int]:
-        """What the tokenizer's own post-processor puts before a text."""
-        bare, whole = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
+        """The begin-of-text token, if the tokenizer's own post-processor puts it before a text."""
+        bare, with_special = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
         bos = self.hf.bos_token_id
-        return [bos] if whole != bare and whole[:1] == [bos] else []
+        return [bos] if with_special != bare and with_special[:1] == [bos] else []
 
     def plain(self, text: str, keep: Collection[str] = ()) -> str:
-        """A text that comes from elsewhere (a question, a page, what a tool says), with no `marks` in it: each is broken up by
-        a space after its first letter. A text without any is returned as it is.
+        """A foreign text (a question, a page, a tool's reply) without `marks`: each is broken up by a space after its first
+        letter. A text without marks is returned unchanged.
 
         Args:
-          keep: marks that stay, such as the tags of a protocol that the text was written in.
+          keep: marks that stay, such as the tags of the protocol in which the text is written.
         """
 
         def broken(found: re.Match[str]) -> str:
@@ -89,12 +89,12 @@ class Tokenizer:
 
     @functools.cached_property
     def marks(self) -> frozenset[str]:
-        """What begins and ends texts, turns and pictures: the special tokens, and others that the chat template writes."""
+        """Strings that begin or end texts, turns and pictures: special tokens, and others that the chat template writes."""
         special, around = {str(token) for token in self.hf.all_special_tokens}, self._chat_marks
         for token in self.hf.added_tokens_decoder.values():
             if token.special or token.content in around:
                 special.add(token.content)
-        return frozenset(mark for mark in special if len(mark.strip()) > 1)  # one letter can't be broken up
+        return frozenset(mark for mark in special if len(mark.strip()) > 1)  # a single letter can't be broken up
 
     @functools.cached_property
     def _marks(self) -> re.Pattern[str]:
@@ -102,7 +102,8 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_marks(self) -> str:
-        """A chat up to a user's message, as the template writes it: what opens the assistant's thoughts is no mark."""
+        """A chat up to a user's message, as the template writes it. It has no tag that opens the assistant's thoughts, because
+        that is no mark."""
         try:
             return (
                 self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
@@ -118,7 +119,7 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
-        """Ids with the special tokens that the model was trained with (an encoder's [CLS] ... [SEP]), cut to fit."""
+        """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""
         ids = self._backend.encode(text, add_special_tokens=True).ids
         if len(ids) <= max_length:
             return ids
@@ -200,7 +201,8 @@ class Tokenizer:
         Without a template, a user's comes as text: `User: `, the message, and `Assistant: `, each on a line of its own.
 
         Args:
-          last: the assistant's last id; where it ends the turn already, that is not said again.
+          text: the user's message.
+          last: the assistant's last id. If it already ends the turn, the end token is not repeated.
 
         Raises:
           ValueError: the template does not write one turn after the other; or there is none, and a tool is to speak.
@@ -269,7 +271,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """An id for padding; only ever seen under masks."""
+        """An id for padding. It is only used where masks hide it."""
         for candidate in (self.hf.pad_token_id, self.hf.eos_token_id):
             if candidate is not None:
                 return int(candidate)
@@ -280,7 +282,7 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each id contributes to decoded text, [V]. Special tokens count as their literal text."""
+        """The bytes that each id contributes to decoded text, [V]. Special tokens give their literal text."""
         added = {int(i): token.content for i, token in self.hf.added_tokens_decoder.items()}
         size = len(self)
         spec = json.loads(self._backend.to_str())

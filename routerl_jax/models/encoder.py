@@ -107,7 +107,7 @@ class Encoder(Embedder):
         Raises:
           ValueError: rows are longer than there are positions.
         """
-        if tokens.shape[1] > self.config.max_length:  # JAX would take the last position for all that lie beyond
+        if tokens.shape[1] > self.config.max_length:  # JAX would use the last position for all later ones
             raise ValueError(f"rows of {tokens.shape[1]} tokens; this encoder has {self.config.max_length} positions")
         attention = attention or Attention.where(self.word[...])
         with matmul_precision(self.word[...].dtype):
@@ -123,7 +123,7 @@ class Encoder(Embedder):
         return x
 
     def _positions(self, tokens: Array) -> Array:
-        """BERT counts places in the row, RoBERTa the tokens that are not padding."""
+        """Positions: BERT uses the index in the row, RoBERTa counts the tokens that are not padding."""
         if self.config.first_position == 0:
             return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         real = (tokens != self.config.pad_id).astype(jnp.int32)

@@ -1,6 +1,6 @@
 """What a run's programs need on a TPU slice that isn't here, and how fast they can be, from the TPU compiler.
 
-The programs are the learner's and the engine's own, lowered from shapes: no weights, no TPU.
+The programs are those of the learner and the engine, lowered from shapes, so no weights are needed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _GIB = 2**30
 class ProgramReport:
     """One compiled program, per chip; memory in GiB."""
 
-    hbm_gib_per_chip: float  # all below together: what must be free for it to run
+    hbm_gib_per_chip: float  # sum of all below: the memory that must be free to run it
     arguments_gib: float = 0.0
-    outputs_gib: float = 0.0  # those that do not take an argument's place
+    outputs_gib: float = 0.0  # outputs that do not reuse an argument's memory
     temporaries_gib: float = 0.0
     code_gib: float = 0.0
-    resident_gib: float = 0.0  # what the run keeps meanwhile for its other programs
+    resident_gib: float = 0.0  # memory that the run keeps meanwhile for its other programs
     fits: bool = True
     compile_s: float = 0.0
     kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)  # custom kernels in the compiled text
@@ -60,7 +60,7 @@ class Report:
     device: str
     devices: int
     mesh: Mapping[str, int]
-    hbm_gib: float  # that programs can use on a chip
+    hbm_gib: float  # memory of a chip that programs can use
     programs: Mapping[str, ProgramReport]
 
 
@@ -187,7 +187,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _weight_shapes(model: Decoder, mesh: Mesh) -> set[tuple[int, ...]]:
-    """Sorted shapes that the matrices can have when some axes are gathered, stacked or by layer, heads merged or apart."""
+    """Sorted shapes that the matrices can have when some axes are gathered: stacked or by layer, heads merged or separate."""
     shapes = set()
     for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         axes, shape = variable.get_metadata()["axes"], variable.get_value().shape
@@ -205,9 +205,9 @@ def _weight_shapes(model: Decoder, mesh: Mesh) -> set[tuple[int, ...]]:
 
 def _parts(sizes: list[int], mesh: Mesh) -> set[tuple[int, ...]]:
     """Sorted shapes of an array with each axis whole, or split over `tensor`."""
-    ways = mesh.shape["tensor"]
-    found = {tuple(sorted(size for size in sizes if size > 1))}
+    shards = mesh.shape["tensor"]
+    shapes = {tuple(sorted(size for size in sizes if size > 1))}
     for i, size in enumerate(sizes):
-        if size % ways == 0:
-            found.add(_squeezed((*sizes[:i], size // ways, *sizes[i + 1 :])))
-    return found
+        if size % shards == 0:
+            shapes.add(_squeezed((*sizes[:i], size // shards, *sizes[i + 1 :])))
+    return shapes

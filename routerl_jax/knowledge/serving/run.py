@@ -24,17 +24,17 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
     try:
         run_server(app, config.host, config.port, greeting, shutdown_seconds=config.shutdown_seconds)
     finally:
-        if app.state.server.searching:  # Python would wait for its thread at the end, perhaps for good
+        if app.state.server.searching:  # Python would wait for its thread at exit, perhaps forever
             print("a search that does not end is given up", file=sys.stderr, flush=True)
             os._exit(1)
 
 
 def _greeting(served: Sequence[Served], config: ServeConfig, url: str) -> str:
     lines = [f"serving at {url} (a page to try it: {url}/)"]
-    for one in served:
-        said = one.describe()
-        size = "" if said["size"] is None else f", {said['size']:,} passages"
-        lines.append(f"  {one.name}: {'|'.join(one.modes)}{size}    rj.load_kb({f'{url}/{one.name}'!r})")
+    for entry in served:
+        description = entry.describe()
+        size = "" if description["size"] is None else f", {description['size']:,} passages"
+        lines.append(f"  {entry.name}: {'|'.join(entry.modes)}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
     token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
     body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
     lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")
