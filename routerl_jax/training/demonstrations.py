@@ -277,7 +277,7 @@ def _of_annotated_questions(
     needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
     order = np.random.default_rng([4, config.seed]).permutation(len(source))
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
-    annotated, looked, found = False, 0, []
+    annotated, looked, demonstrations = False, 0, []
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]

@@ -98,13 +98,13 @@ def open_knowledge_bases(
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _reranked(name, spec, _open(name, spec, progress, frozen))
-    alone = dict(found)
+                opened[name] = _reranked(name, spec, _open(name, spec, progress, frozen))
+    alone = dict(opened)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _reranked(name, spec, _join(name, spec, alone, frozen))
-    return {name: found[name] for name in knowledge}
+                opened[name] = _reranked(name, spec, _join(name, spec, alone, frozen))
+    return {name: opened[name] for name in knowledge}
 
 
 def _reranked(name: str, spec: KnowledgeConfig, tool: SearchTool) -> SearchTool:
@@ -422,7 +422,7 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())
-    digest = hashlib.sha256((json.dumps(key_fields, sort_keys=True) + content).encode()).hexdigest()
+    digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
 
 

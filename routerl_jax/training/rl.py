@@ -150,7 +150,7 @@ class _Training:
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
         paces: list[float] = []  # seconds of this sitting's first steps
         profiler = Profiler(profiled_steps(self.config.profile), self.workdir, self.run.start)
-        with Bar(left, initial=self.run.start, **shown) as bar, profiler:
+        with Bar(remaining, initial=self.run.start, **shown) as bar, profiler:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
                 try:

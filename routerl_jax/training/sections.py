@@ -221,6 +221,10 @@ class CheckpointConfig:
 class WatchConfig:
     """When a run that goes wrong is stopped; it keeps the weights from before the trouble.
 
+    Names are those of metrics.jsonl. validation/*, canary/* and held_out/* are checked only when they are measured, every
+    config.evaluation.every steps.
+    """
+
     patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
     # values below which a metric is bad
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})

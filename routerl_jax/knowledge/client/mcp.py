@@ -77,8 +77,8 @@ class McpTool:
             wanted = f"no tool {tool!r}" if tool else "several tools"
             raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(tools)}")
         self.name = tool
-        self._about = listed[tool]
-        self._takes = set(listed[tool].input_schema.get("properties", {}))
+        self._about = tools[tool]
+        self._takes = set(tools[tool].input_schema.get("properties", {}))
         if query_key not in self._takes:
             known = ", ".join(sorted(self._takes))
             raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {known}")

@@ -242,7 +242,7 @@ def _extract(
         if known is not None:
             extract = _remembering(extract, known)
         with (
-            gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=output, mtime=0) as file,  # equal builds make equal files
             Bar(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):

@@ -274,7 +274,7 @@ async def _pictures(server: Server, served: Served, request: Request) -> dict[st
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
 
     def read() -> list[str]:
-        return [portable_image(image) for image in kb.pictures(wanted.ids)]
+        return [portable_image(image) for image in kb.pictures(asked.ids)]
 
     try:
         return {"images": await _while_connected(server, request, asyncio.to_thread(read))}
