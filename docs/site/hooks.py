@@ -51,7 +51,7 @@ REFERENCE = (
 )
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 _MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -71,27 +71,28 @@ def on_files(files: Any, config: Any) -> Any:
     for page, text in _reference().items():
         files.append(File.generated(config, page, content=text))
     for source, text in texts.items():
-        for _, link, _ in _LINK.findall(text):
+        for _, link in _LINK.findall(text):
             target = _in_repository(source, link)
             if target and _page_of(target) is None and not files.get_file_from_path(f"files/{target}"):
                 files.append(File.generated(config, f"files/{target}", abs_src_path=str(ROOT / target)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lets links into the repository lead to pages of the site."""
+def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
+    """Lets links into the repository lead to pages of the site. A link that is called as its file gets the page's title."""
     sources = {made: source for source, made in PAGES.items()}
     source = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def here(match: re.Match[str]) -> str:
-        target = _in_repository(source, match[2])
+        label, link = match.groups()
+        target = _in_repository(source, link)
         if target is None:
             return match[0]
-        _, hash_, anchor = match[2].partition("#")
+        _, hash_, anchor = link.partition("#")
         uri = _page_of(target) or f"files/{target}"
-        return (
-            f"{match[1]}{posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{hash_}{anchor}{match[3]}"
-        )
+        if posixpath.basename(label) == posixpath.basename(target) and target.endswith(".md"):
+            label = _title(files.get_file_from_path(uri).content_string)
+        return f"[{label}]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{hash_}{anchor})"
 
     return _LINK.sub(here, markdown)
 
@@ -116,6 +117,11 @@ def _in_repository(source: str, link: str) -> str | None:
         return None
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     return target if (ROOT / target).is_file() and not target.startswith("..") else None
+
+
+def _title(markdown: str) -> str:
+    """A page's first heading."""
+    return next(line.removeprefix("# ") for line in markdown.splitlines() if line.startswith("# "))
 
 
 def _page_of(path: str) -> str | None:
