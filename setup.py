@@ -66,7 +66,7 @@ TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.3
 
 TREE = ["scikit-learn>=1.5"]  # clusters of texts
 
-DOCS = ["latex2mathml>=3.78", "mkdocs-material>=9.6", "mkdocstrings[python]>=0.30"]  # the documentation site
+DOCS = ["latex2mathml>=3.81", "mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"]  # the documentation site
 
 EXTRAS = {
     "serve": SERVE,

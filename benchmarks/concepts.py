@@ -8,7 +8,9 @@ About 20 seconds on an idle core, and as much again the first time, for Atlas's 
 from __future__ import annotations
 
 import argparse
+import io
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -229,8 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "knowledge": knowledge(),
     }
     for name, figure in pictures.items():
-        figure.savefig(output / f"concepts_{name}.svg", metadata={"Date": None})
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None})
         plt.close(figure)
+        (output / f"concepts_{name}.svg").write_text(re.sub(r"\n\s+", "\n", written.getvalue()))  # without indentation
 
 
 if __name__ == "__main__":
