@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from routerl_jax.agents.agent import Agent
     from routerl_jax.agents.driver import run
     from routerl_jax.agents.search_agent import SearchAgent
-    from routerl_jax.core.types import Episode, Example, Passage, Shown
+    from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Shown, TextAndImage
     from routerl_jax.generation.engine import Engine
     from routerl_jax.generation.sampling import Sampling
     from routerl_jax.knowledge.load import load_kb
@@ -28,41 +28,58 @@ if TYPE_CHECKING:
     from routerl_jax.models.huggingface import load_pretrained, save_pretrained
     from routerl_jax.parallel.mesh import make_mesh
     from routerl_jax.rewards import metrics
+    from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+    from routerl_jax.training.knowledge import open_knowledge_bases
+    from routerl_jax.training.rl import train_rl
 
 _HOMES = {
+    "Action": "core.types",
     "Agent": "agents.agent",
+    "Call": "core.types",
     "ChatModel": "llms.policy",
     "Engine": "generation.engine",
     "Episode": "core.types",
     "Example": "core.types",
+    "KnowledgeConfig": "training.config",
     "Passage": "core.types",
     "Sampling": "generation.sampling",
     "SearchAgent": "agents.search_agent",
     "Shown": "core.types",
+    "TextAndImage": "core.types",
+    "TrainConfig": "training.config",
     "load_kb": "knowledge.load",
     "load_pretrained": "models.huggingface",
     "make_mesh": "parallel.mesh",
     "metrics": "rewards.metrics",
+    "open_knowledge_bases": "training.knowledge",
     "run": "agents.driver",
     "save_pretrained": "models.huggingface",
+    "train_rl": "training.rl",
 }
 
 __all__ = [
+    "Action",
     "Agent",
+    "Call",
     "ChatModel",
     "Engine",
     "Episode",
     "Example",
+    "KnowledgeConfig",
     "Passage",
     "Sampling",
     "SearchAgent",
     "Shown",
+    "TextAndImage",
+    "TrainConfig",
     "load_kb",
     "load_pretrained",
     "make_mesh",
     "metrics",
+    "open_knowledge_bases",
     "run",
     "save_pretrained",
+    "train_rl",
 ]
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 import platform
+import shutil
 import sys
 
 from routerl_jax.core.cache_directory import cache_directory
@@ -42,9 +43,23 @@ def skip_absent_tpu() -> None:
         return
     if importlib.util.find_spec("libtpu") is None or importlib.util.find_spec("jax_plugins") is not None:
         return
-    vendors = (path.read_text().strip() for path in _PCI.glob("*/vendor"))
-    if _GOOGLE not in vendors and not importlib.metadata.entry_points(group="jax_plugins"):
+    if not _tpu_attached() and not importlib.metadata.entry_points(group="jax_plugins"):
         os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _tpu_attached() -> bool:
+    return any(path.read_text().strip() == _GOOGLE for path in _PCI.glob("*/vendor"))
+
+
+def extra_for_devices() -> str:
+    """The extra of this package that brings JAX for this machine's devices: "tpu", "cuda12", or "" on a CPU.
+
+    For programs that install the package themselves, such as the first cell of a notebook. A GPU counts where its driver's
+    `nvidia-smi` is installed.
+    """
+    if _tpu_attached():
+        return "tpu"
+    return "cuda12" if shutil.which("nvidia-smi") else ""
 
 
 def keep_compilations() -> None:

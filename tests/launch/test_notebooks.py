@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom."""
+"""The notebooks run from top to bottom, in their short form."""
 
 import pathlib
 import subprocess
@@ -11,26 +11,49 @@ from nbclient import NotebookClient
 from tests.programs import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+QUICKEST = "4_inside_a_rollout"  # which `make test` runs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook(path: pathlib.Path) -> None:
+def code_of(path: pathlib.Path) -> list:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem == QUICKEST else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS],
+)
+def test_notebook(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTERL_QUICK", "1")
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # their own number, as for users
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(ROOT)}}).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code[-1].outputs, "the last cell shows nothing"
 
 
+def test_all_begin_alike() -> None:
+    """With the cell that finds and installs the package."""
+    assert len({code_of(path)[0].source for path in NOTEBOOKS}) == 1
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_first_cell_finds_the_checkout(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """From where Jupyter opens it, and elsewhere it says what to do."""
-    first = next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code").source
-    program = f"{first}\nimport configs.quickstart, os\nprint(os.getcwd())"
-    found, lost = (
-        subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, timeout=120)
-        for place in (path.parent, tmp_path)
+def test_it_is_kept_without_outputs(path: pathlib.Path) -> None:
+    assert not [cell.outputs for cell in code_of(path) if cell.outputs]
+    assert path.stat().st_size < 200_000
+
+
+def test_the_first_cell_finds_the_checkout(tmp_path: pathlib.Path) -> None:
+    """From where Jupyter opens it, and from above a clone, as in Colab; elsewhere it says what to do."""
+    program = f"{code_of(NOTEBOOKS[0])[0].source}\nimport configs.quickstart, os\nprint(os.getcwd())"
+    above, elsewhere = tmp_path / "above", tmp_path / "elsewhere"
+    above.mkdir()
+    elsewhere.mkdir()
+    (above / "routerl_jax").symlink_to(ROOT)
+    inside, cloned, lost = (
+        subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, timeout=300)
+        for place in (NOTEBOOKS[0].parent, above, elsewhere)
     )
-    assert found.stdout.strip() == str(ROOT), found.stderr
+    assert inside.stdout.strip() == str(ROOT), inside.stderr
+    assert pathlib.Path(cloned.stdout.strip()).resolve() == ROOT, cloned.stderr
     assert lost.returncode
     assert "is in no checkout of routerl_jax. Clone the repository and open this notebook there" in lost.stderr

@@ -86,6 +86,30 @@ def test_an_absent_tpu_is_not_looked_for(
     assert output.strip() == expected
 
 
+EXTRA = """
+import pathlib, sys
+from routerl_jax.parallel import platform
+platform._PCI = pathlib.Path(sys.argv[1])
+assert "jax" not in sys.modules
+print(platform.extra_for_devices() or "none")
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "driver", "expected"),
+    [("0x8086", False, "none"), ("0x1ae0", False, "tpu"), ("0x10de", True, "cuda12"), ("0x10de", False, "none")],
+)
+def test_the_extra_that_a_machine_takes(vendor: str, driver: bool, expected: str, tmp_path: pathlib.Path) -> None:
+    device, programs = tmp_path / "pci" / "0000:00:04.0", tmp_path / "bin"
+    device.mkdir(parents=True)
+    programs.mkdir()
+    (device / "vendor").write_text(f"{vendor}\n")
+    if driver:
+        (programs / "nvidia-smi").write_text("#!/bin/sh\n")
+        (programs / "nvidia-smi").chmod(0o755)
+    assert python("-c", EXTRA, str(tmp_path / "pci"), PATH=str(programs)).strip() == expected
+
+
 COUNT = "from routerl_jax.parallel.platform import split_cpu; split_cpu({}); import jax; print(jax.device_count())"
 
 
