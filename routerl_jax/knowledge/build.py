@@ -88,9 +88,8 @@ class BuildConfig:
     table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: Count = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # passages that are embedded and committed together; a killed build resumes between shards
-    check_queries: Count = (
-        256  # queries made from passages (recall.jittered) to measure the index's recall; 0: no check
-    )
+    # queries made from passages (recall.jittered) to measure the index's recall; 0: no check
+    check_queries: Count = 256
     overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:

@@ -112,9 +112,8 @@ class WebConfig:
     snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
     upload: UploadConfig = dataclasses.field(default_factory=UploadConfig)
     pages: Size = 5  # most passages of a query; further URLs are tried until this many succeed
-    snippets: Literal["never", "fallback", "only"] = (
-        "never"  # search snippets instead of pages that fail, or of all pages
-    )
+    # search snippets instead of pages that fail, or of all pages
+    snippets: Literal["never", "fallback", "only"] = "never"
     # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
     deadline: Positive = 45.0
     failures: Literal["raise", "empty"] = "raise"  # for a query without results because of an error

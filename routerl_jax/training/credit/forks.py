@@ -25,9 +25,8 @@ _LEAST_REACH = 1e-6  # above 0, because tokens of weight 0 are left out of train
 class ForkCreditConfig:
     """Settings of credit="counterfactual" (learning.counterfactual), for attempts with rollout.forks."""
 
-    baseline: Baseline = (
-        "policy"  # a branch's value is compared with the policy's expectation, or with the branches' mean
-    )
+    # a branch's value is compared with the policy's expectation, or with the branches' mean
+    baseline: Baseline = "policy"
     weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
     # the value of all other tokens is compared with all of the question, or with segments after the same choices
     compare: Literal["question", "choices"] = "choices"

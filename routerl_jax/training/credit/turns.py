@@ -23,9 +23,8 @@ class TurnCreditConfig:
 
     weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
     discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone
-    compare: Literal["position", "asked"] = (
-        "position"  # compare turns of a question at the same position, or asked the same
-    )
+    # compare turns of a question at the same position, or asked the same
+    compare: Literal["position", "asked"] = "position"
 
 
 def by_turns(
